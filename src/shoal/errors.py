@@ -1,0 +1,45 @@
+"""Errors typed by the boundary they belong to.
+
+Each message names the thing, its value, the rule it broke and the fix. The command line prints `ShoalError` without a
+traceback: it is an answer to the user. Anything else is a defect of ours and keeps its traceback.
+"""
+
+
+class ShoalError(Exception):
+    """Something a person can mend; the message says how."""
+
+
+class ConfigError(ShoalError):
+    """A run's description is wrong."""
+
+
+class ModelError(ShoalError):
+    """A model directory cannot be used."""
+
+
+class TaskError(ShoalError):
+    """A task source cannot be built, or a scorer failed."""
+
+
+class RolloutError(ShoalError):
+    """A rollout file is not what it claims to be: data to refuse, never a reason to stop."""
+
+
+class WeightsError(ShoalError):
+    """A policy version is missing, half written or not the one that was named."""
+
+
+class StorageError(ShoalError):
+    """The disk refused: full, read-only or gone."""
+
+
+class WaitError(ShoalError):
+    """A wait reached its deadline; the message names what never came."""
+
+
+class NoSignalError(ShoalError):
+    """Every group was answered all right or all wrong: there is nothing to learn from."""
+
+
+class DivergedError(ShoalError):
+    """Losses or gradients stopped being finite several steps in a row."""
