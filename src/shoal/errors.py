@@ -43,3 +43,7 @@ class NoSignalError(ShoalError):
 
 class DivergedError(ShoalError):
     """Losses or gradients stopped being finite several steps in a row."""
+
+
+class BenchError(ShoalError):
+    """A peer we measure ourselves against could not be installed, or stopped."""

@@ -1,0 +1,281 @@
+"""One typed tree describes a run; TOML in, a checked and frozen value out.
+
+Every error names the key, its value, the rule and, for a key that does not exist, the nearest one that does.
+"""
+
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shoal.errors import ConfigError
+from shoal.rl.loss_config import LossConfig
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskConfig(_Table):
+    """One source of tasks; several are mixed by weight."""
+
+    source: str = Field(description="Where tasks come from: reasoning-gym/GENERATOR.")
+    name: str | None = Field(None, description="Name in rollouts and metrics; the generator's if not given.")
+    weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The generator's own options.")
+    binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
+    answer: Literal["whole", "tagged"] = Field("whole", description="The whole completion, or between <answer> tags.")
+
+
+class TinyConfig(_Table):
+    """The small base model that is built on this machine when `model.source` is "tiny"."""
+
+    hidden: int = Field(128, ge=32, le=1024, multiple_of=32, description="Hidden size.")
+    layers: int = Field(4, ge=1, le=32, description="Transformer blocks.")
+    warm_steps: int = Field(150, ge=0, description="Steps of supervised warm start.")
+    warm_batch: Positive = Field(64, description="Demonstrations in a warm-start step.")
+    warm_lr: float = Field(2e-3, gt=0, description="Peak learning rate of the warm start.")
+    warm_tasks: list[TaskConfig] = Field(
+        default_factory=list, description="Tasks demonstrated in the warm start; the run's own if empty."
+    )
+
+
+class ModelConfig(_Table):
+    """The base model, version 0 of the policy."""
+
+    source: str = Field("tiny", description='"tiny" (built here), "smollm2", or a transformers model directory.')
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Number format of published weights.")
+    tiny: TinyConfig = TinyConfig()
+
+
+class SamplingConfig(_Table):
+    """How answers are drawn: the same distribution in generation, verification and loss. No top-k, no top-p."""
+
+    group_size: int = Field(16, ge=2, description="Answers to one prompt.")
+    temperature: float = Field(1.0, gt=0, le=10, description="Logits are divided by it, in the loss as well.")
+    max_new_tokens: Positive = Field(64, description="Longest answer.")
+    max_prompt_tokens: Positive = Field(256, description="Longest prompt; a longer one is an error.")
+
+
+class TrainConfig(_Table):
+    """The optimiser and the step. Defaults are INTELLECT-2's (arXiv:2505.07291) where they carry over."""
+
+    groups_per_step: Positive = Field(32, description="Groups with signal that a step waits for.")
+    optimizer_steps: Positive = Field(1, description="Optimizer steps made of one step's rollouts.")
+    token_budget: Positive = Field(4096, description="Tokens packed into one forward pass.")
+    lr: float = Field(3e-7, gt=0, description="Learning rate after warm-up.")
+    warmup_steps: int = Field(25, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's moment decay rates.")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
+    grad_clip: float = Field(0.1, gt=0, description="Largest gradient norm.")
+    advantage_std: bool = Field(True, description="Divide advantages by the group's std; false gives Dr. GRPO.")
+    oversample: float = Field(16.0, ge=1, description="Most groups to sample for a step, in multiples of its need.")
+    max_bad_steps: Positive = Field(3, description="Stop after this many non-finite steps in a row.")
+    checkpoint_every: Positive = Field(1, description="Steps between checkpoints.")
+    threads: Positive = Field(1, description="CPU threads of the trainer.")
+    loss: LossConfig = LossConfig()
+
+
+class WorkerConfig(_Table):
+    """The machines that generate."""
+
+    count: Positive = Field(1, description="Workers started by shoal run.")
+    threads: Positive = Field(1, description="CPU threads of each worker.")
+    max_batch: Positive = Field(128, description="Sequences generated side by side.")
+    groups_per_submission: Positive = Field(8, description="Groups in one rollout file.")
+    lease_s: float = Field(600.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
+
+
+class EvalConfig(_Table):
+    """The held-out measurement that runs beside training, without holding it up."""
+
+    tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
+    every: Positive = Field(10, description="Versions between two evaluations; first and last are always evaluated.")
+    threads: Positive = Field(1, description="CPU threads of the evaluator.")
+
+
+class KeepConfig(_Table):
+    """How much of the past stays on disk."""
+
+    versions: Positive = Field(5, description="Policy versions kept besides the base model.")
+    checkpoints: int = Field(2, ge=1, description="Checkpoints kept.")
+
+
+class RunConfig(_Table):
+    """A whole run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the run and of its directory.")
+    seed: int = Field(0, ge=0, description="All of the run's randomness follows from it.")
+    steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
+    async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
+    wait_s: float = Field(600.0, gt=0, description="Longest wait of any role for another before it gives up, in s.")
+    model: ModelConfig = ModelConfig()
+    tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
+    sampling: SamplingConfig = SamplingConfig()
+    train: TrainConfig = TrainConfig()
+    workers: WorkerConfig = WorkerConfig()
+    eval: EvalConfig = EvalConfig()
+    keep: KeepConfig = KeepConfig()
+
+    @property
+    def max_len(self) -> int:
+        """The longest sequence, prompt and answer."""
+        return self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.train.token_budget < self.max_len:
+            raise ValueError(
+                f"train.token_budget = {self.train.token_budget}: must hold the longest sample, "
+                f"sampling.max_prompt_tokens + sampling.max_new_tokens = {self.max_len}; raise it or shorten the sample"
+            )
+        if self.train.optimizer_steps > self.train.groups_per_step:
+            raise ValueError(
+                f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
+                f"train.groups_per_step is {self.train.groups_per_step}; lower the first or raise the second"
+            )
+        if self.keep.versions < self.async_level + 2:
+            raise ValueError(
+                f"keep.versions = {self.keep.versions}: async_level {self.async_level} needs at least "
+                f"{self.async_level + 2} versions on disk; raise keep.versions"
+            )
+        return self
+
+
+def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
+    """Reads a TOML file, applies `a.b=c` settings over it and checks the whole."""
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: not valid TOML: {error}") from error
+    for setting in settings:
+        _apply(tree, setting)
+    return check_config(tree, str(path))
+
+
+def check_config(tree: dict[str, Any], origin: str) -> RunConfig:
+    """A RunConfig out of plain values, or a ConfigError that lists every fault."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        faults = "\n".join(f"  {_fault(dict(item))}" for item in error.errors())
+        raise ConfigError(f"config {origin}:\n{faults}") from None
+
+
+def _apply(tree: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {setting}: must read key=value, as in --set train.lr=1e-5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word stands for itself, so that --set model.source=tiny needs no quotes
+    node: Any = tree
+    *path, last = key.strip().split(".")
+    for part in path:
+        node = _item(node, part, setting) if isinstance(node, list) else node.setdefault(part, {})
+        if not isinstance(node, dict | list):
+            raise ConfigError(f"--set {setting}: {part} is a value, not a table")
+    if isinstance(node, list):
+        _item(node, last, setting)
+        node[int(last)] = value
+    else:
+        node[last] = value
+
+
+def _item(items: list[Any], part: str, setting: str) -> Any:
+    if not part.isdigit() or int(part) >= len(items):
+        raise ConfigError(f"--set {setting}: {part} must be an index from 0 to {len(items) - 1}")
+    return items[int(part)]
+
+
+def _fault(error: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        parent, _, key = where.rpartition(".")
+        keys = _keys(error["loc"][:-1])
+        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5) or _elsewhere(key)
+        hint = f"did you mean {f'{parent}.' if parent and '.' not in near[0] else ''}{near[0]}?" if near else (
+            f"known here: {', '.join(keys)}"
+        )
+        return f"{where} = {error['input']!r}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{where}: is missing and has no default; add it"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where} = {error['input']!r}: {message}" if where and "input" in error else message
+
+
+def _keys(path: Sequence[str | int]) -> list[str]:
+    """The keys known at a place in the tree."""
+    node: Any = RunConfig
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if not (isinstance(node, type) and issubclass(node, BaseModel)) or part not in node.model_fields:
+            return []
+        node = _inner(node.model_fields[part].annotation)
+    return list(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else []
+
+
+def _inner(annotation: Any) -> Any:
+    if typing.get_origin(annotation) in (list, Union, types.UnionType):
+        return _inner(typing.get_args(annotation)[0])
+    return annotation
+
+
+def _elsewhere(key: str) -> list[str]:
+    """Full names of a key that exists in another table."""
+    return [name for name, _ in describe() if name.rpartition(".")[2] == key][:1]
+
+
+def describe(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, str]]:
+    """Every key of the tree with its description."""
+    rows: list[tuple[str, str]] = []
+    for key, field in model.model_fields.items():
+        inner = _inner(field.annotation)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            rows += describe(inner, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", field.description or ""))
+    return rows
+
+
+def to_toml(config: RunConfig) -> str:
+    """The resolved config as TOML that `load_config` reads back to the same value."""
+    lines: list[str] = []
+    _write_table(config.model_dump(mode="json", exclude_none=True), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(table: dict[str, Any], prefix: str, lines: list[str]) -> None:
+    subtables = {}
+    for key, value in table.items():
+        is_table = isinstance(value, dict) and key != "options"
+        is_array_of_tables = isinstance(value, list) and value and isinstance(value[0], dict)
+        if is_table or is_array_of_tables:
+            subtables[key] = value
+        else:
+            lines.append(f"{key} = {_toml(value)}")
+    for key, value in subtables.items():
+        name = f"{prefix}{key}"
+        for item in value if isinstance(value, list) else [value]:
+            lines += ["", f"[[{name}]]" if isinstance(value, list) else f"[{name}]"]
+            _write_table(item, f"{name}.", lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""Where shoal keeps files, and how it writes them: whole or not at all."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoal.errors import StorageError
+
+STAGING = ".staging-"
+
+
+def cache_dir() -> Path:
+    """The directory for what can be made again: `SHOAL_CACHE`, else `shoal` under the user's cache directory."""
+    if own := os.environ.get("SHOAL_CACHE"):
+        return Path(own)
+    users = os.environ.get("XDG_CACHE_HOME")
+    return (Path(users) if users else Path.home() / ".cache") / "shoal"
+
+
+@contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turns what the disk says into a StorageError that names the file and the fix."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(_existing(target)).free
+            raise StorageError(
+                f"{target}: the disk is full ({free:,} bytes free); nothing was lost: free some space and start again"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+            raise StorageError(f"{target}: cannot be written ({error.strerror})") from error
+        raise
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def write_whole(path: Path, data: bytes, *, once: bool = False) -> None:
+    """Writes a file that readers see whole or not at all, also after a crash.
+
+    With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=STAGING, dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if once:
+                os.link(name, path)
+            else:
+                os.replace(name, path)
+                name = ""
+        finally:
+            if name:
+                with suppress(OSError):
+                    os.unlink(name)
+
+
+@contextmanager
+def whole_directory(target: Path) -> Iterator[Path]:
+    """A staging directory that becomes `target` in one rename when the block ends well, and vanishes otherwise."""
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=target.parent))
+        try:
+            yield staging
+            for file in staging.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            _sync(staging)
+            staging.chmod(0o755)
+            os.rename(staging, target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_staging(parent: Path) -> None:
+    """Clears what a killed writer left half done; only for directories that have a single writer."""
+    for entry in parent.glob(f"{STAGING}*"):
+        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

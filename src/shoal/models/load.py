@@ -1,0 +1,175 @@
+"""A policy: any transformers causal LM directory with its tokenizer, and what the rest of Shoal needs of it.
+
+Hidden states and logits are two calls here: proofs are made of the first, and the loss needs the second for a few
+positions only. `load` checks on real numbers that both halves, and packing, agree with the model's own forward pass, so
+an architecture that does something unusual is refused by name rather than trained wrongly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from shoal.errors import ModelError
+from shoal.models.attention import NAME as ATTENTION
+from shoal.models.attention import Layout, Packed
+
+WEIGHTS = "model.safetensors"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Packed and plain logits of the same tokens, relative to their spread; float32 kernels differ by about 1e-6.
+AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal LM, its tokenizer and the token ids that end an answer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: frozenset[int]
+
+    @property
+    def vocab(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def max_positions(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 2**31))
+
+    def hidden(self, ids_BT: Tensor, positions_BT: Tensor, layout: Layout) -> Tensor:
+        """Final hidden states, B x T x D: what the output head reads and what proofs are made of."""
+        body = self.model.base_model
+        out = body(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, layout=layout)
+        states: Tensor = out.last_hidden_state
+        return states
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of final hidden states, with the scaling that some architectures apply after the output matrix."""
+        config = self.model.config
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of one user turn: through the chat template where the tokenizer has one, as it is otherwise."""
+        if self.tokenizer.chat_template:
+            turn = [{"role": "user", "content": prompt}]
+            ids = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+        else:
+            ids = self.tokenizer.encode(prompt)
+        return [int(i) for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of an answer, without the special tokens that end it."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters by name, each storage once: tied embeddings appear under their first name."""
+        seen: set[int] = set()
+        unique = {}
+        for name, tensor in self.model.state_dict(keep_vars=False).items():
+            if tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                unique[name] = tensor
+        return unique
+
+    @torch.no_grad()
+    def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
+        """Copies weights in place; names and shapes must match exactly, and nothing changes unless all of them do."""
+        mine = self.weights()
+        if missing := sorted(mine.keys() - weights.keys()):
+            raise ModelError(f"{origin}: lacks {missing[0]} (and {len(missing) - 1} more); it is of another model")
+        if extra := sorted(weights.keys() - mine.keys()):
+            raise ModelError(f"{origin}: has {extra[0]} (and {len(extra) - 1} more), which this model does not know")
+        for name, tensor in mine.items():
+            if weights[name].shape != tensor.shape:
+                raise ModelError(
+                    f"{origin}: {name} has shape {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
+                )
+        for name, tensor in mine.items():
+            tensor.copy_(weights[name])
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file, or a ModelError that names it."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def load(directory: Path, dtype: str = "float32") -> Policy:
+    """Loads a transformers causal LM directory for generation and training, and checks that it is one we handle."""
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model {directory}: no config.json there; give a directory saved by save_pretrained")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many types for a missing or broken tokenizer
+        raise ModelError(
+            f"model {directory}: no usable tokenizer ({_first_line(error)}); "
+            "save one beside the model with tokenizer.save_pretrained"
+        ) from error
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, dtype=DTYPES[dtype], attn_implementation="sdpa", use_safetensors=True
+        )
+    except Exception as error:  # the same for a missing or broken model
+        raise ModelError(f"model {directory}: cannot be loaded ({_first_line(error)})") from error
+    model.eval()
+    policy = Policy(model, tokenizer, _eos_ids(model, tokenizer, directory))
+    _check(policy, directory)
+    return policy
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (tokenizer, model.generation_config, model.config):
+        value = getattr(source, "eos_token_id", None)
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not ids:
+        raise ModelError(f"model {directory}: neither tokenizer nor config names an eos token; answers could not end")
+    return frozenset(int(i) for i in ids)
+
+
+@torch.no_grad()
+def _check(policy: Policy, directory: Path) -> None:
+    """Compares our packed forward with the model's own on two short samples, then switches to our attention."""
+    model = policy.model
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randint(0, policy.vocab, (n,), generator=generator) for n in (7, 12)]
+    plain = torch.cat([model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples])
+    try:
+        model.set_attn_implementation(ATTENTION)
+        packed = Packed([len(ids) for ids in samples])
+        ours = policy.head(policy.hidden(torch.cat(samples).unsqueeze(0), packed.positions_1T, packed))[0]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"model {directory}: {type(model).__name__} does not take an attention function of ours ({error})"
+        ) from error
+    spread = float(plain.float().std()) + 1e-6
+    worst = float((plain.float() - ours.float()).abs().max()) / spread
+    if not worst <= AGREEMENT[plain.dtype]:
+        raise ModelError(
+            f"model {directory}: packed logits of {type(model).__name__} differ from its own forward pass by {worst:.3g} "
+            "of their spread; this architecture is not supported"
+        )
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Named parameters that receive gradients, each once, in a stable order."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]

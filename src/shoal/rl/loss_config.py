@@ -1,0 +1,43 @@
+"""The settings of the loss: the table `[train.loss]` of a run's config.
+
+Apart from `loss.py` so that reading a config does not import torch.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Family = Literal["two_sided", "cispo", "gspo", "dppo"]
+
+
+class LossConfig(BaseModel):
+    """Which policy objective, how far it may move, and what holds it to the base model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: Family = Field("two_sided", description="Policy objective; each reads only the fields with its own name.")
+
+    # INTELLECT-2, arXiv:2505.07291: the ratio was seen above 100 where the advantage is negative.
+    eps: float = Field(0.2, gt=0, lt=1, description="two_sided: the ratio earns nothing outside 1 - eps .. 1 + eps.")
+    delta: float = Field(4.0, gt=1, description="two_sided: bound on the ratio where the advantage is negative.")
+
+    # ScaleRL, arXiv:2510.13786, A.17.2: 4, 5 and 8 learn alike. MiniMax-M1, arXiv:2506.13585, gives no value.
+    cispo_cap: float = Field(5.0, ge=1, description="cispo: largest importance weight of a token.")
+
+    # GSPO, arXiv:2507.18071, section 5.1. ScaleRL (A.17.3) found 4e-3 and 5e-3 better for an 8B model.
+    gspo_eps_low: float = Field(3e-4, gt=0, lt=1, description="gspo: how far a sample's ratio may fall below 1.")
+    gspo_eps_high: float = Field(4e-4, gt=0, description="gspo: how far a sample's ratio may rise above 1.")
+
+    # DPPO, arXiv:2602.04879, appendix E: 0.2 in four experiments of five, 0.15 in the fifth.
+    dppo_low: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a bad token may lose.")
+    dppo_high: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a good token may gain.")
+
+    # INTELLECT-2, arXiv:2505.07291.
+    kl_coef: float = Field(0.001, ge=0, description="Weight of the KL divergence to the base model; 0 needs no base.")
+    entropy_coef: float = Field(1e-4, ge=0, description="Weight of the entropy bonus.")
+
+    @model_validator(mode="after")
+    def _delta_lies_beyond_the_clip(self) -> Self:
+        if self.delta <= 1 + self.eps:
+            raise ValueError(f"delta {self.delta} must exceed 1 + eps = {1 + self.eps}: raise delta or lower eps")
+        return self

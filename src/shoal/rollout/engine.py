@@ -1,0 +1,179 @@
+"""Generation: requests in, completions out, in whatever order they finish.
+
+The engine promises that a completion depends on the weights, the prompt, the seed and the sample number alone: which
+other requests ran beside it does not matter. Continuous batching: a finished sequence leaves at once, waiting ones
+enter as soon as enough slots are free to make their prefill worth a forward pass, and equal prompts are prefilled once.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ModelError
+from shoal.models.attention import Packed, Recording
+from shoal.models.load import Policy
+from shoal.rollout.sampling import NoiseStream, choose, greedy
+from shoal.rollout.slots import NextToken, SlotCache
+
+# A prefill pass takes at most this many prompt tokens, so that its activations stay small.
+PREFILL_TOKENS = 4096
+# New sequences wait until this share of the slots is free: a forward pass has a fixed cost that one prompt cannot repay.
+ADMIT_SHARE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample to generate. (seed, sample) fixes its noise."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    sample: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was generated for the request at `index` of the call."""
+
+    index: int
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Literal["eos", "length"]
+    hidden_TD: Tensor | None
+    """State t is the one token t was drawn from; given on request only."""
+
+
+class Engine(Protocol):
+    """All that a worker asks of a generation engine; any engine that can do this can serve."""
+
+    def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]: ...
+
+    def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Running:
+    index: int
+    request: Request
+    noise: NoiseStream | None
+    length: int  # tokens in the cache
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+
+
+class TorchEngine:
+    """Batched generation with any transformers causal LM, on plain PyTorch.
+
+    `temperature` 0 means greedy decoding, for evaluation; the seed is then without effect.
+    """
+
+    def __init__(self, policy: Policy, *, max_batch: int, max_len: int, temperature: float) -> None:
+        if max_len > policy.max_positions:
+            raise ModelError(
+                f"prompt and answer may take {max_len} tokens, the model has {policy.max_positions} positions; "
+                "lower max_prompt_tokens or max_new_tokens"
+            )
+        self.policy = policy
+        self.max_batch = max_batch
+        self.max_len = max_len
+        self.temperature = temperature
+        self._cache = SlotCache(max_batch, max_len)
+
+    def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
+        """Swaps the weights in place; call it between two `generate` calls, when no sequence is running."""
+        self.policy.set_weights(weights, origin)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]:
+        """Yields each completion as soon as it is finished."""
+        for index, request in enumerate(requests):
+            if not request.prompt or len(request.prompt) + request.max_new_tokens > self.max_len:
+                raise ModelError(
+                    f"request {index}: a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones; "
+                    f"the prompt must not be empty and both must fit in {self.max_len}"
+                )
+        waiting = deque(enumerate(requests))
+        running: list[_Running] = []
+        admit_at = max(1, int(self.max_batch * ADMIT_SHARE))
+        while waiting or running:
+            free = self.max_batch - len(running)
+            if waiting and (free >= min(admit_at, len(waiting)) or not running):
+                yield from self._admit(waiting, running, free, hidden)
+            if running:
+                yield from self._step(running, hidden)
+
+    def _admit(
+        self, waiting: deque[tuple[int, Request]], running: list[_Running], free: int, hidden: bool
+    ) -> Iterator[Completion]:
+        """Prefills waiting prompts into free slots, equal neighbours once, and draws each one's first token."""
+        first = len(running)
+        tokens = 0
+        last: tuple[int, ...] | None = None
+        while waiting and free:
+            prompt = waiting[0][1].prompt
+            tokens += 0 if prompt == last else len(prompt)
+            if tokens > PREFILL_TOKENS and last is not None:
+                break
+            last = prompt
+            index, request = waiting.popleft()
+            greedily = self.temperature == 0
+            noise = None if greedily else NoiseStream(request.seed, request.sample, self.policy.vocab)
+            running.append(_Running(index, request, noise, len(prompt)))
+            free -= 1
+        shared = [(prompt, len(list(same))) for prompt, same in groupby(running[first:], lambda r: r.request.prompt)]
+        packed = Packed([len(prompt) for prompt, _ in shared])
+        recording = Recording(packed)
+        ids_1T = torch.tensor([[token for prompt, _ in shared for token in prompt]])
+        hidden_TD = self.policy.hidden(ids_1T, packed.positions_1T, recording)[0]
+        slot = first
+        for number, (_, count) in enumerate(shared):
+            self._cache.store(recording, number, slot, count)
+            slot += count
+        repeats = torch.tensor([count for _, count in shared])
+        last_BD = hidden_TD[packed.last_T].repeat_interleave(repeats, dim=0)
+        yield from self._draw(running, first, last_BD, hidden)
+
+    def _step(self, running: list[_Running], hidden: bool) -> Iterator[Completion]:
+        """One new token for every running sequence."""
+        layout = NextToken(self._cache, [r.length for r in running])
+        ids_B1 = torch.tensor([[r.tokens[-1]] for r in running])
+        hidden_BD = self.policy.hidden(ids_B1, layout.positions_B1, layout)[:, 0]
+        for r in running:
+            r.length += 1
+        yield from self._draw(running, 0, hidden_BD, hidden)
+
+    def _draw(self, running: list[_Running], first: int, hidden_BD: Tensor, keep: bool) -> Iterator[Completion]:
+        """Draws a token for running[first:] from their final states, and retires those that ended."""
+        drawn = running[first:]
+        logits_BV = self.policy.head(hidden_BD).float()
+        if self.temperature == 0:
+            tokens_B, logp_B = greedy(logits_BV)
+        else:
+            bits = [r.noise.next() for r in drawn if r.noise is not None]
+            tokens_B, logp_B = choose(logits_BV / self.temperature, bits)
+        for row, (r, token, logp) in enumerate(zip(drawn, tokens_B.tolist(), logp_B.tolist(), strict=True)):
+            r.tokens.append(token)
+            r.logprobs.append(logp)
+            if keep:
+                r.hidden.append(hidden_BD[row].clone())
+        for slot in reversed(range(first, len(running))):
+            r = running[slot]
+            ended = r.tokens[-1] in self.policy.eos_ids
+            if ended or len(r.tokens) == r.request.max_new_tokens:
+                yield self._retire(running, slot, "eos" if ended else "length")
+
+    def _retire(self, running: list[_Running], slot: int, finish: Literal["eos", "length"]) -> Completion:
+        """Takes one sequence out and closes its gap with the last one."""
+        r = running[slot]
+        tail = running.pop()
+        if tail is not r:
+            running[slot] = tail
+            self._cache.move(len(running), slot, tail.length)
+        states = torch.stack(r.hidden) if r.hidden else None
+        return Completion(r.index, r.tokens, r.logprobs, finish, states)

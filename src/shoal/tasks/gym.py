@@ -1,0 +1,66 @@
+"""reasoning-gym as a task source: seeded generators whose answers are checked by code, offline."""
+
+import re
+from functools import lru_cache
+from typing import Any, Literal
+
+from shoal.errors import TaskError
+from shoal.tasks.source import Split, Task, draw, split_of
+
+# A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
+TRIES = 1000
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+ASK_FOR_TAGS = "\nGive the final answer between <answer> and </answer>."
+
+
+class ReasoningGym:
+    """One generator of reasoning-gym, with its own options.
+
+    `binary` turns partial credit into 0: it is hackable. `answer` says where the answer stands: the whole completion,
+    or between tags that the prompt asks for.
+    """
+
+    def __init__(
+        self,
+        generator: str,
+        options: dict[str, Any],
+        *,
+        name: str | None = None,
+        binary: bool = True,
+        answer: Literal["whole", "tagged"] = "whole",
+    ) -> None:
+        import reasoning_gym
+
+        self.name = name or generator
+        self._binary = binary
+        self._tagged = answer == "tagged"
+        known = reasoning_gym.factory.DATASETS
+        if generator not in known:
+            raise TaskError(f"task source reasoning-gym/{generator}: no such generator; known: {', '.join(sorted(known))}")
+        try:
+            self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise TaskError(f"task source reasoning-gym/{generator}: options {options} refused: {error}") from error
+        self._entry = lru_cache(maxsize=4096)(self._find)
+
+    def task(self, split: Split, index: int) -> Task:
+        entry = self._entry(split, index)
+        prompt = str(entry["question"]) + (ASK_FOR_TAGS if self._tagged else "")
+        answer = str(entry["answer"])
+        return Task(self.name, index, prompt, f"<answer>{answer}</answer>" if self._tagged else answer, entry)
+
+    def _find(self, split: Split, index: int) -> dict[str, Any]:
+        for attempt in range(TRIES):
+            entry: dict[str, Any] = self._dataset[draw(self.name, split, index, attempt) >> 24]
+            if split_of(str(entry["question"])) == split:
+                return entry
+        raise TaskError(f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; widen its options")
+
+    def score(self, task: Task, answer: str) -> float:
+        if self._tagged:
+            tagged = TAGGED.findall(answer)
+            if not tagged:
+                return 0.0
+            answer = tagged[-1]
+        value = float(self._dataset.score_answer(answer.strip(), task.entry))
+        return float(value >= 1.0) if self._binary else value

@@ -1,0 +1,92 @@
+"""Tasks as pure functions: task i of a source follows from the source's spec and i, on every machine.
+
+Train and held-out tasks never meet: the split is decided by a hash of the task's own text, so two indices that happen
+to give the same question give it to the same split.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, Protocol
+
+from shoal.errors import TaskError
+
+Split = Literal["train", "heldout"]
+# One text in ten is held out: the first two bytes of its SHA-256, read as a number, are below this.
+HELDOUT_BELOW = 65536 // 10
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question, and what its source needs to score an answer to it."""
+
+    source: str
+    index: int
+    prompt: str
+    answer: str | None
+    """A right answer, where the source knows one: shown to a model that is warm-started, never to the policy."""
+    entry: Mapping[str, Any]
+
+
+class TaskSource(Protocol):
+    """Where tasks come from and how answers to them are scored."""
+
+    name: str
+
+    def task(self, split: Split, index: int) -> Task: ...
+
+    def score(self, task: Task, answer: str) -> float:
+        """The reward of an answer. It may raise: the sample then has an error instead of a reward."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward, or the reason why there is none."""
+
+    reward: float | None
+    error: str = ""
+
+
+def score(source: TaskSource, task: Task, answer: str) -> Score:
+    """Scores an answer; a scorer that fails is that sample's named error and never a reward."""
+    try:
+        reward = float(source.score(task, answer))
+    except Exception as error:  # a scorer is foreign code and may raise anything
+        return Score(None, f"{task.source} task {task.index}: scorer raised {type(error).__name__}: {error}"[:500])
+    if not -1e6 < reward < 1e6:
+        return Score(None, f"{task.source} task {task.index}: scorer returned {reward}, not a finite number")
+    return Score(reward)
+
+
+def split_of(text: str) -> Split:
+    """The split a task's text belongs to."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return "heldout" if int.from_bytes(digest[:2], "big") < HELDOUT_BELOW else "train"
+
+
+def draw(*parts: object) -> int:
+    """A 64-bit number that follows from its parts alone, the same on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class Mixture:
+    """Several sources as one: index i is drawn to one of them by weight."""
+
+    def __init__(self, sources: Sequence[TaskSource], weights: Sequence[float]) -> None:
+        if len({source.name for source in sources}) != len(sources):
+            raise TaskError(f"tasks {[source.name for source in sources]}: names must differ; set name on one of them")
+        self.name = "+".join(source.name for source in sources)
+        self._sources = {source.name: source for source in sources}
+        self._bounds = [bound / sum(weights) for bound in accumulate(weights)]
+
+    def task(self, split: Split, index: int) -> Task:
+        point = draw("mixture", index) / 2**64
+        names = list(self._sources)
+        chosen = next((n for n, bound in zip(names, self._bounds, strict=True) if point < bound), names[-1])
+        return self._sources[chosen].task(split, index)
+
+    def score(self, task: Task, answer: str) -> float:
+        return self._sources[task.source].score(task, answer)

@@ -1,0 +1,99 @@
+"""A run's metrics of all roles, followed as they grow: what the live view and `shoal status` look at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.errors import ShoalError
+from shoal.watch.metrics import Entry, Tail, number
+
+SUPERVISOR = "supervisor"
+
+
+def run_directory(path: Path) -> Path:
+    """The path itself, if a run lives there."""
+    if not any((path / part).is_dir() for part in ("metrics", "status")):
+        what = "has neither metrics/ nor status/ in it" if path.is_dir() else "does not exist"
+        raise ShoalError(f"{path}: not a run: it {what}; name the directory that `shoal run` wrote to")
+    return path
+
+
+class History:
+    """What the metrics files of a run say so far. `refresh` reads only what was appended since the last time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.name = run_dir.resolve().name
+        self.total_steps: int | None = None
+        self.steps: dict[int, Entry] = {}
+        self.evals: dict[int, Entry] = {}
+        self.submissions: dict[str, Entry] = {}
+        self._folder = run_dir / "metrics"
+        self._tails: dict[str, Tail] = {}
+
+    def refresh(self) -> list[tuple[str, Entry]]:
+        """The entries that are new, each with its role, in the order of their times."""
+        for path in self._folder.glob("*.jsonl"):
+            self._tails.setdefault(path.stem, Tail(path))
+        new = [(role, entry) for role, tail in self._tails.items() for entry in tail.new()]
+        new.sort(key=lambda item: number(item[1], "time") or 0.0)
+        for role, entry in new:
+            self._take(role, entry)
+        return new
+
+    def _take(self, role: str, entry: Entry) -> None:
+        match entry:
+            case {"event": "step", "step": int(step)}:
+                self.steps[step] = entry
+            case {"event": "eval", "version": int(version)}:
+                self.evals[version] = entry
+            case {"event": "submission"}:
+                self.submissions[role] = entry
+            case {"event": "start", "total_steps": int(total)}:
+                self.total_steps = total
+
+    @property
+    def steps_done(self) -> int:
+        return max(self.steps, default=-1) + 1
+
+    @property
+    def last_step(self) -> Entry:
+        return self.steps[max(self.steps)] if self.steps else {}
+
+    @property
+    def last_eval(self) -> Entry:
+        return self.evals[max(self.evals)] if self.evals else {}
+
+    def rewards(self) -> list[float]:
+        return _series(self.steps, "reward")
+
+    def passes(self) -> list[float]:
+        return _series(self.evals, "pass_at_1")
+
+
+def _series(entries: dict[int, Entry], key: str) -> list[float]:
+    values = (number(entries[index], key) for index in sorted(entries))
+    return [value for value in values if value is not None]
+
+
+def note_of(role: str, entry: Entry) -> str | None:
+    """What an entry tells a person outside of the tables, on one line; None if nothing."""
+    match entry:
+        case {"event": "note", "text": text}:
+            return one_line(f"{role}: {text}")
+        case {"event": "refused", **rest}:
+            return one_line(f"{role} refused {rest.get('file', 'a rollout file')}: {rest.get('reason', 'no reason')}")
+        case {"event": "restart", **rest}:
+            return one_line(f"{rest.get('role', 'a role')} ended with code {rest.get('code', '?')} and was restarted")
+        case {"event": "step", "step": step, "skipped": True}:
+            return one_line(f"{role}: step {step} was skipped: its loss or gradient was not finite")
+    return None
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and terminal escapes: reasons and file names come from strangers."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def seconds_per_step(times: Sequence[float], last: int = 10) -> float | None:
+    """The pace of the last few steps, from when each was finished; None until two are known."""
+    recent = times[-(last + 1) :]
+    return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None

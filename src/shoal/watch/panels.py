@@ -1,0 +1,123 @@
+"""The tables that the live view and `shoal status` share: values in, something rich can print out."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.table import Table
+from rich.text import Text
+
+from shoal.watch.history import History, one_line
+from shoal.watch.metrics import Entry, number
+from shoal.watch.status import RoleStatus
+
+BARS = "▁▂▃▄▅▆▇█"
+NONE = "–"
+THREE_ACROSS = 96
+STATE_STYLES = {
+    "starting": "dim",
+    "working": "green",
+    "waiting": "yellow",
+    "done": "blue",
+    "failed": "bold red",
+    "dead": "bold red",
+    "unreadable": "red",
+}
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as a row of bars from their lowest to their highest; longer series are averaged into `width` bars."""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)] if count else []
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def clock(seconds: float | None) -> str:
+    if seconds is None:
+        return NONE
+    minutes, rest = divmod(int(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def figure(entry: Entry, key: str, spec: str = ".3f") -> str:
+    value = number(entry, key)
+    return NONE if value is None else format(value, spec)
+
+
+def interval(entry: Entry) -> str:
+    """The 95 % interval of an evaluation, or nothing if it was not given."""
+    low, high = number(entry, "low"), number(entry, "high")
+    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+
+
+def held_out(history: History) -> str:
+    """Base -> latest pass@1."""
+    base, latest = history.evals.get(0, {}), history.last_eval
+    if latest is base or not latest:
+        return figure(base, "pass_at_1")
+    return f"{figure(base, 'pass_at_1')} → {figure(latest, 'pass_at_1')}"
+
+
+def numbers(history: History, width: int) -> Table:
+    """The numbers of the latest step and evaluation, three to a row, or two where there is little room."""
+    step = history.last_step
+    cells = [
+        ("reward", figure(step, "reward")),
+        ("solve rate", figure(step, "solve_rate")),
+        ("held-out pass@1", held_out(history)),
+        ("length", f"{figure(step, 'completion_tokens_mean', '.1f')} tokens"),
+        ("entropy", figure(step, "entropy")),
+        ("gradient norm", figure(step, "grad_norm", ".3g")),
+        ("clip low / high", f"{figure(step, 'clip_low', '.2%')} / {figure(step, 'clip_high', '.2%')}"),
+        ("KL to base", figure(step, "kl", ".3g")),
+        ("mismatch", figure(step, "mismatch", ".2g")),
+        ("staleness", f"{figure(step, 'staleness_mean', '.2f')}, at most {figure(step, 'staleness_max', '.0f')}"),
+        ("trained", f"{figure(step, 'tokens_per_s', ',.0f')} tokens/s"),
+        (
+            "all right / wrong",
+            f"{figure(step, 'groups_all_right', '.0%')} / {figure(step, 'groups_all_wrong', '.0%')}",
+        ),
+    ]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    across = 3 if width >= THREE_ACROSS else 2
+    for row in range(0, len(cells), across):
+        pairs = cells[row : row + across]
+        table.add_row(*(Text(part, style) for pair in pairs for part, style in zip(pair, ("dim", "bold"), strict=True)))
+    return table
+
+
+def curves(history: History, width: int) -> Table:
+    """Reward and held-out pass@1 as sparklines with their first and last values."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for label, values, style in (
+        ("reward", history.rewards(), "cyan"),
+        ("held-out pass@1", history.passes(), "green"),
+    ):
+        ends = f"{values[0]:.3f} → {values[-1]:.3f}" if values else NONE
+        table.add_row(Text(label, "dim"), Text(sparkline(values, width), style), Text(ends))
+    return table
+
+
+def roles(statuses: Sequence[RoleStatus], history: History) -> Table:
+    """One row a role: what it does, whom it waits on, how fast it was and how much it waited when it last said so."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("role", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("doing", ratio=1)
+    table.add_column("waits on")
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("waiting", justify="right", no_wrap=True)
+    for status in statuses:
+        entry = history.last_step if status.role == "trainer" else history.submissions.get(status.role, {})
+        table.add_row(
+            Text(one_line(status.role)),
+            Text(status.state, STATE_STYLES[status.state]),
+            Text(one_line(status.doing)),
+            Text(one_line(status.on)),
+            Text(figure(entry, "tokens_per_s", ",.0f")),
+            Text(figure(entry, "wait_share", ".0%")),
+        )
+    return table

@@ -1,0 +1,65 @@
+"""What `shoal status RUN` prints: how far, who does what, who waits on whom, the last numbers."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from shoal.watch import panels
+from shoal.watch.history import History, note_of, one_line, run_directory
+from shoal.watch.metrics import number
+from shoal.watch.status import RoleStatus, read_status, seconds, waits
+
+NOTES_SHOWN = 5
+
+
+def print_status(run_dir: Path, console: Console) -> None:
+    """Prints the state of a run, live or ended, from its files alone."""
+    run_directory(run_dir)
+    now = time.time()
+    history = History(run_dir)
+    notes = [text for role, entry in history.refresh() if (text := note_of(role, entry)) is not None]
+    statuses = read_status(run_dir)
+
+    console.print(Text.assemble((history.name, "bold"), f": {progress(history, now)}; {condition(statuses)}"))
+    if statuses:
+        console.print()
+        console.print(panels.roles(statuses, history))
+    if sentences := waits(statuses, now):
+        console.print()
+        for sentence in sentences:
+            console.print(Text(one_line(sentence)), soft_wrap=True)
+    if history.steps or history.evals:
+        console.print()
+        console.print(panels.numbers(history, console.width))
+        console.print()
+        console.print(panels.curves(history, width=40))
+    if notes:
+        console.print()
+        for note in notes[-NOTES_SHOWN:]:
+            console.print(Text(note, "dim"), soft_wrap=True)
+
+
+def progress(history: History, now: float) -> str:
+    """How many steps are done, and when the last one was."""
+    total = "" if history.total_steps is None else f" of {history.total_steps}"
+    when = number(history.last_step, "time")
+    ago = "" if when is None else f", the last one {seconds(max(now - when, 0.0))} ago"
+    return f"{history.steps_done}{total} steps done{ago}"
+
+
+def condition(statuses: Sequence[RoleStatus]) -> str:
+    """The run as a whole, from its roles, in words that say what to do about it."""
+    states = {status.state for status in statuses}
+    failed = [status.role for status in statuses if status.state == "failed"]
+    if not statuses:
+        return "no role has started"
+    if failed:
+        return f"failed ({', '.join(failed)})"
+    if states & {"starting", "working", "waiting"}:
+        return "running"
+    if states == {"done"}:
+        return "finished"
+    return "stopped; `shoal run` goes on from the last whole step"

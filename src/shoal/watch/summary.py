@@ -1,0 +1,148 @@
+"""What came of a run, in a dozen numbers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoal.watch.history import SUPERVISOR, run_directory
+from shoal.watch.metrics import Entry, number, read_metrics, read_steps
+from shoal.watch.panels import NONE, clock
+from shoal.watch.status import role_order
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run so far. What was never measured is None. Base is version 0, final the last one evaluated after it."""
+
+    name: str
+    steps: int
+    wall_s: float
+    base_pass: float | None
+    base_interval: Interval | None
+    final_pass: float | None
+    final_interval: Interval | None
+    final_version: int | None
+    heldout_tasks: int | None
+    best_reward: float | None
+    samples_trained: int
+    tokens_generated: int
+    rollouts_refused: int
+    worker_restarts: int
+    wait_shares: dict[str, float]
+    staleness_mean: float | None
+    staleness_max: float | None
+    mismatch_mean: float | None
+
+
+def summarise(run_dir: Path) -> Summary:
+    """Reads a run's metrics. A step done twice because of a kill counts once; generated tokens count each time."""
+    folder = run_directory(run_dir) / "metrics"
+    entries = {path.stem: list(read_metrics(path)) for path in folder.glob("*.jsonl")}
+    steps = read_steps(folder / "trainer.jsonl", "step")
+    evals = read_steps(folder / "evaluator.jsonl", "eval", key="version")
+    base = next((entry for entry in evals if entry["version"] == 0), {})
+    final = next((entry for entry in reversed(evals) if entry["version"] > 0), {})
+    everything = [entry for role in entries.values() for entry in role]
+    return Summary(
+        name=run_dir.resolve().name,
+        steps=len(steps),
+        wall_s=wall_seconds(_numbers(everything, "time"), _starts(entries.get(SUPERVISOR, []))),
+        base_pass=number(base, "pass_at_1"),
+        base_interval=_interval(base),
+        final_pass=number(final, "pass_at_1"),
+        final_interval=_interval(final),
+        final_version=final.get("version"),
+        heldout_tasks=None if (tasks := number(final or base, "tasks")) is None else int(tasks),
+        best_reward=max(_numbers(steps, "reward"), default=None),
+        samples_trained=int(sum(_numbers(steps, "samples"))),
+        tokens_generated=int(sum(_numbers(_of(everything, "submission"), "tokens"))),
+        rollouts_refused=len({str(entry.get("file")) for entry in _of(everything, "refused")}),
+        worker_restarts=len(_of(everything, "restart")),
+        wait_shares=_wait_shares(entries),
+        staleness_mean=_mean(_numbers(steps, "staleness_mean")),
+        staleness_max=max(_numbers(steps, "staleness_max"), default=None),
+        mismatch_mean=_mean(_numbers(steps, "mismatch")),
+    )
+
+
+def wall_seconds(times: Sequence[float], starts: Sequence[float]) -> float:
+    """The time a run was running: from each start to the last sign of life before the next one, added up.
+
+    A session that was killed wrote no end, and the hours until somebody went on with it are not the run's.
+    """
+    if not times:
+        return 0.0
+    bounds = [*(sorted(starts) or [min(times)]), float("inf")]
+    return sum(max((t for t in times if a <= t < b), default=a) - a for a, b in pairwise(bounds))
+
+
+def _of(entries: Iterable[Entry], event: str) -> list[Entry]:
+    return [entry for entry in entries if entry["event"] == event]
+
+
+def _numbers(entries: Iterable[Entry], key: str) -> list[float]:
+    return [value for entry in entries if (value := number(entry, key)) is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _starts(supervisor: list[Entry]) -> list[float]:
+    return _numbers(_of(supervisor, "start"), "time")
+
+
+def _interval(entry: Entry) -> Interval | None:
+    low, high = number(entry, "low"), number(entry, "high")
+    return None if low is None or high is None else (low, high)
+
+
+def _wait_shares(entries: dict[str, list[Entry]]) -> dict[str, float]:
+    shares = {role: _numbers(entries[role], "wait_share") for role in sorted(entries, key=role_order)}
+    return {role: fmean(values) for role, values in shares.items() if values}
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Prints the summary as a table."""
+    table = Table(title=Text(f"{summary.name}: summary"), title_style="bold", show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _rows(summary):
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
+    yield "training steps", f"{summary.steps} in {clock(summary.wall_s)}"
+    tasks = "" if summary.heldout_tasks is None else f", {summary.heldout_tasks} held-out tasks"
+    version = NONE if summary.final_version is None else summary.final_version
+    yield "pass@1 of the base", _share(summary.base_pass, summary.base_interval) + tasks
+    yield f"pass@1 of version {version}", _share(summary.final_pass, summary.final_interval)
+    if summary.base_pass is not None and summary.final_pass is not None:
+        yield "gained", f"{summary.final_pass - summary.base_pass:+.3f}"
+    yield "best reward of a step", _figure(summary.best_reward, ".3f")
+    yield "samples trained on", f"{summary.samples_trained:,}"
+    yield "tokens generated", f"{summary.tokens_generated:,}"
+    yield "rollout files refused", str(summary.rollouts_refused)
+    yield "worker restarts", str(summary.worker_restarts)
+    yield "staleness", f"{_figure(summary.staleness_mean, '.2f')} mean, {_figure(summary.staleness_max, '.0f')} at most"
+    yield "log-prob mismatch", f"{_figure(summary.mismatch_mean, '.2g')} mean"
+    for role, share in summary.wait_shares.items():
+        yield f"{role} waited", f"{share:.0%} of its time"
+
+
+def _figure(value: float | None, spec: str) -> str:
+    return NONE if value is None else format(value, spec)
+
+
+def _share(value: float | None, interval: Interval | None) -> str:
+    bounds = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return _figure(value, ".3f") + bounds

@@ -1,0 +1,173 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from shoal.errors import StorageError
+from shoal.watch.status import RoleStatus, State, StatusFile, read_status, waits
+
+from .conftest import put_status
+
+NOW = 1000.0
+
+
+def role(
+    name: str, state: State = "working", doing: str = "", on: str = "", deadline: float | None = None
+) -> RoleStatus:
+    return RoleStatus(name, 1, state, doing, on, since=NOW - 3.2, deadline=deadline, beat=NOW)
+
+
+def test_a_status_is_read_back_as_it_was_said(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/trainer.json", "trainer")
+    assert read_status(tmp_path)[0].state == "starting"
+    status.waiting("rollouts of step 12", on="worker", timeout_s=600)
+    (read,) = read_status(tmp_path)
+    assert (read.role, read.pid, read.state) == ("trainer", os.getpid(), "waiting")
+    assert (read.doing, read.on) == ("rollouts of step 12", "worker")
+    assert read.deadline is not None
+    assert 599 < read.deadline - time.time() <= 600
+
+
+def test_saying_the_same_again_writes_nothing_and_keeps_the_first_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "status/trainer.json"
+    status = StatusFile(path, "trainer")
+    status.waiting("rollouts", on="worker", timeout_s=600)
+    before, inode = path.read_bytes(), path.stat().st_ino
+    status.waiting("rollouts", on="worker", timeout_s=9999)
+    assert (path.read_bytes(), path.stat().st_ino) == (before, inode)
+
+
+def test_an_unchanged_status_still_beats_once_a_second(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/worker-0.json", "worker-0")
+    status.waiting("version 3", on="trainer", timeout_s=600)
+    (first,) = read_status(tmp_path)
+    time.sleep(1.05)
+    status.waiting("version 3", on="trainer", timeout_s=600)
+    (second,) = read_status(tmp_path)
+    assert second.beat >= first.beat + 1
+    assert (second.since, second.deadline) == (first.since, first.deadline)
+
+
+def test_progress_within_a_wait_keeps_its_beginning_and_sets_its_deadline_anew(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/trainer.json", "trainer")
+    status.waiting("20 of 32 groups", on="worker", timeout_s=600)
+    (first,) = read_status(tmp_path)
+    time.sleep(0.01)
+    status.waiting("21 of 32 groups", on="worker", timeout_s=600)
+    (second,) = read_status(tmp_path)
+    assert second.since == first.since
+    assert first.deadline is not None
+    assert second.deadline is not None
+    assert second.deadline > first.deadline
+
+
+def test_shares_say_how_much_of_the_time_went_into_waiting_and_for_whom(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/worker-0.json", "worker-0")
+    start = time.monotonic()
+    status.waiting("version 1", on="trainer", timeout_s=None)
+    time.sleep(0.3)
+    waited = time.monotonic() - start
+    status.working("generating")
+    time.sleep(0.1)
+    shares = status.shares()
+    assert shares["wait_share"] == pytest.approx(waited / (time.monotonic() - start), abs=0.05)
+    assert shares["waits"] == {"trainer": shares["wait_share"]}
+    time.sleep(0.05)
+    assert status.shares() == {"wait_share": 0.0, "waits": {}}
+
+
+def test_a_wait_still_going_on_counts_in_each_period(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/worker-0.json", "worker-0")
+    status.waiting("version 1", on="trainer", timeout_s=None)
+    status.shares()
+    for _ in range(2):
+        time.sleep(0.02)
+        assert status.shares()["wait_share"] == pytest.approx(1.0)
+
+
+def test_a_role_whose_process_is_gone_is_dead(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from shoal.watch.status import StatusFile\n"
+    script += "StatusFile(Path(sys.argv[1]), 'worker-0').working('generating'); print('up', flush=True); input()"
+    command = [sys.executable, "-c", script, str(tmp_path / "status/worker-0.json")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert [status.state for status in read_status(tmp_path)] == ["working"]
+        process.kill()
+    (status,) = read_status(tmp_path)
+    assert (status.state, status.doing) == ("dead", "generating")
+
+
+def test_a_role_that_said_how_it_ended_is_not_called_dead(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    put_status(tmp_path, "trainer", pid=gone.pid, state="done")
+    put_status(tmp_path, "worker-0", pid=gone.pid, state="failed")
+    assert [status.state for status in read_status(tmp_path)] == ["done", "failed"]
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**40])
+def test_a_pid_no_process_can_have_is_dead(tmp_path: Path, pid: int) -> None:
+    put_status(tmp_path, "worker-0", pid=pid)
+    assert [status.state for status in read_status(tmp_path)] == ["dead"]
+
+
+@pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"role": "trainer"}', "\x00\xff"])
+def test_a_rubbish_file_is_an_unreadable_role_and_hides_no_other(tmp_path: Path, rubbish: str) -> None:
+    put_status(tmp_path, "trainer")
+    (tmp_path / "status/worker-0.json").write_text(rubbish)
+    assert [(status.role, status.state) for status in read_status(tmp_path)] == [
+        ("trainer", "working"),
+        ("worker-0", "unreadable"),
+    ]
+
+
+def test_a_run_without_statuses_has_no_roles(tmp_path: Path) -> None:
+    assert read_status(tmp_path) == []
+
+
+def test_roles_come_as_trainer_workers_by_number_then_the_rest(tmp_path: Path) -> None:
+    for name in ("evaluator", "worker-10", "worker-9", "trainer"):
+        put_status(tmp_path, name)
+    assert [status.role for status in read_status(tmp_path)] == ["trainer", "worker-9", "worker-10", "evaluator"]
+
+
+def test_a_wait_on_workers_names_them_all_with_the_time_gone_and_left() -> None:
+    trainer = role("trainer", "waiting", "rollouts of step 12: 20 of 32 groups", "worker", NOW + 597)
+    assert waits([trainer, role("worker-0"), role("worker-1"), role("evaluator")], NOW) == [
+        "trainer waits on worker-0, worker-1: rollouts of step 12: 20 of 32 groups (3.2 s, gives up in 597 s)"
+    ]
+
+
+def test_a_wait_on_someone_who_cannot_answer_says_so() -> None:
+    trainer = role("trainer", "waiting", "rollouts", "worker")
+    assert waits([trainer, role("worker-0", "dead"), role("worker-1")], NOW) == [
+        "trainer waits on worker-0 (dead), worker-1: rollouts (3.2 s)"
+    ]
+    assert waits([trainer], NOW) == ["trainer waits on worker (not started): rollouts (3.2 s)"]
+
+
+def test_a_wait_past_its_deadline_says_since_when() -> None:
+    worker = role("worker-0", "waiting", "version 3", "trainer", NOW - 20)
+    assert waits([role("trainer"), worker], NOW) == [
+        "worker-0 waits on trainer: version 3 (3.2 s, was to give up 20 s ago)"
+    ]
+
+
+def test_only_a_waiting_role_waits() -> None:
+    statuses = [role("trainer", state, "x", "worker") for state in get_args(State) if state != "waiting"]
+    assert waits(statuses, NOW) == []
+
+
+def test_a_status_that_cannot_be_written_is_a_storage_error_but_never_hides_a_failure(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status/trainer.json", "trainer")
+    (tmp_path / "status/trainer.json.tmp").mkdir()  # the way to a new status is blocked, as by a full disk
+    with pytest.raises(StorageError, match=r"trainer\.json: status could not be written"):
+        status.working("training step 1")
+    status.failed("the loss is NaN")
+    assert json.loads((tmp_path / "status/trainer.json").read_text())["state"] == "starting"

@@ -1,0 +1,142 @@
+import io
+import re
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+from shoal.watch.history import History, one_line, seconds_per_step
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.panels import clock, sparkline
+from shoal.watch.view import LiveView
+
+from .conftest import STEPS, put_status, step_values
+
+
+def plain() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=80), out
+
+
+def test_the_plain_view_prints_one_line_a_step_an_evaluation_and_a_note(tmp_path: Path) -> None:
+    console, out = plain()
+    rng = Random(0)
+    with (
+        LiveView(tmp_path, 3, console) as view,
+        MetricsWriter(tmp_path / "metrics/trainer.jsonl") as trainer,
+        MetricsWriter(tmp_path / "metrics/evaluator.jsonl") as evaluator,
+    ):
+        evaluator.write("eval", version=0, tasks=200, pass_at_1=0.31, low=0.25, high=0.37, greedy=0.4)
+        for step in range(3):
+            trainer.write("step", **step_values(step, rng))
+            view.update()
+            view.update()
+        view.note("worker-0 ended with code -9\nand was restarted")
+        trainer.write("refused", file="x.parquet", reason="no footer")
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "eval version 0",
+        "step 0 (1/3)",
+        "step 1 (2/3)",
+        "step 2 (3/3)",
+        "note: worker-0 ended with code -9 and was restarted",
+        "note: trainer refused x.parquet: no footer",
+    ]
+    assert out.getvalue().isascii()
+    assert "\x1b" not in out.getvalue()
+    assert "pass@1 0.310 [0.25, 0.37]" in lines[0]
+
+
+def test_a_step_without_a_single_number_still_has_its_line(tmp_path: Path) -> None:
+    console, out = plain()
+    with LiveView(tmp_path, 9, console), MetricsWriter(tmp_path / "metrics/trainer.jsonl") as trainer:
+        trainer.write("step", step=4, skipped=True)
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("step 4 (5/9)  reward -")
+    assert second == "note: trainer: step 4 was skipped: its loss or gradient was not finite"
+
+
+def test_the_plain_view_of_a_run_that_goes_on_repeats_nothing_of_the_past(run_dir: Path) -> None:
+    time.sleep(0.01)
+    console, out = plain()
+    with LiveView(run_dir, STEPS, console) as view:
+        view.update()
+    assert out.getvalue() == ""
+
+
+def test_a_silent_run_says_what_it_waits_for_and_not_more_often_than_asked(tmp_path: Path) -> None:
+    put_status(tmp_path, "trainer", state="waiting", doing="rollouts of step 0", on="worker")
+    put_status(tmp_path, "worker-0", doing="loading the model")
+    console, out = plain()
+    with LiveView(tmp_path, 3, console, quiet_s=1.0) as view:
+        view.update()
+        assert out.getvalue() == ""
+        time.sleep(1.01)
+        view.update()
+        view.update()
+    (line,) = out.getvalue().splitlines()
+    assert re.fullmatch(
+        r"trainer waits on worker-0: rollouts of step 0 \(\d\.\d s\); worker-0 working: loading the model", line
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_the_page_shows_progress_numbers_curves_roles_and_notes(run_dir: Path, width: int, height: int) -> None:
+    put_status(run_dir, "trainer", state="waiting", doing="rollouts of step 40", on="worker")
+    put_status(run_dir, "worker-0", doing="[bold]generating")
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    with LiveView(run_dir, 60, console) as view:
+        view.note("worker-1 was restarted")
+    page = out.getvalue().rpartition("╭")[2]
+    for part in (
+        "chain-sum-async2",
+        "step 40/60",
+        "reward",
+        "0.841",
+        "0.333 → 0.871",
+        "▁▁▂",
+        "waiting",
+        "[bold]generating",
+        "worker-1 was restarted",
+    ):
+        assert part in page
+    assert len(page.splitlines()) <= height
+
+
+def test_a_page_of_a_run_that_has_not_begun_is_drawn(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with LiveView(tmp_path, 60, Console(file=out, width=100, force_terminal=True, color_system=None)):
+        pass
+    assert "step 0/60" in out.getvalue()
+
+
+def test_text_from_strangers_cannot_steer_the_terminal() -> None:
+    assert one_line("a\x1b[2Jb\r\nc\u202ed") == "a [2Jb c d"
+
+
+def test_a_history_takes_a_step_done_again_for_the_lost_one(run_dir: Path) -> None:
+    with MetricsWriter(run_dir / "metrics/trainer.jsonl") as trainer:
+        trainer.write("step", step=STEPS - 1, reward=0.123)
+    history = History(run_dir)
+    history.refresh()
+    assert (history.steps_done, history.last_step["reward"]) == (STEPS, 0.123)
+    assert history.refresh() == []
+
+
+def test_a_sparkline_runs_from_lowest_to_highest_in_the_room_it_has() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([float(value // 100) for value in range(800)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.5, 0.5], 8) == "▁▁"
+    assert sparkline([], 8) == ""
+
+
+def test_the_pace_is_that_of_the_last_steps() -> None:
+    assert seconds_per_step([0.0, 100.0, 102.0, 104.0], last=2) == 2.0
+    assert seconds_per_step([5.0]) is None
+
+
+def test_clocks_read_like_clocks() -> None:
+    assert [clock(value) for value in (None, -1, 59.9, 61, 3661)] == ["–", "0:00", "0:59", "1:01", "1:01:01"]
