@@ -106,7 +106,8 @@ class KeepConfig(_Table):
     """How much of the past stays on disk."""
 
     versions: Positive = Field(5, description="Policy versions kept besides the base model.")
-    checkpoints: int = Field(2, ge=1, description="Checkpoints kept.")
+    checkpoints: Positive = Field(2, description="Checkpoints kept.")
+    rollouts: int = Field(0, ge=0, description="Trained steps whose rollouts are kept; 0 keeps all.")
 
 
 class RunConfig(_Table):

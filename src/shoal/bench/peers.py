@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.errors import BenchError, WaitError
+from shoal.process import KEEP_FREED_MEMORY, SLEEP_WHEN_IDLE
 
 TRL_SCRIPT = Path(__file__).with_name("peers_trl.py")
 TRL_REQUIREMENTS = (
@@ -36,9 +37,6 @@ TRL_REQUIREMENTS = (
     "datasets==5.2.0",
 )
 
-# glibc gives large freed tensors back to the kernel and faults them in again at the next step. With these variables it
-# keeps them. Whoever compares gives them to both sides or to none.
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "10000000000"}
 
 INSTALL_DEADLINE_S = 3600.0
 EXIT_GRACE_S = 10.0
@@ -48,7 +46,7 @@ TAIL_LINES = 20
 def trl_peer(cache: Path) -> "Peer":
     """TRL's GRPOTrainer, to be entered and then asked as `peers_trl` says."""
     python = peer_python("trl", TRL_REQUIREMENTS, cache=cache)
-    return Peer("trl", python, TRL_SCRIPT, environment=KEEP_FREED_MEMORY)
+    return Peer("trl", python, TRL_SCRIPT, environment={**KEEP_FREED_MEMORY, **SLEEP_WHEN_IDLE})
 
 
 def peer_python(name: str, requirements: Sequence[str], *, cache: Path, deadline_s: float = INSTALL_DEADLINE_S) -> Path:

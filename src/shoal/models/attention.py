@@ -6,6 +6,7 @@ tokens x tokens is ever built.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -30,40 +31,64 @@ class Layout(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A prompt and the lengths of the answers that follow it; without answers, a sample on its own."""
+
+    prompt: int
+    answers: tuple[int, ...] = ()
+
+
 class Packed:
     """Samples laid end to end in one row; each token sees its own sample up to itself and nothing else.
 
-    Linear layers run on the packed row without any padding. For attention alone the samples are gathered into a few
-    batches of similar length, where plain causal attention is exact: padding stands behind every real token.
+    A family's prompt stands in the row once and its answers follow it: every answer sees the prompt and itself, so the
+    group's common part is computed once instead of once a sample. Linear layers run on this row without any padding.
+    For attention alone the samples are gathered into a few batches of similar length, where plain causal attention is
+    exact: padding stands behind every real token.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.lengths = list(lengths)
-        self.longest = max(self.lengths)
-        self.device = device
-        ends = torch.tensor(self.lengths).cumsum(0)
-        starts = (ends - torch.tensor(self.lengths)).tolist()
-        self.starts: list[int] = starts
-        self.last_T = (ends - 1).to(device)
-        self.positions_1T = torch.cat([torch.arange(n) for n in self.lengths]).unsqueeze(0).to(device)
-        self._buckets = [self._bucket(members) for members in _similar(self.lengths)]
+    def __init__(self, families: Sequence[Family | int], device: torch.device | str = "cpu") -> None:
+        positions: list[Tensor] = []
+        samples: list[Tensor] = []  # where the tokens of each sample stand in the row
+        owned: list[Tensor] = []  # those of them whose output this sample provides
+        self.starts: list[int] = []
+        """Where each prompt begins."""
+        self.answer_starts: list[int] = []
+        """Where each answer begins, family after family."""
+        cursor = 0
+        for family in families:
+            prompt, answers = (family, ()) if isinstance(family, int) else (family.prompt, family.answers)
+            shared = torch.arange(cursor, cursor + prompt)
+            self.starts.append(cursor)
+            positions.append(torch.arange(prompt))
+            cursor += prompt
+            if not answers:
+                samples.append(shared)
+                owned.append(shared)
+            for number, length in enumerate(answers):
+                own = torch.arange(cursor, cursor + length)
+                self.answer_starts.append(cursor)
+                positions.append(torch.arange(prompt, prompt + length))
+                samples.append(torch.cat([shared, own]))
+                owned.append(samples[-1] if number == 0 else own)
+                cursor += length
+        self.tokens = cursor
+        self.positions_1T = torch.cat(positions).unsqueeze(0).to(device)
+        self.longest = max(len(sample) for sample in samples)
+        self._buckets: list[Tensor] = []
         # Row `order[t]` of the concatenated bucket outputs belongs to packed token t.
-        order_T = torch.empty(sum(self.lengths), dtype=torch.long)
+        order_T = torch.empty(cursor, dtype=torch.long)
         offset = 0
-        for members, index_SL in zip(_similar(self.lengths), self._buckets, strict=True):
-            width = index_SL.shape[1]
-            for row, sample in enumerate(members):
-                begin, n = self.starts[sample], self.lengths[sample]
-                order_T[begin : begin + n] = torch.arange(n) + offset + row * width
+        for members in _similar([len(sample) for sample in samples]):
+            width = len(samples[members[0]])
+            index_SL = torch.stack([F.pad(samples[m], (0, width - len(samples[m]))) for m in members])
+            for row, m in enumerate(members):
+                first = len(samples[m]) - len(owned[m])
+                order_T[owned[m]] = torch.arange(first, len(samples[m])) + offset + row * width
             offset += index_SL.numel()
+            self._buckets.append(index_SL.to(device))
         self._order_T = order_T.to(device)
-
-    def _bucket(self, members: list[int]) -> Tensor:
-        width = max(self.lengths[m] for m in members)
-        steps = torch.arange(width)
-        last = torch.tensor([[self.lengths[m] - 1] for m in members])
-        begin = torch.tensor([[self.starts[m]] for m in members])
-        return (begin + torch.minimum(steps, last)).to(self.device)
 
     def attend(self, layer: int, q_1HTD: Tensor, k_1hTD: Tensor, v_1hTD: Tensor, scale: float) -> Tensor:
         del layer

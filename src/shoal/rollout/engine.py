@@ -132,12 +132,12 @@ class TorchEngine:
         ids_1T = torch.tensor([[token for prompt, _ in shared for token in prompt]])
         hidden_TD = self.policy.hidden(ids_1T, packed.positions_1T, recording)[0]
         slot = first
-        for number, (_, count) in enumerate(shared):
-            self._cache.store(recording, number, slot, count)
+        ends = []
+        for begin, (prompt, count) in zip(packed.starts, shared, strict=True):
+            self._cache.store(recording, begin, len(prompt), slot, count)
+            ends += [begin + len(prompt) - 1] * count
             slot += count
-        repeats = torch.tensor([count for _, count in shared])
-        last_BD = hidden_TD[packed.last_T].repeat_interleave(repeats, dim=0)
-        yield from self._draw(running, first, last_BD, hidden)
+        yield from self._draw(running, first, hidden_TD[ends], hidden)
 
     def _step(self, running: list[_Running], hidden: bool) -> Iterator[Completion]:
         """One new token for every running sequence."""

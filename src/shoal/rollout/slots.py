@@ -19,9 +19,8 @@ class SlotCache:
         self.max_len = max_len
         self._kv: Tensor | None = None  # layer, key or value, slot, head, position, head size
 
-    def store(self, prefill: Recording, prompt: int, first: int, count: int) -> None:
-        """Copies the keys and values of one prefilled prompt into `count` slots from `first` on."""
-        begin, n = prefill.packed.starts[prompt], prefill.packed.lengths[prompt]
+    def store(self, prefill: Recording, begin: int, n: int, first: int, count: int) -> None:
+        """Copies the keys and values of one prefilled prompt, `n` tokens from `begin`, into `count` slots."""
         if self._kv is None:
             sample = prefill.keys_hTD[0]
             heads, _, size = sample.shape

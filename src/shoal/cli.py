@@ -1,0 +1,146 @@
+"""The command line. Nothing heavy is imported until a command needs it: `shoal --help` answers at once."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shoal.errors import ShoalError
+from shoal.process import EXIT_REFUSED, die_with_parent, set_defaults
+
+app = typer.Typer(
+    help="Asynchronous reinforcement learning of language models over machines that nobody has to trust.\n\n"
+    "Start with: shoal run configs/laptop.toml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+errors = Console(stderr=True)
+
+Target = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a config file whose run to use.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file that describes the run.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in --set train.lr=1e-4.")
+]
+Out = Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME if not given.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    settings: Settings = None,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+) -> None:
+    """Run everything on this machine: trainer, workers and evaluation. Run it again to go on after a stop."""
+    from shoal.config import load_config, to_toml
+
+    if dry_run:
+        typer.echo(to_toml(load_config(config, settings or [])), nl=False)
+        return
+    from shoal.run import run_swarm
+    from shoal.rundir import locate_run
+
+    run_swarm(locate_run(config, settings or [], out, console), console)
+
+
+@app.command()
+def trainer(run: Target, settings: Settings = None, out: Out = None) -> None:
+    """Train on accepted rollouts and publish policy versions, in this process."""
+    from shoal.rundir import locate_run
+    from shoal.train.trainer import start_trainer
+
+    start_trainer(locate_run(run, settings or [], out, console))
+
+
+@app.command()
+def worker(
+    run: Target,
+    name: Annotated[str, typer.Option(help="Name of this worker; its draws depend on it.")] = "worker-0",
+    settings: Settings = None,
+    out: Out = None,
+) -> None:
+    """Generate rollouts with the newest policy version, in this process."""
+    from shoal.rollout.worker import start_worker
+    from shoal.rundir import locate_run
+
+    start_worker(locate_run(run, settings or [], out, console), name)
+
+
+@app.command()
+def model(
+    config: Config,
+    settings: Settings = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make it again even if it is there.")] = False,
+) -> None:
+    """Make the base model of a run and print its directory; it is cached for later runs."""
+    from shoal.config import load_config
+    from shoal.models.base import ensure_base_model
+
+    typer.echo(ensure_base_model(load_config(config, settings or []), errors, rebuild=rebuild))
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A run directory or a model directory.")],
+    config: Annotated[Path | None, typer.Option(help="Config with the tasks; needed for a model directory.")] = None,
+    settings: Settings = None,
+    version: Annotated[int | None, typer.Option(help="Policy version of a run; the newest if not given.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks; the config's if not given.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
+) -> None:
+    """Measure pass@1 on held-out tasks."""
+    from shoal.evals import evaluate_target, start_evaluator
+    from shoal.rundir import open_run
+
+    if follow:
+        start_evaluator(open_run(target))
+    else:
+        evaluate_target(target, config, settings or [], version, tasks, console)
+
+
+@app.command()
+def status(run: Run) -> None:
+    """Say how far a run is, what each role is doing and who waits on whom."""
+    from shoal.watch.show import print_status
+
+    print_status(run, console)
+
+
+@app.command()
+def rollouts(
+    run: Run,
+    step: Annotated[int | None, typer.Option(help="Training step; the newest with rollouts if not given.")] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="Groups to show.")] = 3,
+) -> None:
+    """Read some finished rollouts: the prompt, the answers and what each earned."""
+    from shoal.watch.rollouts import print_rollouts
+
+    print_rollouts(run, step, count, console)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop or async.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")] = False,
+) -> None:
+    """Measure a hot path side by side with what you would otherwise use."""
+    from shoal.bench.run import run_bench
+
+    run_bench(name, json_, quick, console)
+
+
+def main() -> None:
+    """Entry point: errors meant for people are printed without a traceback."""
+    set_defaults()
+    die_with_parent()
+    try:
+        app()
+    except ShoalError as error:
+        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(EXIT_REFUSED)

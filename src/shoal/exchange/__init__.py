@@ -1,0 +1,1 @@
+"""How the roles meet: two small interfaces, and directories as their first implementation."""

@@ -1,0 +1,51 @@
+"""The two interfaces between trainer and workers. Networked ones replace the directories without touching the loop."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shoal.rollout.lease import Lease
+from shoal.rollout.pacing import StepCount
+from shoal.rollout.record import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A policy version: its number and the root hash of its content."""
+
+    number: int
+    root: str
+
+
+class WeightChannel(Protocol):
+    """Moves policy versions from the trainer outwards. What is fetched is what was published, or an error."""
+
+    def publish(self, number: int) -> AbstractContextManager[Path]:
+        """A directory to write the version's files into; it is published when the block ends well."""
+        ...
+
+    def latest(self) -> Version | None: ...
+
+    def fetch(self, version: Version) -> Path:
+        """A directory with the version's files, checked against its root hash."""
+        ...
+
+
+class RolloutStore(Protocol):
+    """Moves submissions from workers to the trainer, under leases."""
+
+    def lease(self, node: str, version: int) -> Lease | None:
+        """Leave to work with `version`, or None while everything it may serve is provided for."""
+        ...
+
+    def put(self, lease: Lease, data: bytes) -> None:
+        """Hands in a lease's file, once."""
+        ...
+
+    def count(self, step: int) -> StepCount: ...
+
+    def accepted(self, step: int) -> Iterator[Submission]:
+        """Submissions of a step that were judged good, each at most once in the life of this store object."""
+        ...

@@ -1,0 +1,201 @@
+"""A directory as RolloutStore: leases and files of a step side by side, each appearing whole or not at all.
+
+`step-000012/0003.lease.json` is created by exactly one node, which makes submission 3 of step 12 its own;
+`0003.parquet` is written once. Nothing is locked, so nothing stays locked when a process is killed.
+"""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import RolloutError
+from shoal.files import write_whole
+from shoal.rollout.lease import Lease
+from shoal.rollout.pacing import StepCount, next_grant
+from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
+
+NUMBERED = re.compile(r"\d{4,}")
+# Signal rates are judged by this many steps before the newest version's.
+MEMORY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the store hands out leases by."""
+
+    run: str
+    beacon: int
+    steps: int
+    async_level: int
+    groups_per_step: int
+    most_groups: int
+    groups_per_submission: int
+    lease_s: float
+
+
+class DirectoryStore:
+    """Leases, submissions and verdicts of a run in one directory.
+
+    `root_of` names the content of a version: a file made with anything else under that number is refused. `refused` is
+    told of each file that is turned away.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rules: Rules,
+        limits: Limits | None = None,
+        root_of: Callable[[int], str | None] = lambda _: None,
+        refused: Callable[[str, str], None] = lambda _file, _reason: None,
+    ) -> None:
+        self._path = path
+        self._rules = rules
+        self._limits = limits
+        self._root_of = root_of
+        self._refused = refused
+        self._summaries: dict[Path, Summary] = {}
+        self._judged: set[Path] = set()
+
+    def lease(self, node: str, version: int) -> Lease | None:
+        """The node's own unfinished lease if it has one, so that a restarted node goes on; a new one otherwise."""
+        rules = self._rules
+        serves = range(version, min(version + rules.async_level, rules.steps - 1) + 1)
+        for step in serves:
+            for lease in self._open_leases(step):
+                if lease.node == node:
+                    return lease
+        while True:
+            counts = {step: self.count(step) for step in range(max(0, version - MEMORY), version + len(serves))}
+            grant = next_grant(
+                counts,
+                version=version,
+                async_level=rules.async_level,
+                steps=rules.steps,
+                needed=rules.groups_per_step,
+                most_seen=rules.most_groups,
+                submission_groups=rules.groups_per_submission,
+            )
+            if grant is None:
+                return None
+            number = sum(1 for _ in self._folder(grant.step).glob("*.lease.json"))
+            lease = Lease(
+                run=rules.run,
+                node=node,
+                step=grant.step,
+                submission=number,
+                oldest=max(0, grant.step - rules.async_level),
+                newest=grant.step,
+                groups=grant.groups,
+                beacon=rules.beacon,
+                deadline=time.time() + rules.lease_s,
+            )
+            try:
+                write_whole(self._lease_path(lease), lease.to_json().encode(), once=True)
+            except FileExistsError:
+                continue  # another node was faster; count again
+            return lease
+
+    def put(self, lease: Lease, data: bytes) -> None:
+        if self._read_lease(lease.step, lease.submission) != lease:
+            raise RolloutError(f"{lease}: never issued, or to another node")
+        if time.time() > lease.deadline:
+            raise RolloutError(f"{lease}: expired {time.time() - lease.deadline:.0f} s ago; its work went elsewhere")
+        try:
+            write_whole(self._folder(lease.step) / f"{lease.submission:04d}.parquet", data, once=True)
+        except FileExistsError:
+            raise RolloutError(f"{lease}: was already submitted; a lease is good for one file") from None
+
+    def count(self, step: int) -> StepCount:
+        seen = signal = 0
+        for path in self._files(step):
+            summary = self._summary(path)
+            seen += summary.groups
+            signal += summary.signal
+        return StepCount(seen, signal, sum(lease.groups for lease in self._open_leases(step)))
+
+    def accepted(self, step: int) -> Iterator[Submission]:
+        for path in self._files(step):
+            if path in self._judged:
+                continue
+            self._judged.add(path)
+            try:
+                submission = self._judge(path, step)
+            except RolloutError as error:
+                self._verdict(path, str(error))
+                self._refused(f"{path.parent.name}/{path.name}", str(error))
+            else:
+                self._verdict(path, "")
+                yield submission
+
+    def forget(self, before: int) -> None:
+        """Removes the rollouts of steps that are long trained."""
+        for folder in self._path.glob("step-*"):
+            if folder.name[5:].isdigit() and int(folder.name[5:]) < before:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _judge(self, path: Path, step: int) -> Submission:
+        if not NUMBERED.fullmatch(path.stem):
+            raise RolloutError(f"{path.name}: no submission has that name")
+        lease = self._read_lease(step, int(path.stem))
+        if lease is None:
+            raise RolloutError(f"{path.name}: no lease was issued for submission {int(path.stem)} of step {step}")
+        if self._limits is None:
+            raise ValueError("this store was opened without limits and cannot judge")
+        submission = read_rollouts(path, lease, self._limits)
+        root = self._root_of(submission.version)
+        if submission.weights != root:
+            raise RolloutError(
+                f"{path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
+                f"which is {root[:12] if root else 'not here any more'!r}"
+            )
+        return submission
+
+    def _verdict(self, path: Path, reason: str) -> None:
+        verdict = {"accept": not reason, "reason": reason}
+        write_whole(path.with_suffix(".verdict.json"), json.dumps(verdict).encode())
+
+    def _summary(self, path: Path) -> Summary:
+        """Counts of a file; one that was refused or cannot be read counts for nothing. Kept once it is judged."""
+        if path in self._summaries:
+            return self._summaries[path]
+        try:
+            accept: bool | None = json.loads(path.with_suffix(".verdict.json").read_text())["accept"]
+        except (OSError, ValueError, KeyError):
+            accept = None
+        try:
+            summary = Summary(0, 0) if accept is False else read_summary(path)
+        except RolloutError:
+            summary = Summary(0, 0)
+        if accept is not None:
+            self._summaries[path] = summary
+        return summary
+
+    def _open_leases(self, step: int) -> Iterator[Lease]:
+        now = time.time()
+        folder = self._folder(step)
+        for path in sorted(folder.glob("*.lease.json")):
+            number = path.name.removesuffix(".lease.json")
+            if not (folder / f"{number}.parquet").exists():
+                lease = self._read_lease(step, int(number)) if NUMBERED.fullmatch(number) else None
+                if lease is not None and now <= lease.deadline:
+                    yield lease
+
+    def _read_lease(self, step: int, submission: int) -> Lease | None:
+        try:
+            lease = Lease.from_json((self._folder(step) / f"{submission:04d}.lease.json").read_bytes())
+        except (OSError, RolloutError):
+            return None
+        return lease if (lease.step, lease.submission) == (step, submission) else None
+
+    def _lease_path(self, lease: Lease) -> Path:
+        return self._folder(lease.step) / f"{lease.submission:04d}.lease.json"
+
+    def _files(self, step: int) -> list[Path]:
+        return sorted(self._folder(step).glob("*.parquet"))
+
+    def _folder(self, step: int) -> Path:
+        return self._path / f"step-{step:06d}"

@@ -1,0 +1,93 @@
+"""A directory as WeightChannel: one folder a version, complete from the moment it can be seen."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.errors import WeightsError
+from shoal.exchange.interfaces import Version
+from shoal.files import remove_staging, whole_directory
+
+MANIFEST = "manifest.json"
+
+
+class DirectoryChannel:
+    """Versions as `v000012/`, each with a manifest that names every file's hash.
+
+    `keep` newest versions stay, and version 0, which is the base model, always does.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self._path = path
+        self._keep = keep
+
+    @contextmanager
+    def publish(self, number: int) -> Iterator[Path]:
+        target = self._folder(number)
+        remove_staging(self._path)
+        if target.exists():
+            raise WeightsError(f"version {number}: already published at {target}; a version is written once")
+        with whole_directory(target) as staging:
+            yield staging
+            files = {
+                str(file.relative_to(staging)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+                for file in sorted(staging.rglob("*"))
+                if file.is_file()
+            }
+            root = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+            manifest = {"version": number, "root": root, "time": time.time(), "files": files}
+            (staging / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for old in self.numbers()[: -self._keep]:
+            if old != 0:
+                shutil.rmtree(self._folder(old), ignore_errors=True)
+
+    def numbers(self) -> list[int]:
+        """All versions that are here, oldest first."""
+        return sorted(int(folder.name[1:]) for folder in self._path.glob("v[0-9]*") if folder.name[1:].isdigit())
+
+    def latest(self) -> Version | None:
+        numbers = self.numbers()
+        return self.version(numbers[-1]) if numbers else None
+
+    def version(self, number: int) -> Version | None:
+        """What is known of a version, or None if it is not here (any more)."""
+        path = self._folder(number) / MANIFEST
+        try:
+            return Version(number, str(json.loads(path.read_text())["root"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(f"version {number}: {path} is not a manifest ({error})") from error
+
+    def fetch(self, version: Version) -> Path:
+        folder = self._folder(version.number)
+        try:
+            files = json.loads((folder / MANIFEST).read_text())["files"]
+            root = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+            if root != version.root:
+                raise WeightsError(f"version {version.number}: root {root[:12]}, expected {version.root[:12]}")
+            for name, facts in files.items():
+                if _sha256(folder / name) != facts["sha256"]:
+                    raise WeightsError(f"version {version.number}: {name} is not the file that was published")
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
+        return folder
+
+    def retract(self, after: int) -> list[int]:
+        """Removes versions above `after`, which no checkpoint backs; rollouts made with them will not be accepted."""
+        lost = [number for number in self.numbers() if number > after]
+        for number in lost:
+            shutil.rmtree(self._folder(number))
+        return lost
+
+    def _folder(self, number: int) -> Path:
+        return self._path / f"v{number:06d}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,112 @@
+"""A small Llama that this machine can build in a minute: byte-level tokenizer, random weights, a short warm start.
+
+It is an ordinary transformers directory, so every tool of the ecosystem opens it. The warm start shows it worked answers
+from the train split until it is weak but not hopeless: reinforcement learning needs some right answers to begin with.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from shoal.config import TinyConfig
+from shoal.errors import ModelError, TaskError
+from shoal.models.attention import Packed
+from shoal.models.load import Policy, load
+from shoal.tasks.source import Task, TaskSource
+
+POSITIONS = 1024
+# Tokens of context that the boilerplate vocabulary is read from, and how common a word must be to become one token.
+SURVEY = 512
+COMMON = 0.2
+HEAD_SIZE = 32
+GRAD_CLIP = 1.0
+# Demonstrations have their own part of the index space; split_of keeps them apart from held-out tasks in any case.
+DEMONSTRATIONS = 1 << 40
+
+
+def build_tiny(
+    directory: Path, config: TinyConfig, tasks: TaskSource, seed: int, progress: Callable[[int, int, float], None]
+) -> None:
+    """Writes a warm-started model into an empty directory; `progress` hears (step, steps, loss)."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer(tasks)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden,
+            intermediate_size=3 * config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.hidden // HEAD_SIZE,
+            num_key_value_heads=config.hidden // HEAD_SIZE,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    tokenizer.save_pretrained(directory)
+    model.save_pretrained(directory)
+    policy = load(directory)
+    warm_start(policy, config, tasks, progress)
+    policy.model.save_pretrained(directory)
+
+
+def build_tokenizer(tasks: TaskSource) -> PreTrainedTokenizerFast:
+    """Every byte is a token, and so is every word that most questions share: boilerplate costs next to nothing."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<pad>": 0, "<eos>": 1, "<answer>": 2, **{char: 3 + i for i, char in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<eos>", "<answer>"])
+    words: Counter[str] = Counter()
+    for index in range(SURVEY):
+        words.update(set(re.findall(r"\s*\S+", tasks.task("train", DEMONSTRATIONS + index).prompt)))
+    common = sorted(word for word, count in words.items() if count >= COMMON * SURVEY and len(word) > 1)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in common])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <answer>", special_tokens=[("<answer>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def warm_start(
+    policy: Policy, config: TinyConfig, tasks: TaskSource, progress: Callable[[int, int, float], None]
+) -> None:
+    """Supervised steps on worked answers, with a linear warm-up and decay of the learning rate."""
+    model = policy.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.warm_lr, betas=(0.9, 0.95), weight_decay=0.01)
+    eos = min(policy.eos_ids)
+    for step in range(config.warm_steps):
+        first = DEMONSTRATIONS + step * config.warm_batch
+        shown = [_demonstration(policy, tasks.task("train", first + i), eos) for i in range(config.warm_batch)]
+        packed = Packed([len(prompt) + len(answer) for prompt, answer in shown])
+        ids_T = torch.tensor([token for prompt, answer in shown for token in prompt + answer])
+        answers = [
+            torch.arange(start + len(prompt), start + len(prompt) + len(answer))
+            for start, (prompt, answer) in zip(packed.starts, shown, strict=True)
+        ]
+        targets_A = torch.cat(answers)
+        hidden_TD = policy.hidden(ids_T.unsqueeze(0), packed.positions_1T, packed)[0]
+        loss = F.cross_entropy(policy.head(hidden_TD[targets_A - 1]), ids_T[targets_A])
+        for group in optimizer.param_groups:
+            group["lr"] = config.warm_lr * min((step + 1) / 50, 1 - step / config.warm_steps)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        optimizer.step()
+        progress(step + 1, config.warm_steps, float(loss.detach()))
+    if not all(bool(p.isfinite().all()) for p in model.parameters()):
+        raise ModelError(f"model tiny: the warm start diverged at model.tiny.warm_lr = {config.warm_lr}; lower it")
+
+
+def _demonstration(policy: Policy, task: Task, eos: int) -> tuple[list[int], list[int]]:
+    if task.answer is None:
+        raise TaskError(f"{task.source} task {task.index}: has no worked answer to show to the tiny model")
+    answer = policy.tokenizer.encode(task.answer, add_special_tokens=False)
+    return policy.encode(task.prompt), [*answer, eos]

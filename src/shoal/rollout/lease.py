@@ -1,0 +1,60 @@
+"""A lease: permission to submit once, and the seed of everything that the submission contains.
+
+Tasks and sampling noise are drawn from H(beacon, node, step, submission, ...): a worker chooses nothing, and two leases
+never share a draw because the submission number is issued, not chosen.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from shoal.errors import RolloutError
+from shoal.tasks.source import draw
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leave for `node` to submit `groups` groups for `step`, made with a version in oldest .. newest, by `deadline`."""
+
+    run: str
+    node: str
+    step: int
+    submission: int
+    oldest: int
+    newest: int
+    groups: int
+    beacon: int
+    deadline: float
+
+    @property
+    def seed(self) -> int:
+        """Key of all noise under this lease."""
+        return draw("lease", self.run, self.beacon, self.node, self.step, self.submission)
+
+    def task_index(self, group: int) -> int:
+        """Index of the train task that a group answers."""
+        return draw("task", self.seed, group) >> 32
+
+    def check_version(self, version: int) -> None:
+        if not self.oldest <= version <= self.newest:
+            raise RolloutError(f"{self}: used version {version}, allowed {self.oldest}..{self.newest}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """A lease out of its JSON; anything else is a RolloutError."""
+        try:
+            fields: Mapping[str, Any] = json.loads(text)
+            lease = cls(**fields)
+        except (ValueError, TypeError) as error:
+            raise RolloutError(f"not a lease: {str(text)[:80]!r} ({error})") from error
+        whole = (lease.step, lease.submission, lease.oldest, lease.newest, lease.groups, lease.beacon)
+        if not all(type(value) is int for value in whole) or not isinstance(lease.node, str):
+            raise RolloutError(f"not a lease: {str(text)[:80]!r} (a field has the wrong type)")
+        return lease
+
+    def __str__(self) -> str:
+        return f"lease step {self.step} submission {self.submission} of {self.node}"

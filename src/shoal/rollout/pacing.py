@@ -1,0 +1,63 @@
+"""Which step the next lease is for: the smallest one still short of rollouts that the newest version may serve.
+
+The invariant: no lease is given for a step whose rollouts would be too old by then. Workers wait instead of producing
+what would be thrown away, and leases that are out count as rollouts that will come.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+# Before anything is known, and as a floor afterwards, this share of the groups is expected to have signal. Without a
+# floor one unlucky submission would call for a flood of leases.
+RATE_FLOOR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepCount:
+    """Groups of one step: arrived, arrived with signal, and out on leases that have not expired."""
+
+    seen: int = 0
+    signal: int = 0
+    leased: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease may be given for this many groups of this step."""
+
+    step: int
+    groups: int
+
+
+def next_grant(
+    counts: Mapping[int, StepCount],
+    *,
+    version: int,
+    async_level: int,
+    steps: int,
+    needed: int,
+    most_seen: int,
+    submission_groups: int,
+) -> Grant | None:
+    """The next piece of work, or None when everything that `version` may serve is provided for.
+
+    `needed` groups with signal fill a step; after `most_seen` groups no more are asked for.
+    """
+    rate = signal_rate(counts)
+    for step in range(version, min(version + async_level, steps - 1) + 1):
+        count = counts.get(step, StepCount())
+        short = needed - count.signal - count.leased * rate
+        room = most_seen - count.seen - count.leased
+        if short > 0 and room > 0:
+            # The tail of a step is split no finer than half a submission: small batches generate slowly.
+            wanted = max(ceil(short / rate), ceil(submission_groups / 2))
+            return Grant(step, min(wanted, submission_groups, room))
+    return None
+
+
+def signal_rate(counts: Mapping[int, StepCount]) -> float:
+    """Share of groups expected to have signal, judged by what has arrived; one imagined good group stands for hope."""
+    seen = sum(count.seen for count in counts.values())
+    signal = sum(count.signal for count in counts.values())
+    return max(RATE_FLOOR, (signal + 1) / (seen + 1))

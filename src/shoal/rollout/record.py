@@ -1,0 +1,177 @@
+"""The rollout record: one Parquet file a submission, with a versioned schema.
+
+What a file says of itself is a claim. `read_rollouts` checks all that can be checked without a model: a file that is
+truncated, foreign, of another lease or out of bounds is a RolloutError that says which value broke which rule.
+"""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shoal.errors import RolloutError
+from shoal.rollout.lease import Lease
+
+SCHEMA_VERSION = "1"
+# A file larger than this is refused unread; 4096 samples of 32k tokens with log-probs compress to less.
+MAX_BYTES = 1 << 30
+
+SCHEMA = pa.schema(
+    [
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("sample", pa.int32(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("task", pa.int64(), nullable=False),
+        pa.field("prompt", pa.list_(pa.int32()), nullable=False),
+        pa.field("completion", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("finish", pa.string(), nullable=False),
+        pa.field("reward", pa.float32()),
+        pa.field("advantage", pa.float32(), nullable=False),
+        pa.field("error", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sample: what was asked, what was answered, how likely it was and what it earned."""
+
+    group: int
+    sample: int
+    source: str
+    task: int
+    prompt: list[int]
+    completion: list[int]
+    logprobs: list[float]
+    finish: Literal["eos", "length"]
+    reward: float | None
+    """None where the scorer failed; `error` then says how."""
+    advantage: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """All that one file holds: samples in order, and the lease and version they were made under."""
+
+    lease: Lease
+    version: int
+    weights: str
+    """Root hash of the version's content: a version number alone could name two things after a resume."""
+    rollouts: list[Rollout]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sample of this run may look like."""
+
+    group_size: int
+    vocab: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts in the file's footer, readable without the samples."""
+
+    groups: int
+    signal: int
+
+
+def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
+    """The bytes of a submission's file."""
+    metadata = {
+        "shoal.schema": SCHEMA_VERSION,
+        "shoal.lease": submission.lease.to_json(),
+        "shoal.version": str(submission.version),
+        "shoal.weights": submission.weights,
+        "shoal.summary": json.dumps({"groups": submission.lease.groups, "signal": signal_groups}),
+    }
+    columns = {name: [getattr(r, name) for r in submission.rollouts] for name in SCHEMA.names}
+    table = pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_summary(path: Path) -> Summary:
+    """The counts a file claims, from its footer alone."""
+    footer = _open(path).metadata.metadata or {}
+    try:
+        counts = json.loads(footer[b"shoal.summary"])
+        return Summary(int(counts["groups"]), int(counts["signal"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise RolloutError(f"{path.name}: no summary in its footer") from error
+
+
+def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
+    """Reads and checks a file that claims to be the submission of `lease`."""
+    file = _open(path)
+    footer = {key.decode(): value.decode(errors="replace") for key, value in (file.metadata.metadata or {}).items()}
+    if footer.get("shoal.schema") != SCHEMA_VERSION:
+        raise RolloutError(
+            f"{path.name}: schema version {footer.get('shoal.schema')!r}, this program reads {SCHEMA_VERSION!r}; "
+            "use the same release of shoal on both sides"
+        )
+    if Lease.from_json(footer.get("shoal.lease", "")) != lease:
+        raise RolloutError(f"{path.name}: made under another lease than {lease}")
+    if not file.schema_arrow.remove_metadata().equals(SCHEMA.remove_metadata()):
+        raise RolloutError(f"{path.name}: its columns are {file.schema_arrow.names}, expected {SCHEMA.names}")
+    expected = lease.groups * limits.group_size
+    if file.metadata.num_rows != expected:
+        raise RolloutError(f"{path.name}: {file.metadata.num_rows} samples, the lease is for {expected}")
+    if not footer.get("shoal.version", "").isdigit():
+        raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r} is not a number")
+    version = int(footer["shoal.version"])
+    lease.check_version(version)
+    try:
+        rows = file.read().to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise RolloutError(f"{path.name}: damaged ({error})") from error
+    rollouts = [Rollout(**row) for row in rows]
+    for number, rollout in enumerate(rollouts):
+        _check(f"{path.name} sample {number}", number, rollout, limits)
+    return Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
+
+
+def _open(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RolloutError(f"{path.name}: {path.stat().st_size} bytes, at most {MAX_BYTES} are read")
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise RolloutError(f"{path.name}: not a readable Parquet file ({error})") from error
+
+
+def _check(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
+    place = divmod(number, limits.group_size)
+    if (rollout.group, rollout.sample) != place:
+        raise RolloutError(f"{where}: numbered group {rollout.group} sample {rollout.sample}, expected {place}")
+    _check_tokens(where, "prompt", rollout.prompt, limits.max_prompt_tokens, limits.vocab)
+    _check_tokens(where, "completion", rollout.completion, limits.max_new_tokens, limits.vocab)
+    if len(rollout.logprobs) != len(rollout.completion):
+        raise RolloutError(f"{where}: {len(rollout.logprobs)} log-probs for {len(rollout.completion)} tokens")
+    # Softmax in float32 may round a certain token to a log-prob just above 0.
+    if bad := [p for p in rollout.logprobs if p is None or not -1e4 <= p <= 1e-4]:
+        raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
+    if rollout.finish not in ("eos", "length"):
+        raise RolloutError(f'{where}: finish {rollout.finish!r} is neither "eos" nor "length"')
+    if rollout.reward is not None and not math.isfinite(rollout.reward):
+        raise RolloutError(f"{where}: reward {rollout.reward} is not finite")
+    if (rollout.reward is None) != bool(rollout.error):
+        raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
+
+
+def _check_tokens(where: str, what: str, ids: Sequence[int | None], most: int, vocab: int) -> None:
+    if not 1 <= len(ids) <= most:
+        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{most}")
+    if bad := [i for i in ids if i is None or not 0 <= i < vocab]:
+        raise RolloutError(f"{where}: {what} holds token {bad[0]}, allowed 0..{vocab - 1}")

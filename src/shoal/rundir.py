@@ -1,0 +1,147 @@
+"""A run on disk: one directory holds its config, policy versions, rollouts, checkpoints, metrics and status.
+
+Everything a role needs is found here, so any role can be started alone, killed and started again.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.config import RunConfig, check_config, load_config
+from shoal.errors import ConfigError
+from shoal.exchange.rollouts import DirectoryStore, Rules
+from shoal.exchange.weights import DirectoryChannel
+from shoal.files import write_whole
+from shoal.rollout.record import Limits
+from shoal.tasks.source import draw
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+RUN_FILE = "run.json"
+# A run may be continued with these changed; anything else would make its past and its future two different runs.
+MAY_CHANGE = ("steps", "wait_s", "workers", "eval", "keep", "train.threads", "train.checkpoint_every")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A prepared run."""
+
+    path: Path
+    config: RunConfig
+
+    @property
+    def base_model(self) -> Path:
+        """The base model's own directory: config, tokenizer and weights."""
+        return self.path / "weights" / "v000000"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def channel(self) -> DirectoryChannel:
+        return DirectoryChannel(self.path / "weights", self.config.keep.versions)
+
+    def store(
+        self, limits: Limits | None = None, refused: Callable[[str, str], None] = lambda _file, _reason: None
+    ) -> DirectoryStore:
+        channel = self.channel()
+
+        def root_of(number: int) -> str | None:
+            version = channel.version(number)
+            return version.root if version else None
+
+        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, root_of, refused)
+
+    def metrics(self, role: str) -> MetricsWriter:
+        return MetricsWriter(self.path / "metrics" / f"{role}.jsonl")
+
+    def status(self, role: str) -> StatusFile:
+        return StatusFile(self.path / "status" / f"{role}.json", role)
+
+
+def limits_of(config: RunConfig, vocab: int) -> Limits:
+    """What a sample of this run may look like."""
+    sampling = config.sampling
+    return Limits(sampling.group_size, vocab, sampling.max_prompt_tokens, sampling.max_new_tokens)
+
+
+def _rules(config: RunConfig) -> Rules:
+    return Rules(
+        run=config.name,
+        beacon=draw("beacon", config.name, config.seed),
+        steps=config.steps,
+        async_level=config.async_level,
+        groups_per_step=config.train.groups_per_step,
+        most_groups=int(config.train.oversample * config.train.groups_per_step),
+        groups_per_submission=config.workers.groups_per_submission,
+        lease_s=config.workers.lease_s,
+    )
+
+
+def open_run(path: Path) -> RunDir:
+    """A run that was prepared before."""
+    file = path / RUN_FILE
+    try:
+        tree = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"run {path}: no {RUN_FILE} there; give a directory made by shoal run") from error
+    return RunDir(path, check_config(tree["config"], str(file)))
+
+
+def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
+    """Makes a run directory with the base model as version 0, or goes on with the one that is there."""
+    from shoal.models.base import ensure_base_model
+
+    file = path / RUN_FILE
+    if file.exists():
+        _check_unchanged(open_run(path).config, config, path)
+        console.print(f"going on with the run in {path}")
+    run = RunDir(path, config)
+    base = ensure_base_model(config, console)
+    created = json.loads(file.read_text())["created"] if file.exists() else time.time()
+    tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
+    write_whole(file, json.dumps(tree, indent=1).encode())
+    channel = run.channel()
+    if channel.version(0) is None:
+        with channel.publish(0) as staging:
+            shutil.copytree(base, staging, dirs_exist_ok=True)
+    return run
+
+
+def locate_run(target: Path, settings: list[str], out: Path | None, console: Console) -> RunDir:
+    """The run a command line names: a run directory, or a TOML config whose run is prepared if need be."""
+    if target.is_dir():
+        if settings or out:
+            raise ConfigError(f"run {target}: --set and --out go with a config file; a prepared run has its own config")
+        return open_run(target)
+    config = load_config(target, settings)
+    return prepare_run(config, out or Path("runs") / config.name, console)
+
+
+def _check_unchanged(old: RunConfig, new: RunConfig, path: Path) -> None:
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    changed = [
+        f"  {key}: {before.get(key)!r} there, {after.get(key)!r} now"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE)
+    ]
+    if changed:
+        raise ConfigError(
+            f"run {path}: was made with another config; give it another directory with --out, or delete it\n"
+            + "\n".join(changed)
+        )
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

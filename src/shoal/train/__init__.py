@@ -1,0 +1,1 @@
+"""Training on accepted rollouts and publishing what comes of it."""

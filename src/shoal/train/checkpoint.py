@@ -1,0 +1,109 @@
+"""Checkpoints: all that the trainer needs to go on after a SIGKILL, as safetensors and JSON, complete or not there.
+
+The state after step k is checkpoint k + 1. Random choices of the trainer follow from seed and step, so there is no
+generator state to keep; the learning rate follows from the number of updates.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shoal.errors import ModelError
+from shoal.files import remove_staging, whole_directory
+from shoal.models.load import WEIGHTS, Policy, trainable
+
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands: steps done, bad steps in a row, and which submissions each recent step was trained on."""
+
+    version: int
+    bad_steps: int
+    used: dict[int, list[int]]
+
+
+def save_checkpoint(
+    path: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress, keep: int
+) -> None:
+    """Writes a checkpoint and removes all but the newest `keep`."""
+    remove_staging(path)
+    target = _folder(path, progress.version)
+    shutil.rmtree(target, ignore_errors=True)
+    with whole_directory(target) as staging:
+        save_file({name: t.contiguous() for name, t in policy.weights().items()}, staging / WEIGHTS)
+        save_file(_moments(policy, optimizer), staging / OPTIMIZER)
+        state = {
+            "version": progress.version,
+            "bad_steps": progress.bad_steps,
+            "used": {str(step): numbers for step, numbers in progress.used.items()},
+            "sha256": {name: _sha256(staging / name) for name in (WEIGHTS, OPTIMIZER)},
+        }
+        (staging / STATE).write_text(json.dumps(state))
+    for old in _found(path)[:-keep]:
+        shutil.rmtree(_folder(path, old), ignore_errors=True)
+
+
+def load_checkpoint(
+    path: Path, policy: Policy, optimizer: torch.optim.Optimizer
+) -> tuple[Progress | None, list[str]]:
+    """Restores the newest whole checkpoint; also says which ones were damaged and passed over."""
+    damaged: list[str] = []
+    for version in reversed(_found(path)):
+        folder = _folder(path, version)
+        try:
+            state: dict[str, Any] = json.loads((folder / STATE).read_text())
+            for name, digest in state["sha256"].items():
+                if _sha256(folder / name) != digest:
+                    raise ValueError(f"{name} does not match its hash")
+            weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
+            used = {int(step): list(numbers) for step, numbers in state["used"].items()}
+            progress = Progress(int(state["version"]), int(state["bad_steps"]), used)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            damaged.append(f"checkpoint {folder.name}: damaged ({error}); passed over")
+            continue
+        policy.set_weights(weights, str(folder))
+        _set_moments(policy, optimizer, moments, folder)
+        return progress, damaged
+    return None, damaged
+
+
+def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    moments = {}
+    for name, parameter in trainable(policy.model):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            moments[f"{name}:{key}"] = value
+    return moments
+
+
+def _set_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: dict[str, Tensor], folder: Path) -> None:
+    for name, parameter in trainable(policy.model):
+        state = {key: moments[f"{name}:{key}"] for key in MOMENTS if f"{name}:{key}" in moments}
+        if state and len(state) != len(MOMENTS):
+            raise ModelError(f"{folder}: optimizer state of {name} lacks {sorted(set(MOMENTS) - state.keys())}")
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _found(path: Path) -> list[int]:
+    return sorted(int(f.name[5:]) for f in path.glob("step-[0-9]*") if f.name[5:].isdigit())
+
+
+def _folder(path: Path, version: int) -> Path:
+    return path / f"step-{version:06d}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,134 @@
+"""One training step as a function: a policy, its optimizer and a batch of groups in, changed weights and numbers out.
+
+Every token of an optimizer batch weighs the same, however its samples were packed. A gradient that is not finite changes
+nothing: that optimizer step is left out and counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+
+from shoal.config import RunConfig
+from shoal.models.load import Policy
+from shoal.rl.logprobs import chosen_logprobs
+from shoal.rl.loss import LossInputs, compute_loss
+from shoal.train.batch import Group, MicroBatch, deal, pack
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step reports; sums over tokens become means in `metrics`."""
+
+    tokens: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    ratio_max: float = 0.0
+    mismatch_sum: float = 0.0
+    mismatch_max: float = 0.0
+    forward_tokens: int = 0
+    forward_budget: int = 0
+    skipped: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        tokens = max(self.tokens, 1)
+        finite = max(len(self.losses), 1)
+        return {
+            "loss": sum(self.losses) / finite,
+            "grad_norm": sum(self.grad_norms) / finite,
+            "kl": self.sums.get("kl", 0.0) / tokens,
+            "entropy": self.sums.get("entropy", 0.0) / tokens,
+            "clip_high": self.sums.get("clipped_high", 0.0) / tokens,
+            "clip_low": self.sums.get("clipped_low", 0.0) / tokens,
+            "ratio_max": self.ratio_max,
+            "mismatch": self.mismatch_sum / tokens,
+            "mismatch_max": self.mismatch_max,
+            "packing_fill": self.forward_tokens / max(self.forward_budget, 1),
+            "loss_tokens": float(self.tokens),
+        }
+
+
+def logprobs(policy: Policy, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of a micro-batch's loss tokens under the sampling distribution."""
+    hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
+    return chosen_logprobs(
+        hidden_TD[batch.source_A], policy.head, batch.target_A, temperature=temperature, vocab=policy.vocab
+    )
+
+
+def train_step(
+    policy: Policy,
+    reference: Policy | None,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[Group],
+    config: RunConfig,
+    step: int,
+    lr: float,
+) -> StepResult:
+    """All optimizer steps on one step's groups. Old log-probs are those from before the first of them."""
+    train, temperature = config.train, config.sampling.temperature
+    dealt = deal(groups, min(train.optimizer_steps, len(groups)), Random(f"{config.seed}:{step}"))
+    batches = [pack(part, train.token_budget) for part in dealt]
+    # With a single optimizer step its own forward pass gives the old log-probs: nothing has changed before it.
+    several = len(batches) > 1
+    with torch.no_grad():
+        old = [[logprobs(policy, m, temperature)[0] if several else None for m in batch] for batch in batches]
+        base = [[logprobs(reference, m, temperature)[0] if reference else None for m in batch] for batch in batches]
+    result = StepResult()
+    for number, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (_updates_before(step, train.optimizer_steps) + number + 1) / max(1, train.warmup_steps))
+        _optimizer_step(policy, optimizer, batch, old[number], base[number], config, result)
+    return result
+
+
+def _updates_before(step: int, optimizer_steps: int) -> int:
+    return step * optimizer_steps
+
+
+def _optimizer_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[MicroBatch],
+    old: Sequence[Tensor | None],
+    base: Sequence[Tensor | None],
+    config: RunConfig,
+    result: StepResult,
+) -> None:
+    total = sum(m.target_A.numel() for m in batch)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
+    loss = 0.0
+    for m, old_A, base_A in zip(batch, old, base, strict=True):
+        logp_A, entropy_A = logprobs(policy, m, config.sampling.temperature)
+        before_A = logp_A.detach() if old_A is None else old_A
+        inputs = LossInputs(logp_A, before_A, m.advantage_A, m.sample_A, entropy_A, base_A)
+        out = compute_loss(inputs, config.train.loss, total_tokens=total)
+        torch.autograd.backward(out.loss)
+        loss += float(out.loss.detach())
+        _count(result, m, before_A, {name: float(value) for name, value in out.sums.items()}, float(out.ratio_max), config)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip))
+    if not (torch.isfinite(torch.tensor([loss, norm])).all()):
+        result.skipped += 1
+        optimizer.zero_grad(set_to_none=True)
+        return
+    optimizer.step()
+    result.losses.append(loss)
+    result.grad_norms.append(norm)
+
+
+def _count(
+    result: StepResult, m: MicroBatch, before_A: Tensor, sums: dict[str, float], ratio_max: float, config: RunConfig
+) -> None:
+    difference_A = (before_A - m.engine_logp_A).abs()
+    result.tokens += m.target_A.numel()
+    result.mismatch_sum += float(difference_A.sum())
+    result.mismatch_max = max(result.mismatch_max, float(difference_A.max()))
+    result.ratio_max = max(result.ratio_max, ratio_max)
+    result.forward_tokens += m.layout.tokens
+    result.forward_budget += config.train.token_budget
+    for name, value in sums.items():
+        result.sums[name] = result.sums.get(name, 0.0) + value

@@ -1,0 +1,232 @@
+"""The trainer: waits for a step's rollouts, trains on them, keeps a checkpoint, publishes the next version.
+
+Step k uses submissions made for step k alone, so none can be used in two steps; their version lies in
+k - async_level .. k because the store refuses the others. The checkpoint is written before the version is published: a
+version that anyone has seen can always be continued from, unless checkpoints are made less often than versions. Versions
+that no checkpoint backs are retracted on resume, and what was generated with them is refused by its hash.
+"""
+
+import copy
+import time
+from dataclasses import dataclass, field
+
+import torch
+from safetensors.torch import save_file
+
+from shoal.config import RunConfig
+from shoal.errors import DivergedError, NoSignalError, WaitError
+from shoal.exchange.interfaces import WeightChannel
+from shoal.exchange.rollouts import DirectoryStore
+from shoal.files import whole_directory
+from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
+from shoal.rollout.record import Submission
+from shoal.rundir import RunDir, limits_of
+from shoal.train.batch import Sorted, sort_groups
+from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from shoal.train.step import StepResult, train_step
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+POLL_S = 0.01
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The one role that changes the policy."""
+
+    run_dir: RunDir
+    config: RunConfig
+    channel: WeightChannel
+    store: DirectoryStore
+    policy: Policy
+    reference: Policy | None
+    optimizer: torch.optim.Optimizer
+    status: StatusFile
+    metrics: MetricsWriter
+    progress: Progress = field(default_factory=lambda: Progress(0, 0, {}))
+
+    def run(self) -> None:
+        """Trains from wherever the last checkpoint left off to the last step."""
+        self._resume()
+        while self.progress.version < self.config.steps:
+            began = time.monotonic()
+            step = self.progress.version
+            submissions, groups = self._collect(step)
+            self.status.working(f"training step {step}")
+            trained = time.monotonic()
+            result = train_step(
+                self.policy, self.reference, self.optimizer, groups.signal, self.config, step, self.config.train.lr
+            )
+            self._advance(step, submissions, result)
+            self._report(step, submissions, groups, result, began, trained)
+            self._stop_if_diverged(step)
+        self._export()
+        self.status.done(f"{self.config.steps} steps trained")
+
+    def _resume(self) -> None:
+        self.status.working("loading the last checkpoint")
+        progress, damaged = load_checkpoint(self.run_dir.checkpoints, self.policy, self.optimizer)
+        for text in damaged:
+            self.metrics.write("note", text=text)
+        if progress is not None:
+            self.progress = progress
+            self.metrics.write("note", text=f"going on after step {progress.version}")
+        if lost := self.run_dir.channel().retract(self.progress.version):
+            self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
+        if self.progress.version and self.run_dir.channel().version(self.progress.version) is None:
+            self._publish()
+
+    def _collect(self, step: int) -> tuple[list[Submission], Sorted]:
+        """Waits until enough groups with signal are in, or until no more will be sampled for this step."""
+        needed = self.config.train.groups_per_step
+        most = int(self.config.train.oversample * needed)
+        submissions: list[Submission] = []
+        groups = sort_groups([], normalise=self.config.train.advantage_std)
+        deadline = time.monotonic() + self.config.wait_s
+        while len(groups.signal) < needed:
+            arrived = list(self.store.accepted(step))
+            if arrived:
+                submissions += arrived
+                groups = sort_groups(submissions, normalise=self.config.train.advantage_std)
+                deadline = time.monotonic() + self.config.wait_s
+                continue
+            count = self.store.count(step)
+            if groups.seen >= most and not count.leased:
+                if not groups.signal:
+                    raise NoSignalError(_no_signal(step, groups, self.config))
+                self.metrics.write("note", text=f"step {step} trains on {len(groups.signal)} of {needed} groups: "
+                                   f"{groups.seen} were sampled and the others had no signal")
+                break
+            if time.monotonic() > deadline:
+                raise WaitError(
+                    f"trainer: step {step} has {len(groups.signal)} of {needed} groups with signal, and nothing came "
+                    f"for {self.config.wait_s:.0f} s; is a worker running? (shoal status says; wait_s sets the limit)"
+                )
+            text = f"rollouts of step {step}: {len(groups.signal)} of {needed} groups"
+            self.status.waiting(text, "worker", deadline - time.monotonic())
+            time.sleep(POLL_S)
+        return submissions, groups
+
+    def _advance(self, step: int, submissions: list[Submission], result: StepResult) -> None:
+        """Makes step + 1 the new state, on disk first and then for everyone."""
+        bad = self.progress.bad_steps + 1 if not result.losses else 0
+        recent = {s: n for s, n in self.progress.used.items() if s > step - self.config.keep.checkpoints - 1}
+        used = recent | {step: sorted(s.lease.submission for s in submissions)}
+        self.progress = Progress(step + 1, bad, used)
+        last = step + 1 == self.config.steps
+        if last or (step + 1) % self.config.train.checkpoint_every == 0:
+            keep = self.config.keep.checkpoints
+            save_checkpoint(self.run_dir.checkpoints, self.policy, self.optimizer, self.progress, keep)
+        self._publish()
+        if self.config.keep.rollouts:
+            self.store.forget(step + 1 - self.config.keep.rollouts)
+
+    def _publish(self) -> None:
+        dtype = DTYPES[self.config.model.dtype]
+        with self.channel.publish(self.progress.version) as staging:
+            weights = {name: t.to(dtype).contiguous() for name, t in self.policy.weights().items()}
+            save_file(weights, staging / WEIGHTS)
+
+    def _report(
+        self,
+        step: int,
+        submissions: list[Submission],
+        groups: Sorted,
+        result: StepResult,
+        began: float,
+        trained: float,
+    ) -> None:
+        now = time.monotonic()
+        samples = [s for g in groups.signal for s in g.samples]
+        lag = [step - g.version for g in groups.signal]
+        everything = [r for s in submissions for r in s.rollouts]
+        self.metrics.write(
+            "step",
+            step=step,
+            version=step + 1,
+            reward=groups.reward,
+            solve_rate=groups.solve_rate,
+            completion_tokens_mean=sum(len(r.completion) for r in everything) / len(everything),
+            truncated=sum(r.finish == "length" for r in everything) / len(everything),
+            lr=self.optimizer.param_groups[0]["lr"],
+            samples=len(samples),
+            samples_seen=len(everything),
+            groups=len(groups.signal),
+            groups_all_right=groups.all_right / groups.seen,
+            groups_all_wrong=groups.all_wrong / groups.seen,
+            groups_failed=groups.failed / groups.seen,
+            staleness_mean=sum(lag) / len(lag),
+            staleness_max=max(lag),
+            submissions=[s.lease.submission for s in submissions],
+            versions=sorted({s.version for s in submissions}),
+            tokens_per_s=result.tokens / (now - trained),
+            train_s=now - trained,
+            step_s=now - began,
+            skipped=not result.losses,
+            **result.metrics(),
+            **self.status.shares(),
+        )
+
+    def _stop_if_diverged(self, step: int) -> None:
+        bad, most = self.progress.bad_steps, self.config.train.max_bad_steps
+        if bad:
+            self.metrics.write("note", text=f"step {step} was skipped: its loss or gradient was not finite "
+                               f"({bad} in a row, the run stops at {most})")
+        if bad >= most:
+            raise DivergedError(
+                f"trainer: {bad} steps in a row up to step {step} had a loss or gradient that is not finite; "
+                f"lower train.lr ({self.config.train.lr}) or train.grad_clip ({self.config.train.grad_clip}), "
+                "or look for NaN in the base model"
+            )
+
+    def _export(self) -> None:
+        """The trained policy as an ordinary model directory."""
+        target = self.run_dir.path / "model"
+        if target.exists():
+            return
+        with whole_directory(target) as staging:
+            self.policy.model.save_pretrained(staging)
+            self.policy.tokenizer.save_pretrained(staging)
+
+
+def _no_signal(step: int, groups: Sorted, config: RunConfig) -> str:
+    right, wrong, failed = (n / groups.seen for n in (groups.all_right, groups.all_wrong, groups.failed))
+    if failed > max(right, wrong):
+        cause = f"the scorer failed, first with: {groups.error}"
+    elif wrong >= right:
+        cause = (
+            "the tasks are too hard for this model: make them easier (tasks.options), sample more answers "
+            f"(sampling.group_size, now {config.sampling.group_size}), or warm the model up longer"
+        )
+    else:
+        cause = "the tasks are solved: make them harder (tasks.options) or stop here"
+    return (
+        f"trainer: step {step}: none of {groups.seen} groups has signal ({right:.0%} all right, {wrong:.0%} all wrong, "
+        f"{failed:.0%} with a failed scorer); {cause}"
+    )
+
+
+def start_trainer(run: RunDir) -> None:
+    """Runs the trainer of a run in this process until the run is done."""
+    config = run.config
+    torch.set_num_threads(config.train.threads)
+    with run.metrics("trainer") as metrics:
+        status = run.status("trainer")
+        status.working("loading the base model")
+        policy = load(run.base_model)
+        reference = None
+        if config.train.loss.kl_coef > 0:
+            reference = copy.deepcopy(policy)
+            reference.model.requires_grad_(False)
+        train = config.train
+        parameters = [p for _, p in trainable(policy.model)]
+        optimizer = torch.optim.AdamW(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+        store = run.store(
+            limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
+        )
+        trainer = Trainer(run, config, run.channel(), store, policy, reference, optimizer, status, metrics)
+        try:
+            trainer.run()
+        except Exception as error:
+            status.failed(str(error))
+            raise
