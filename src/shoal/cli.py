@@ -90,7 +90,9 @@ def evaluate(
     config: Annotated[Path | None, typer.Option(help="Config with the tasks; needed for a model directory.")] = None,
     settings: Settings = None,
     version: Annotated[int | None, typer.Option(help="Policy version of a run; the newest if not given.")] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks; the config's if not given.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Number of held-out tasks; the config's if not given.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
 ) -> None:
     """Measure pass@1 on held-out tasks."""
@@ -127,7 +129,9 @@ def rollouts(
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop or async.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
+    ] = False,
 ) -> None:
     """Measure a hot path side by side with what you would otherwise use."""
     from shoal.bench.run import run_bench

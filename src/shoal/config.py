@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from shoal.errors import ConfigError
 from shoal.rl.loss_config import LossConfig
 
 Positive = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Strict: `steps = true` is a slip, not one step.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TaskConfig(_Table):
@@ -30,7 +32,7 @@ class TaskConfig(_Table):
     source: str = Field(description="Where tasks come from: reasoning-gym/GENERATOR.")
     name: str | None = Field(None, description="Name in rollouts and metrics; the generator's if not given.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
-    options: dict[str, Any] = Field(default_factory=dict, description="The generator's own options.")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="The generator's own options.")
     binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
     answer: Literal["whole", "tagged"] = Field("whole", description="The whole completion, or between <answer> tags.")
 
@@ -73,9 +75,14 @@ class TrainConfig(_Table):
     token_budget: Positive = Field(4096, description="Tokens packed into one forward pass.")
     lr: float = Field(3e-7, gt=0, description="Learning rate after warm-up.")
     warmup_steps: int = Field(25, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's moment decay rates.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), strict=False, description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
     grad_clip: float = Field(0.1, gt=0, description="Largest gradient norm.")
+    old_logprobs: Literal["recomputed", "sampled"] = Field(
+        "recomputed",
+        description="What the loss measures its ratio from: the policy as the step finds it, or as it was when it "
+        "sampled. The second lets the clip bound what stale rollouts may still change.",
+    )
     advantage_std: bool = Field(True, description="Divide advantages by the group's std; false gives Dr. GRPO.")
     oversample: float = Field(16.0, ge=1, description="Most groups to sample for a step, in multiples of its need.")
     max_bad_steps: Positive = Field(3, description="Stop after this many non-finite steps in a row.")
@@ -195,7 +202,7 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
 
 
 def _item(items: list[Any], part: str, setting: str) -> Any:
-    if not part.isdigit() or int(part) >= len(items):
+    if not part.isdecimal() or int(part) >= len(items):
         raise ConfigError(f"--set {setting}: {part} must be an index from 0 to {len(items) - 1}")
     return items[int(part)]
 
@@ -205,10 +212,9 @@ def _fault(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         parent, _, key = where.rpartition(".")
         keys = _keys(error["loc"][:-1])
-        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5) or _elsewhere(key)
-        hint = f"did you mean {f'{parent}.' if parent and '.' not in near[0] else ''}{near[0]}?" if near else (
-            f"known here: {', '.join(keys)}"
-        )
+        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+        near = _elsewhere(key) or [f"{parent}.{name}" if parent else name for name in close]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(keys)}"
         return f"{where} = {error['input']!r}: unknown key; {hint}"
     if error["type"] == "missing":
         return f"{where}: is missing and has no default; add it"
@@ -235,8 +241,10 @@ def _inner(annotation: Any) -> Any:
 
 
 def _elsewhere(key: str) -> list[str]:
-    """Full names of a key that exists in another table."""
-    return [name for name, _ in describe() if name.rpartition(".")[2] == key][:1]
+    """Full names of a key or table that is right in another place: those nearest to the top."""
+    parts = [name.split(".") for name, _ in describe()]
+    places = sorted(dict.fromkeys(tuple(p[: p.index(key) + 1]) for p in parts if key in p), key=len)
+    return [".".join(place) for place in places if len(place) == len(places[0])]
 
 
 def describe(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, str]]:
@@ -276,7 +284,7 @@ def _write_table(table: dict[str, Any], prefix: str, lines: list[str]) -> None:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not

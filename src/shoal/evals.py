@@ -54,12 +54,8 @@ def evaluate(policy: Policy, source: TaskSource, config: RunConfig, tasks: int) 
     return Evaluation(tasks, sampled / tasks, low, high, greedy / tasks, failed)
 
 
-def _solved(
-    policy: Policy, source: TaskSource, config: RunConfig, tasks: int, temperature: float
-) -> tuple[int, int]:
-    engine = TorchEngine(
-        policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
-    )
+def _solved(policy: Policy, source: TaskSource, config: RunConfig, tasks: int, temperature: float) -> tuple[int, int]:
+    engine = TorchEngine(policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature)
     asked = [source.task("heldout", index) for index in range(tasks)]
     seed = draw("eval", config.seed)
     prompts = [tuple(policy.encode(task.prompt)) for task in asked]
@@ -76,7 +72,11 @@ def start_evaluator(run: RunDir) -> None:
         status = run.status("evaluator")
         try:
             status.working("loading the base model")
-            policy, source, channel = load(run.base_model, config.model.dtype), build_source(config.tasks), run.channel()
+            policy, source, channel = (
+                load(run.base_model, config.model.dtype),
+                build_source(config.tasks),
+                run.channel(),
+            )
             done = _already_done(run)
             waited_from = time.monotonic()
             while config.steps not in done:
@@ -84,7 +84,9 @@ def start_evaluator(run: RunDir) -> None:
                 if version is None or not _due(version.number, done, config):
                     status.waiting(f"a version to evaluate, after version {max(done)}", "trainer", config.wait_s)
                     if time.monotonic() - waited_from > config.wait_s:
-                        raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
+                        raise WaitError(
+                            f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?"
+                        )
                     time.sleep(POLL_S)
                     continue
                 if not done:
@@ -131,7 +133,12 @@ def _evaluate_version(run: RunDir, policy: Policy, source: TaskSource, version: 
 
 
 def evaluate_target(
-    target: Path, config_path: Path | None, settings: list[str], version: int | None, tasks: int | None, console: Console
+    target: Path,
+    config_path: Path | None,
+    settings: list[str],
+    version: int | None,
+    tasks: int | None,
+    console: Console,
 ) -> None:
     """What `shoal eval` does: a run's version, or a model directory with a config, measured and printed."""
     if (target / RUN_FILE).is_file():
@@ -152,5 +159,6 @@ def evaluate_target(
         result = evaluate(policy, build_source(config.tasks), config, tasks or config.eval.tasks)
     console.print(
         f"{name}: pass@1 {result.pass_at_1:.3f} (95 % {result.low:.3f}..{result.high:.3f}) at temperature "
-        f"{config.sampling.temperature}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks", soft_wrap=True
+        f"{config.sampling.temperature}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks",
+        soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,15 +27,24 @@ def disk_errors(target: Path) -> Iterator[None]:
     """Turns what the disk says into a StorageError that names the file and the fix."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        code = _error_number(error)
+        if code in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(_existing(target)).free
             raise StorageError(
                 f"{target}: the disk is full ({free:,} bytes free); nothing was lost: free some space and start again"
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
-            raise StorageError(f"{target}: cannot be written ({error.strerror})") from error
+        if code in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+            raise StorageError(f"{target}: cannot be written ({os.strerror(code)})") from error
         raise
+
+
+def _error_number(error: Exception) -> int | None:
+    """The system's number of an error; libraries written in Rust, as safetensors is, only put it into their message."""
+    if isinstance(error, OSError):
+        return error.errno
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return int(said[1]) if said else None
 
 
 def _existing(path: Path) -> Path:
@@ -59,12 +69,12 @@ def write_whole(path: Path, data: bytes, *, once: bool = False) -> None:
             if once:
                 os.link(name, path)
             else:
-                os.replace(name, path)
+                Path(name).replace(path)
                 name = ""
         finally:
             if name:
                 with suppress(OSError):
-                    os.unlink(name)
+                    Path(name).unlink()
 
 
 @contextmanager
@@ -80,7 +90,7 @@ def whole_directory(target: Path) -> Iterator[Path]:
                     _sync(file)
             _sync(staging)
             staging.chmod(0o755)
-            os.rename(staging, target)
+            staging.rename(target)
             _sync(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

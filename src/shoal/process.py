@@ -24,8 +24,8 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": "10000000000",
     "MALLOC_TOP_PAD_": "67108864",
 }
-# Idle OpenMP threads that spin take the core from the thread they wait for as soon as two roles share a machine: measured
-# 15x slower than one thread, against 1.1x when they sleep.
+# Idle OpenMP threads that spin take the core from the thread they wait for as soon as two roles share a machine: 15x
+# slower than one thread on a busy machine with two cores, against 1.1x when they sleep.
 SLEEP_WHEN_IDLE = {"OMP_WAIT_POLICY": "PASSIVE"}
 NO_HUB = {
     "HF_HUB_OFFLINE": "1",

@@ -1,7 +1,7 @@
 """The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
 
-A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go on
-(exit code EXIT_REFUSED) stops the run with its own words. The supervisor imports no torch and computes nothing.
+A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
+on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor imports no torch and computes nothing.
 """
 
 import fcntl
@@ -44,13 +44,15 @@ def run_swarm(run: RunDir, console: Console) -> None:
         try:
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run)
-                _watch(run, children, view, metrics)
+                _watch(children, view, metrics)
         finally:
             stop_all(children)
             metrics.write("end")
     plot_run(run.path, run.path / "curves.png")
     print_summary(summarise(run.path), console)
-    console.print(f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}")
+    console.print(
+        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}"
+    )
 
 
 def start_roles(run: RunDir) -> list[Child]:
@@ -75,7 +77,7 @@ def start_roles(run: RunDir) -> list[Child]:
     return children
 
 
-def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
+def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
     """Returns when every role has ended well."""
     deaths: dict[str, deque[float]] = {child.name: deque(maxlen=MOST_RESTARTS) for child in children}
     finish_by: float | None = None
@@ -104,7 +106,6 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
             if time.monotonic() > finish_by:
                 late = [child.name for child in children if child.poll() != 0]
                 raise WaitError(f"training is done, but {', '.join(late)} did not end within {FINISH_S:.0f} s")
-    del run
 
 
 def _last_words(child: Child) -> str:

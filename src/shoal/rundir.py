@@ -87,10 +87,10 @@ def open_run(path: Path) -> RunDir:
     """A run that was prepared before."""
     file = path / RUN_FILE
     try:
-        tree = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"run {path}: no {RUN_FILE} there; give a directory made by shoal run") from error
-    return RunDir(path, check_config(tree["config"], str(file)))
+        tree = json.loads(file.read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"run {path}: no usable {RUN_FILE} there; give a directory made by shoal run") from error
+    return RunDir(path, check_config(tree, str(file)))
 
 
 def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:

@@ -18,7 +18,7 @@ from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount, next_grant
 from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
 
-NUMBERED = re.compile(r"\d{4,}")
+NUMBERED = re.compile(r"\d{4,9}")
 # Signal rates are judged by this many steps before the newest version's.
 MEMORY = 4
 
@@ -69,6 +69,8 @@ class DirectoryStore:
                 if lease.node == node:
                     return lease
         while True:
+            # Before counting: a lease that appears while we count takes our number, and we count again.
+            numbers = {step: self._next_number(step) for step in serves}
             counts = {step: self.count(step) for step in range(max(0, version - MEMORY), version + len(serves))}
             grant = next_grant(
                 counts,
@@ -81,12 +83,11 @@ class DirectoryStore:
             )
             if grant is None:
                 return None
-            number = sum(1 for _ in self._folder(grant.step).glob("*.lease.json"))
             lease = Lease(
                 run=rules.run,
                 node=node,
                 step=grant.step,
-                submission=number,
+                submission=numbers[grant.step],
                 oldest=max(0, grant.step - rules.async_level),
                 newest=grant.step,
                 groups=grant.groups,
@@ -110,12 +111,16 @@ class DirectoryStore:
             raise RolloutError(f"{lease}: was already submitted; a lease is good for one file") from None
 
     def count(self, step: int) -> StepCount:
+        # Leases first: one that is handed in meanwhile counts twice for a moment, rather than not at all.
+        leased = sum(lease.groups for lease in self._open_leases(step))
         seen = signal = 0
         for path in self._files(step):
+            if _number(path, ".parquet") is None:
+                continue
             summary = self._summary(path)
             seen += summary.groups
             signal += summary.signal
-        return StepCount(seen, signal, sum(lease.groups for lease in self._open_leases(step)))
+        return StepCount(seen, signal, leased)
 
     def accepted(self, step: int) -> Iterator[Submission]:
         for path in self._files(step):
@@ -138,11 +143,12 @@ class DirectoryStore:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _judge(self, path: Path, step: int) -> Submission:
-        if not NUMBERED.fullmatch(path.stem):
+        number = _number(path, ".parquet")
+        if number is None:
             raise RolloutError(f"{path.name}: no submission has that name")
-        lease = self._read_lease(step, int(path.stem))
+        lease = self._read_lease(step, number)
         if lease is None:
-            raise RolloutError(f"{path.name}: no lease was issued for submission {int(path.stem)} of step {step}")
+            raise RolloutError(f"{path.name}: no lease was issued for submission {number} of step {step}")
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
         submission = read_rollouts(path, lease, self._limits)
@@ -152,9 +158,14 @@ class DirectoryStore:
                 f"{path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
                 f"which is {root[:12] if root else 'not here any more'!r}"
             )
+        claimed, signal = read_summary(path).signal, _groups_with_signal(submission)
+        if claimed != signal:
+            raise RolloutError(f"{path.name}: claims {claimed} groups with signal, it has {signal}")
         return submission
 
     def _verdict(self, path: Path, reason: str) -> None:
+        if _number(path, ".parquet") is None:
+            return  # counted by nobody; and its name may leave no room for a longer one
         verdict = {"accept": not reason, "reason": reason}
         write_whole(path.with_suffix(".verdict.json"), json.dumps(verdict).encode())
 
@@ -164,7 +175,7 @@ class DirectoryStore:
             return self._summaries[path]
         try:
             accept: bool | None = json.loads(path.with_suffix(".verdict.json").read_text())["accept"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             accept = None
         try:
             summary = Summary(0, 0) if accept is False else read_summary(path)
@@ -178,11 +189,15 @@ class DirectoryStore:
         now = time.time()
         folder = self._folder(step)
         for path in sorted(folder.glob("*.lease.json")):
-            number = path.name.removesuffix(".lease.json")
-            if not (folder / f"{number}.parquet").exists():
-                lease = self._read_lease(step, int(number)) if NUMBERED.fullmatch(number) else None
+            number = _number(path, ".lease.json")
+            if number is not None and not (folder / f"{number:04d}.parquet").exists():
+                lease = self._read_lease(step, number)
                 if lease is not None and now <= lease.deadline:
                     yield lease
+
+    def _next_number(self, step: int) -> int:
+        numbers = (_number(path, ".lease.json") for path in self._folder(step).glob("*.lease.json"))
+        return max((number for number in numbers if number is not None), default=-1) + 1
 
     def _read_lease(self, step: int, submission: int) -> Lease | None:
         try:
@@ -199,3 +214,19 @@ class DirectoryStore:
 
     def _folder(self, step: int) -> Path:
         return self._path / f"step-{step:06d}"
+
+
+def _number(path: Path, suffix: str) -> int | None:
+    """The submission a file's name stands for; None for any other name, so that no file counts under two names."""
+    text = path.name.removesuffix(suffix)
+    return int(text) if NUMBERED.fullmatch(text) and f"{int(text):04d}" == text else None
+
+
+def _groups_with_signal(submission: Submission) -> int:
+    """Groups of a submission that teach something: pacing believes the file's own count, so it must be the true one."""
+    import torch  # here, because only who judges needs it
+
+    from shoal.rl.advantages import has_signal
+
+    rewards = [float("nan") if r.reward is None else r.reward for r in submission.rollouts]
+    return int(has_signal(torch.tensor(rewards).view(submission.lease.groups, -1)).sum())

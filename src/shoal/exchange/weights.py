@@ -50,8 +50,9 @@ class DirectoryChannel:
         return sorted(int(folder.name[1:]) for folder in self._path.glob("v[0-9]*") if folder.name[1:].isdigit())
 
     def latest(self) -> Version | None:
-        numbers = self.numbers()
-        return self.version(numbers[-1]) if numbers else None
+        # A version that is being removed loses its manifest before its folder.
+        found = (self.version(number) for number in reversed(self.numbers()))
+        return next((version for version in found if version is not None), None)
 
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is not here (any more)."""
@@ -60,7 +61,7 @@ class DirectoryChannel:
             return Version(number, str(json.loads(path.read_text())["root"]))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"version {number}: {path} is not a manifest ({error})") from error
 
     def fetch(self, version: Version) -> Path:
@@ -73,7 +74,7 @@ class DirectoryChannel:
             for name, facts in files.items():
                 if _sha256(folder / name) != facts["sha256"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
         return folder
 

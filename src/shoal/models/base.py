@@ -58,7 +58,12 @@ def ensure_base_model(config: RunConfig, console: Console, *, rebuild: bool = Fa
 
 def _tiny_key(config: RunConfig) -> str:
     tasks = config.model.tiny.warm_tasks or config.tasks
-    spec = [TINY_RECIPE, config.seed, config.model.tiny.model_dump(mode="json"), [t.model_dump(mode="json") for t in tasks]]
+    spec = [
+        TINY_RECIPE,
+        config.seed,
+        config.model.tiny.model_dump(mode="json"),
+        [t.model_dump(mode="json") for t in tasks],
+    ]
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -67,7 +72,11 @@ def _build_tiny(config: RunConfig, staging: Path, console: Console) -> None:
     from shoal.tasks.build import build_source
 
     tasks = build_source(config.model.tiny.warm_tasks or config.tasks)
-    columns = (TextColumn("warm start"), BarColumn(), TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"))
+    columns = (
+        TextColumn("warm start"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"),
+    )
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("warm start", total=config.model.tiny.warm_steps, loss=float("nan"))
 

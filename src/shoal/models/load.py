@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from shoal.errors import ModelError
 from shoal.models.attention import NAME as ATTENTION
-from shoal.models.attention import Layout, Packed
+from shoal.models.attention import Family, Layout, Packed
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,7 +40,20 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 2**31))
+        """The longest sequence whose every token is computed the same, whatever runs beside it.
+
+        Beyond a sliding window we would attend to too much; beyond the length of its first training a model with
+        "longrope" rotates all tokens of a batch otherwise than those of its short sequences.
+        """
+        config = self.model.config
+        limits = [getattr(config, "max_position_embeddings", None)]
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]):
+            limits.append(getattr(config, "sliding_window", None))
+        rope = getattr(config, "rope_parameters", None) or {}
+        for kind in (rope, *rope.values()):
+            if isinstance(kind, dict) and kind.get("rope_type") == "longrope":
+                limits.append(kind.get("original_max_position_embeddings"))
+        return min((int(limit) for limit in limits if limit), default=2**31)
 
     def hidden(self, ids_BT: Tensor, positions_BT: Tensor, layout: Layout) -> Tensor:
         """Final hidden states, B x T x D: what the output head reads and what proofs are made of."""
@@ -68,7 +81,7 @@ class Policy:
             ids = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
         else:
             ids = self.tokenizer.encode(prompt)
-        return [int(i) for i in ids]
+        return list(map(int, ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer, without the special tokens that end it."""
@@ -122,7 +135,7 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
         ) from error
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype=DTYPES[dtype], attn_implementation="sdpa", use_safetensors=True
+            directory, local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True
         )
     except Exception as error:  # the same for a missing or broken model
         raise ModelError(f"model {directory}: cannot be loaded ({_first_line(error)})") from error
@@ -148,25 +161,38 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directo
 
 @torch.no_grad()
 def _check(policy: Policy, directory: Path) -> None:
-    """Compares our packed forward with the model's own on two short samples, then switches to our attention."""
+    """Compares our packed forward with the model's own, on a sample and on two answers that share a prompt.
+
+    The shared prompt matters: some architectures ignore our attention, and transformers would still tell plain samples
+    in one row apart by their positions. From here on the model uses our attention.
+    """
     model = policy.model
+    name = type(model).__name__
     generator = torch.Generator().manual_seed(0)
-    samples = [torch.randint(0, policy.vocab, (n,), generator=generator) for n in (7, 12)]
-    plain = torch.cat([model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples])
+    alone, prompt, short, long = (torch.randint(0, policy.vocab, (n,), generator=generator) for n in (7, 5, 3, 6))
+    samples = [alone, torch.cat([prompt, short]), torch.cat([prompt, long])]
+    try:
+        logits = [model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples]
+    except Exception as error:  # a config that does not fit together fails in any way
+        raise ModelError(f"model {directory}: {name} cannot be run ({_first_line(error)})") from error
+    plain = torch.cat([logits[0], logits[1], logits[2][len(prompt) :]])
+    if not plain.isfinite().all():
+        raise ModelError(f"model {directory}: {name} gives logits that are not finite; its weights are damaged")
     try:
         model.set_attn_implementation(ATTENTION)
-        packed = Packed([len(ids) for ids in samples])
-        ours = policy.head(policy.hidden(torch.cat(samples).unsqueeze(0), packed.positions_1T, packed))[0]
-    except (TypeError, ValueError, AttributeError) as error:
+        packed = Packed([len(alone), Family(len(prompt), (len(short), len(long)))])
+        row_1T = torch.cat([alone, prompt, short, long]).unsqueeze(0)
+        ours = policy.head(policy.hidden(row_1T, packed.positions_1T, packed))[0]
+    except Exception as error:  # whatever an architecture does with a call that it does not expect
         raise ModelError(
-            f"model {directory}: {type(model).__name__} does not take an attention function of ours ({error})"
+            f"model {directory}: {name} is not supported: it does not take our attention ({_first_line(error)})"
         ) from error
     spread = float(plain.float().std()) + 1e-6
     worst = float((plain.float() - ours.float()).abs().max()) / spread
     if not worst <= AGREEMENT[plain.dtype]:
         raise ModelError(
-            f"model {directory}: packed logits of {type(model).__name__} differ from its own forward pass by {worst:.3g} "
-            "of their spread; this architecture is not supported"
+            f"model {directory}: {name} is not supported: its packed logits differ from its own forward pass by "
+            f"{worst:.3g} of their spread"
         )
 
 

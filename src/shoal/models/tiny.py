@@ -1,7 +1,8 @@
 """A small Llama that this machine can build in a minute: byte-level tokenizer, random weights, a short warm start.
 
-It is an ordinary transformers directory, so every tool of the ecosystem opens it. The warm start shows it worked answers
-from the train split until it is weak but not hopeless: reinforcement learning needs some right answers to begin with.
+It is an ordinary transformers directory, so every tool of the ecosystem opens it. The warm start shows it worked
+answers from the train split until it is weak but not hopeless: reinforcement learning needs some right answers to
+begin with.
 """
 
 import re

@@ -5,9 +5,6 @@ a sum over its tokens divided by the token count of the *whole* batch, so the lo
 add up to those of the batch.
 """
 
-# Shape suffixes (`logp_T`) are upper case on purpose.
-# ruff: noqa: N815
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from shoal.errors import ModelError
 from shoal.models.attention import Packed, Recording
-from shoal.models.load import Policy
+from shoal.models.load import AGREEMENT, Policy
 from shoal.rollout.sampling import NoiseStream, choose, greedy
 from shoal.rollout.slots import NextToken, SlotCache
 
 # A prefill pass takes at most this many prompt tokens, so that its activations stay small.
 PREFILL_TOKENS = 4096
-# New sequences wait until this share of the slots is free: a forward pass has a fixed cost that one prompt cannot repay.
+# New sequences wait until this share of the slots is free: a forward pass has a fixed cost that one prompt cannot
+# repay.
 ADMIT_SHARE = 1 / 16
 
 
@@ -76,9 +77,10 @@ class TorchEngine:
     def __init__(self, policy: Policy, *, max_batch: int, max_len: int, temperature: float) -> None:
         if max_len > policy.max_positions:
             raise ModelError(
-                f"prompt and answer may take {max_len} tokens, the model has {policy.max_positions} positions; "
+                f"prompt and answer may take {max_len} tokens, the model handles {policy.max_positions}; "
                 "lower max_prompt_tokens or max_new_tokens"
             )
+        _check_decoding(policy)
         self.policy = policy
         self.max_batch = max_batch
         self.max_len = max_len
@@ -93,10 +95,11 @@ class TorchEngine:
     def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]:
         """Yields each completion as soon as it is finished."""
         for index, request in enumerate(requests):
-            if not request.prompt or len(request.prompt) + request.max_new_tokens > self.max_len:
+            prompt, new = len(request.prompt), request.max_new_tokens
+            if prompt < 1 or new < 1 or prompt + new > self.max_len:
                 raise ModelError(
-                    f"request {index}: a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones; "
-                    f"the prompt must not be empty and both must fit in {self.max_len}"
+                    f"request {index}: a prompt of {prompt} tokens and {new} new ones; "
+                    f"neither may be empty and both must fit in {self.max_len}"
                 )
         waiting = deque(enumerate(requests))
         running: list[_Running] = []
@@ -177,3 +180,32 @@ class TorchEngine:
             self._cache.move(len(running), slot, tail.length)
         states = torch.stack(r.hidden) if r.hidden else None
         return Completion(r.index, r.tokens, r.logprobs, finish, states)
+
+
+@torch.inference_mode()
+def _check_decoding(policy: Policy) -> None:
+    """A token decoded from the cache must get the logits of a packed forward pass, which `load` has checked.
+
+    Some architectures call attention more than once in a layer, or with heads of several sizes: one row of keys and
+    values for each layer and token would not be their cache.
+    """
+    name = type(policy.model).__name__
+    lengths = [3, 5]
+    ids_BT = torch.randint(0, policy.vocab, (2, 6), generator=torch.Generator().manual_seed(0))
+    rows = [ids_T[: n + 1] for ids_T, n in zip(ids_BT, lengths, strict=True)]
+    whole, prompts = Packed([n + 1 for n in lengths]), Packed(lengths)
+    ends = [start + n for start, n in zip(whole.starts, lengths, strict=True)]
+    expected_BV = policy.head(policy.hidden(torch.cat(rows).unsqueeze(0), whole.positions_1T, whole)[0, ends])
+    try:
+        cache, recording = SlotCache(len(lengths), 8), Recording(prompts)
+        policy.hidden(torch.cat([row[:-1] for row in rows]).unsqueeze(0), prompts.positions_1T, recording)
+        for slot, (start, n) in enumerate(zip(prompts.starts, lengths, strict=True)):
+            cache.store(recording, start, n, slot, 1)
+        layout = NextToken(cache, lengths)
+        last_B1 = torch.stack([row[-1:] for row in rows])
+        decoded_BV = policy.head(policy.hidden(last_B1, layout.positions_B1, layout)[:, 0])
+    except (RuntimeError, LookupError) as error:
+        raise ModelError(f"{name} is not supported: its keys and values do not fit our cache ({error})") from error
+    worst = float((expected_BV - decoded_BV).abs().max() / (expected_BV.std() + 1e-6))
+    if not worst <= AGREEMENT[expected_BV.dtype]:
+        raise ModelError(f"{name} is not supported: decoded logits differ by {worst:.3g} of their spread")

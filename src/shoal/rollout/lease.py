@@ -49,10 +49,15 @@ class Lease:
         try:
             fields: Mapping[str, Any] = json.loads(text)
             lease = cls(**fields)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RolloutError(f"not a lease: {str(text)[:80]!r} ({error})") from error
         whole = (lease.step, lease.submission, lease.oldest, lease.newest, lease.groups, lease.beacon)
-        if not all(type(value) is int for value in whole) or not isinstance(lease.node, str):
+        texts = (lease.run, lease.node)
+        if not (
+            all(type(value) is int for value in whole)
+            and all(isinstance(value, str) for value in texts)
+            and isinstance(lease.deadline, int | float)
+        ):
             raise RolloutError(f"not a lease: {str(text)[:80]!r} (a field has the wrong type)")
         return lease
 

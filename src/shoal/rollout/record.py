@@ -21,6 +21,11 @@ from shoal.rollout.lease import Lease
 SCHEMA_VERSION = "1"
 # A file larger than this is refused unread; 4096 samples of 32k tokens with log-probs compress to less.
 MAX_BYTES = 1 << 30
+MAX_REWARD = 1e6
+# Bytes a sample may take besides its tokens and log-probs.
+ROOM_FOR_TEXT = 8192
+# What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
+BROKEN = (pa.ArrowException, OSError, ValueError)
 
 SCHEMA = pa.schema(
     [
@@ -98,7 +103,7 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
     columns = {name: [getattr(r, name) for r in submission.rollouts] for name in SCHEMA.names}
     table = pa.table(columns, schema=SCHEMA.with_metadata(metadata))
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
 
@@ -107,15 +112,19 @@ def read_summary(path: Path) -> Summary:
     footer = _open(path).metadata.metadata or {}
     try:
         counts = json.loads(footer[b"shoal.summary"])
-        return Summary(int(counts["groups"]), int(counts["signal"]))
-    except (KeyError, ValueError, TypeError) as error:
+        summary = Summary(int(counts["groups"]), int(counts["signal"]))
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise RolloutError(f"{path.name}: no summary in its footer") from error
+    if not 0 <= summary.signal <= summary.groups:
+        raise RolloutError(f"{path.name}: claims {summary.signal} groups with signal out of {summary.groups}")
+    return summary
 
 
 def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     """Reads and checks a file that claims to be the submission of `lease`."""
     file = _open(path)
-    footer = {key.decode(): value.decode(errors="replace") for key, value in (file.metadata.metadata or {}).items()}
+    metadata = file.metadata.metadata or {}
+    footer = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
     if footer.get("shoal.schema") != SCHEMA_VERSION:
         raise RolloutError(
             f"{path.name}: schema version {footer.get('shoal.schema')!r}, this program reads {SCHEMA_VERSION!r}; "
@@ -128,17 +137,28 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     expected = lease.groups * limits.group_size
     if file.metadata.num_rows != expected:
         raise RolloutError(f"{path.name}: {file.metadata.num_rows} samples, the lease is for {expected}")
-    if not footer.get("shoal.version", "").isdigit():
-        raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r} is not a number")
-    version = int(footer["shoal.version"])
+    if (groups := read_summary(path).groups) != lease.groups:
+        raise RolloutError(f"{path.name}: claims {groups} groups, the lease is for {lease.groups}")
+    try:
+        version = int(footer.get("shoal.version", ""))
+    except ValueError:
+        raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
     try:
-        rows = file.read().to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        table = file.read()
+        # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded further.
+        most = expected * (8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + ROOM_FOR_TEXT)
+        if table.nbytes > most:
+            raise RolloutError(f"{path.name}: unfolds to {table.nbytes} bytes, allowed {most}")
+        rows = table.to_pylist()
+    except BROKEN as error:
         raise RolloutError(f"{path.name}: damaged ({error})") from error
     rollouts = [Rollout(**row) for row in rows]
     for number, rollout in enumerate(rollouts):
-        _check(f"{path.name} sample {number}", number, rollout, limits)
+        where, first = f"{path.name} sample {number}", rollouts[number - number % limits.group_size]
+        _check(where, number, rollout, limits)
+        if (rollout.source, rollout.task, rollout.prompt) != (first.source, first.task, first.prompt):
+            raise RolloutError(f"{where}: answers another prompt than the first sample of its group")
     return Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
 
 
@@ -146,8 +166,8 @@ def _open(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RolloutError(f"{path.name}: {path.stat().st_size} bytes, at most {MAX_BYTES} are read")
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+        return pq.ParquetFile(path, page_checksum_verification=True)
+    except BROKEN as error:
         raise RolloutError(f"{path.name}: not a readable Parquet file ({error})") from error
 
 
@@ -164,8 +184,10 @@ def _check(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
         raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
     if rollout.finish not in ("eos", "length"):
         raise RolloutError(f'{where}: finish {rollout.finish!r} is neither "eos" nor "length"')
-    if rollout.reward is not None and not math.isfinite(rollout.reward):
-        raise RolloutError(f"{where}: reward {rollout.reward} is not finite")
+    if rollout.reward is not None and not -MAX_REWARD <= rollout.reward <= MAX_REWARD:
+        raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
+    if not math.isfinite(rollout.advantage):
+        raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 

@@ -1,10 +1,10 @@
 """Sampling that anyone can recompute: token = argmax(logits / T + g), with g from a counter-based generator.
 
-The noise of a token depends on (seed, sample, position, token id) alone, never on batch, order or machine. The generator
-is Philox 4x64-10 (Salmon et al., SC 2011) as numpy ships it, key = (seed, sample), counter starting at zero and stepped
-before each block, as numpy does. Position p owns the 64-bit words [p * W, (p + 1) * W), W = `words(vocab)`; token v takes
-the low half of word v // 2 if v is even, the high half if odd. That 32-bit r becomes u = (r + 0.5) / 2**32 and
-g = -log(-log(u)).
+The noise of a token depends on (seed, sample, position, token id) alone, never on batch, order or machine. The
+generator is Philox 4x64-10 (Salmon et al., SC 2011) as numpy ships it, key = (seed, sample), counter starting at zero
+and stepped before each block, as numpy does. Position p owns the 64-bit words [p * W, (p + 1) * W), W = `words(vocab)`;
+token v takes the low half of word v // 2 if v is even, the high half if odd. That 32-bit r becomes
+u = (r + 0.5) / 2**32 and g = -log(-log(u)).
 
 Because r has 32 bits, g lies in [-3.13, 22.88]. Most of a large vocabulary would need a g near that end to win, so one
 integer comparison dismisses it and logarithms are taken for a few dozen tokens only. Nothing is approximated.
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from shoal.errors import ModelError
 
 Words = npt.NDArray[np.uint32]
 
@@ -74,7 +76,10 @@ def _winners(logits_BV: npt.NDArray[np.float32], bits_BV: Words) -> npt.NDArray[
     # A token below the best by NEAR or more must draw g > g_best + NEAR to beat it: bits above `rare`, rounded down.
     own_B = gumbel(bits_BV[rows_B, best_B])
     rare_B = np.maximum(0.0, TWO32 * np.exp(-np.exp(-(own_B + NEAR))) - 2).astype(np.uint32)
-    near_B = logits_BV[rows_B, best_B] - np.float32(NEAR)
+    peak_B = logits_BV[rows_B, best_B]
+    if not np.isfinite(peak_B).all():
+        raise ModelError(f"logits of row {np.isfinite(peak_B).argmin()} are not finite: the weights have diverged")
+    near_B = np.nextafter(peak_B - np.float32(NEAR), np.float32(-np.inf))  # the difference may have been rounded up
     rows, tokens = np.nonzero((logits_BV > near_B[:, None]) | (bits_BV >= rare_B[:, None]))
     scores = logits_BV[rows, tokens].astype(np.float64) + gumbel(bits_BV[rows, tokens])
     # Candidates come row by row in token order; every row holds at least its best.

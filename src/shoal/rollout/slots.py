@@ -4,6 +4,9 @@ Running sequences always fill slots 0 .. n-1. When one ends, the last one moves 
 each finished sequence, instead of the whole cache for each token.
 """
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +28,7 @@ class SlotCache:
             sample = prefill.keys_hTD[0]
             heads, _, size = sample.shape
             shape = (len(prefill.keys_hTD), 2, self.slots, heads, self.max_len, size)
-            self._kv = torch.empty(shape, dtype=sample.dtype, device=sample.device)
+            self._kv = _zeros(shape, sample.dtype)
         for layer, keys_hTD in prefill.keys_hTD.items():
             self._kv[layer, 0, first : first + count, :, :n] = keys_hTD[:, begin : begin + n]
             self._kv[layer, 1, first : first + count, :, :n] = prefill.values_hTD[layer][:, begin : begin + n]
@@ -38,6 +41,15 @@ class SlotCache:
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         assert self._kv is not None
         return self._kv[layer, 0], self._kv[layer, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory when they are first written, which `torch.zeros` does at once.
+
+    Places behind a sequence's end are masked, but must hold numbers all the same: the mask's zero times NaN is NaN.
+    """
+    room = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)
 
 
 class NextToken:

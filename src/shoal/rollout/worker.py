@@ -124,9 +124,7 @@ class Worker:
             for sample in range(size)
         ]
         completions = sorted(self.engine.generate(requests), key=lambda c: c.index)
-        scores = [
-            score(self.tasks, tasks[c.index // size], self.policy.decode(c.tokens)) for c in completions
-        ]
+        scores = [score(self.tasks, tasks[c.index // size], self.policy.decode(c.tokens)) for c in completions]
         advantages, signal = self._advantages([s.reward for s in scores], size)
         rollouts = [
             Rollout(

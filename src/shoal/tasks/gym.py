@@ -36,7 +36,9 @@ class ReasoningGym:
         self._tagged = answer == "tagged"
         known = reasoning_gym.factory.DATASETS
         if generator not in known:
-            raise TaskError(f"task source reasoning-gym/{generator}: no such generator; known: {', '.join(sorted(known))}")
+            raise TaskError(
+                f"task source reasoning-gym/{generator}: no such generator; known: {', '.join(sorted(known))}"
+            )
         try:
             self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
         except (AssertionError, TypeError, ValueError) as error:
@@ -51,7 +53,12 @@ class ReasoningGym:
 
     def _find(self, split: Split, index: int) -> dict[str, Any]:
         for attempt in range(TRIES):
-            entry: dict[str, Any] = self._dataset[draw(self.name, split, index, attempt) >> 24]
+            try:
+                entry: dict[str, Any] = self._dataset[draw(self.name, split, index, attempt) >> 24]
+            except Exception as error:  # a generator is foreign code; some options leave it nothing to choose from
+                raise TaskError(
+                    f"task source {self.name}: its generator raised {error!r}; change its options"
+                ) from error
             if split_of(str(entry["question"])) == split:
                 return entry
         raise TaskError(f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; widen its options")

@@ -5,9 +5,6 @@ into a token budget. A group's prompt is packed once with all its answers, so pa
 fit the budget is cut into pieces that do.
 """
 
-# Shape suffixes (`targets_A`) are upper case on purpose.
-# ruff: noqa: N815
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random

@@ -55,9 +55,7 @@ def save_checkpoint(
         shutil.rmtree(_folder(path, old), ignore_errors=True)
 
 
-def load_checkpoint(
-    path: Path, policy: Policy, optimizer: torch.optim.Optimizer
-) -> tuple[Progress | None, list[str]]:
+def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[Progress | None, list[str]]:
     """Restores the newest whole checkpoint; also says which ones were damaged and passed over."""
     damaged: list[str] = []
     for version in reversed(_found(path)):

@@ -1,11 +1,12 @@
 """One training step as a function: a policy, its optimizer and a batch of groups in, changed weights and numbers out.
 
-Every token of an optimizer batch weighs the same, however its samples were packed. A gradient that is not finite changes
-nothing: that optimizer step is left out and counted.
+Every token of an optimizer batch weighs the same, however its samples were packed. A gradient that is not finite
+changes nothing: that optimizer step is left out and counted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from random import Random
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from shoal.config import RunConfig
 from shoal.models.load import Policy
 from shoal.rl.logprobs import chosen_logprobs
-from shoal.rl.loss import LossInputs, compute_loss
+from shoal.rl.loss import LossInputs, LossOutputs, compute_loss
 from shoal.train.batch import Group, MicroBatch, deal, pack
 
 
@@ -66,34 +67,30 @@ def train_step(
     groups: Sequence[Group],
     config: RunConfig,
     step: int,
-    lr: float,
 ) -> StepResult:
-    """All optimizer steps on one step's groups. Old log-probs are those from before the first of them."""
+    """All optimizer steps on one step's groups. Recomputed log-probs are those from before the first of them."""
     train, temperature = config.train, config.sampling.temperature
     dealt = deal(groups, min(train.optimizer_steps, len(groups)), Random(f"{config.seed}:{step}"))
     batches = [pack(part, train.token_budget) for part in dealt]
-    # With a single optimizer step its own forward pass gives the old log-probs: nothing has changed before it.
-    several = len(batches) > 1
+    # With a single optimizer step its own forward pass gives the recomputed log-probs: nothing has changed before it.
+    ahead = len(batches) > 1
     with torch.no_grad():
-        old = [[logprobs(policy, m, temperature)[0] if several else None for m in batch] for batch in batches]
+        now = [[logprobs(policy, m, temperature)[0] if ahead else None for m in batch] for batch in batches]
         base = [[logprobs(reference, m, temperature)[0] if reference else None for m in batch] for batch in batches]
     result = StepResult()
     for number, batch in enumerate(batches):
+        update = step * train.optimizer_steps + number + 1
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (_updates_before(step, train.optimizer_steps) + number + 1) / max(1, train.warmup_steps))
-        _optimizer_step(policy, optimizer, batch, old[number], base[number], config, result)
+            group["lr"] = train.lr * min(1.0, update / max(1, train.warmup_steps))
+        _optimizer_step(policy, optimizer, batch, now[number], base[number], config, result)
     return result
-
-
-def _updates_before(step: int, optimizer_steps: int) -> int:
-    return step * optimizer_steps
 
 
 def _optimizer_step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     batch: Sequence[MicroBatch],
-    old: Sequence[Tensor | None],
+    now: Sequence[Tensor | None],
     base: Sequence[Tensor | None],
     config: RunConfig,
     result: StepResult,
@@ -102,16 +99,17 @@ def _optimizer_step(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     loss = 0.0
-    for m, old_A, base_A in zip(batch, old, base, strict=True):
+    for m, now_A, base_A in zip(batch, now, base, strict=True):
         logp_A, entropy_A = logprobs(policy, m, config.sampling.temperature)
-        before_A = logp_A.detach() if old_A is None else old_A
-        inputs = LossInputs(logp_A, before_A, m.advantage_A, m.sample_A, entropy_A, base_A)
+        recomputed_A = logp_A.detach() if now_A is None else now_A
+        old_A = m.engine_logp_A if config.train.old_logprobs == "sampled" else recomputed_A
+        inputs = LossInputs(logp_A, old_A, m.advantage_A, m.sample_A, entropy_A, base_A)
         out = compute_loss(inputs, config.train.loss, total_tokens=total)
         torch.autograd.backward(out.loss)
         loss += float(out.loss.detach())
-        _count(result, m, before_A, {name: float(value) for name, value in out.sums.items()}, float(out.ratio_max), config)
+        _count(result, m, recomputed_A, out, config.train.token_budget)
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip))
-    if not (torch.isfinite(torch.tensor([loss, norm])).all()):
+    if not (isfinite(loss) and isfinite(norm)):
         result.skipped += 1
         optimizer.zero_grad(set_to_none=True)
         return
@@ -120,15 +118,13 @@ def _optimizer_step(
     result.grad_norms.append(norm)
 
 
-def _count(
-    result: StepResult, m: MicroBatch, before_A: Tensor, sums: dict[str, float], ratio_max: float, config: RunConfig
-) -> None:
-    difference_A = (before_A - m.engine_logp_A).abs()
+def _count(result: StepResult, m: MicroBatch, recomputed_A: Tensor, out: LossOutputs, budget: int) -> None:
+    difference_A = (recomputed_A - m.engine_logp_A).abs()
     result.tokens += m.target_A.numel()
     result.mismatch_sum += float(difference_A.sum())
     result.mismatch_max = max(result.mismatch_max, float(difference_A.max()))
-    result.ratio_max = max(result.ratio_max, ratio_max)
+    result.ratio_max = max(result.ratio_max, float(out.ratio_max))
     result.forward_tokens += m.layout.tokens
-    result.forward_budget += config.train.token_budget
-    for name, value in sums.items():
-        result.sums[name] = result.sums.get(name, 0.0) + value
+    result.forward_budget += budget
+    for name, value in out.sums.items():
+        result.sums[name] = result.sums.get(name, 0.0) + float(value)

@@ -2,8 +2,8 @@
 
 Step k uses submissions made for step k alone, so none can be used in two steps; their version lies in
 k - async_level .. k because the store refuses the others. The checkpoint is written before the version is published: a
-version that anyone has seen can always be continued from, unless checkpoints are made less often than versions. Versions
-that no checkpoint backs are retracted on resume, and what was generated with them is refused by its hash.
+version that anyone has seen can always be continued from, unless checkpoints are made less often than versions.
+Versions that no checkpoint backs are retracted on resume, and what was generated with them is refused by its hash.
 """
 
 import copy
@@ -54,9 +54,7 @@ class Trainer:
             submissions, groups = self._collect(step)
             self.status.working(f"training step {step}")
             trained = time.monotonic()
-            result = train_step(
-                self.policy, self.reference, self.optimizer, groups.signal, self.config, step, self.config.train.lr
-            )
+            result = train_step(self.policy, self.reference, self.optimizer, groups.signal, self.config, step)
             self._advance(step, submissions, result)
             self._report(step, submissions, groups, result, began, trained)
             self._stop_if_diverged(step)
@@ -94,8 +92,11 @@ class Trainer:
             if groups.seen >= most and not count.leased:
                 if not groups.signal:
                     raise NoSignalError(_no_signal(step, groups, self.config))
-                self.metrics.write("note", text=f"step {step} trains on {len(groups.signal)} of {needed} groups: "
-                                   f"{groups.seen} were sampled and the others had no signal")
+                self.metrics.write(
+                    "note",
+                    text=f"step {step} trains on {len(groups.signal)} of {needed} groups: "
+                    f"{groups.seen} were sampled and the others had no signal",
+                )
                 break
             if time.monotonic() > deadline:
                 raise WaitError(
@@ -170,8 +171,11 @@ class Trainer:
     def _stop_if_diverged(self, step: int) -> None:
         bad, most = self.progress.bad_steps, self.config.train.max_bad_steps
         if bad:
-            self.metrics.write("note", text=f"step {step} was skipped: its loss or gradient was not finite "
-                               f"({bad} in a row, the run stops at {most})")
+            self.metrics.write(
+                "note",
+                text=f"step {step} was skipped: its loss or gradient was not finite "
+                f"({bad} in a row, the run stops at {most})",
+            )
         if bad >= most:
             raise DivergedError(
                 f"trainer: {bad} steps in a row up to step {step} had a loss or gradient that is not finite; "

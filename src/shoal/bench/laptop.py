@@ -1,0 +1,39 @@
+"""The laptop run, which the benches are sized after: its config, its base model."""
+
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.progress import Progress
+from shoal.config import RunConfig, check_config, load_config
+from shoal.errors import BenchError
+from shoal.models.base import base_model_dir, ensure_base_model
+
+CONFIG = Path("configs") / "laptop.toml"
+
+
+def laptop_config() -> RunConfig:
+    """`configs/laptop.toml` of the checkout that this code is part of, or of the current directory."""
+    for root in (Path(__file__).parents[3], Path.cwd()):
+        if (root / CONFIG).is_file():
+            return load_config(root / CONFIG)
+    raise BenchError(f"bench: {CONFIG} is not here; run it in a checkout of the project")
+
+
+def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """A config with some keys changed, each named by its full path (`train.lr`), and checked as a whole again."""
+    tree = config.model_dump(mode="json", exclude_none=True)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        node = tree
+        for part in path:
+            node = node[part]
+        node[last] = value
+    return check_config(tree, "of the bench")
+
+
+def base_model(config: RunConfig, progress: Progress) -> Path:
+    """The directory of a config's base model; built first if it is not in the cache."""
+    if not base_model_dir(config).is_dir():
+        progress.stage(f"building the base model {config.model.source}, once")
+    with progress.aside() as console:
+        return ensure_base_model(config, console)

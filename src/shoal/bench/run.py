@@ -1,0 +1,53 @@
+"""`shoal bench NAME`: finds the bench, runs it, prints what it found.
+
+The result is all that goes to stdout; progress goes to stderr.
+"""
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from shoal.bench.progress import Progress
+from shoal.bench.result import BenchResult
+from shoal.errors import BenchError
+
+Bench = Callable[[bool, Progress], BenchResult]
+
+
+def run_bench(name: str, json_: bool, quick: bool, console: Console) -> None:
+    """Runs one bench; `quick` makes it short and its figures meaningless."""
+    bench = find_bench(name)
+    with Progress(Console(stderr=True)) as progress:
+        result = bench(quick, progress)
+    if json_:
+        console.out(result.to_json(), highlight=False)
+    else:
+        result.print(console)
+
+
+def find_bench(name: str) -> Bench:
+    if name not in BENCHES:
+        raise BenchError(f"bench {name}: there is none of that name; give one of {', '.join(BENCHES)}")
+    return BENCHES[name]()
+
+
+# Each is imported when it is asked for: they bring torch along.
+def _engine() -> Bench:
+    from shoal.bench.engine import bench_engine
+
+    return bench_engine
+
+
+def _loop() -> Bench:
+    from shoal.bench.loop import bench_loop
+
+    return bench_loop
+
+
+def _async() -> Bench:
+    from shoal.bench.asynchrony import bench_async
+
+    return bench_async
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {"engine": _engine, "loop": _loop, "async": _async}
