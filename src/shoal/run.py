@@ -25,7 +25,7 @@ from shoal.watch.view import LiveView
 
 LOOK_S = 0.25
 # A role that dies this often within the window has a fault of its own that a restart does not heal.
-MOST_RESTARTS = 5
+MOST_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
 # After the last step the others finish what they are at.
 FINISH_S = 300.0

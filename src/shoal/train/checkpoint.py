@@ -27,11 +27,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands: steps done, bad steps in a row, and which submissions each recent step was trained on."""
+    """Where training stands: steps done, bad steps in a row, and what each step was trained on.
+
+    `used` maps step to submission to the version it was made with: the whole lineage of the current weights.
+    """
 
     version: int
     bad_steps: int
-    used: dict[int, list[int]]
+    used: dict[int, dict[int, int]]
 
 
 def save_checkpoint(
@@ -47,7 +50,7 @@ def save_checkpoint(
         state = {
             "version": progress.version,
             "bad_steps": progress.bad_steps,
-            "used": {str(step): numbers for step, numbers in progress.used.items()},
+            "used": progress.used,
             "sha256": {name: _sha256(staging / name) for name in (WEIGHTS, OPTIMIZER)},
         }
         (staging / STATE).write_text(json.dumps(state))
@@ -66,7 +69,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
                 if _sha256(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
             weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
-            used = {int(step): list(numbers) for step, numbers in state["used"].items()}
+            used = {int(k): {int(s): int(v) for s, v in made.items()} for k, made in state["used"].items()}
             progress = Progress(int(state["version"]), int(state["bad_steps"]), used)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             damaged.append(f"checkpoint {folder.name}: damaged ({error}); passed over")

@@ -7,6 +7,7 @@ Versions that no checkpoint backs are retracted on resume, and what was generate
 """
 
 import copy
+import shutil
 import time
 from dataclasses import dataclass, field
 
@@ -111,9 +112,8 @@ class Trainer:
     def _advance(self, step: int, submissions: list[Submission], result: StepResult) -> None:
         """Makes step + 1 the new state, on disk first and then for everyone."""
         bad = self.progress.bad_steps + 1 if not result.losses else 0
-        recent = {s: n for s, n in self.progress.used.items() if s > step - self.config.keep.checkpoints - 1}
-        used = recent | {step: sorted(s.lease.submission for s in submissions)}
-        self.progress = Progress(step + 1, bad, used)
+        used = {s.lease.submission: s.version for s in submissions}
+        self.progress = Progress(step + 1, bad, self.progress.used | {step: used})
         last = step + 1 == self.config.steps
         if last or (step + 1) % self.config.train.checkpoint_every == 0:
             keep = self.config.keep.checkpoints
@@ -186,8 +186,7 @@ class Trainer:
     def _export(self) -> None:
         """The trained policy as an ordinary model directory."""
         target = self.run_dir.path / "model"
-        if target.exists():
-            return
+        shutil.rmtree(target, ignore_errors=True)  # of a run that was shorter before
         with whole_directory(target) as staging:
             self.policy.model.save_pretrained(staging)
             self.policy.tokenizer.save_pretrained(staging)

@@ -1,0 +1,175 @@
+"""Invariant 6: every role can be killed at any time; nothing counts twice and nothing is too old."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.watch.metrics import read_steps
+from shoal.watch.status import read_status
+
+KILLS = 20
+STEPS = 120
+ASYNC_LEVEL = 2
+CONFIG = f"""
+name = "kills"
+steps = {STEPS}
+async_level = {ASYNC_LEVEL}
+
+[[tasks]]
+source = "reasoning-gym/spell_backward"
+options = {{ min_word_len = 3, max_word_len = 4 }}
+
+[model.tiny]
+hidden = 64
+layers = 2
+warm_steps = 120
+
+[sampling]
+group_size = 8
+max_new_tokens = 8
+max_prompt_tokens = 64
+
+[train]
+groups_per_step = 12
+lr = 1e-4
+warmup_steps = 5
+old_logprobs = "sampled"
+checkpoint_every = 2
+
+[train.loss]
+kl_coef = 0.0
+
+[workers]
+count = 2
+groups_per_submission = 4
+
+[eval]
+tasks = 32
+every = 60
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("kills")
+    path = folder / "kills.toml"
+    path.write_text(CONFIG)
+    before = os.environ.get("SHOAL_CACHE")
+    os.environ["SHOAL_CACHE"] = str(folder / "cache")
+    yield path
+    if before is None:
+        del os.environ["SHOAL_CACHE"]
+    else:
+        os.environ["SHOAL_CACHE"] = before
+
+
+def start(config: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "shoal", "run", str(config), "--out", str(out)]
+    with (config.parent / f"{out.name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def role_pids(out: Path) -> dict[str, int]:
+    return {s.role: s.pid for s in read_status(out) if s.state not in ("done", "failed", "dead", "unreadable")}
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def lineage(out: Path) -> dict[int, dict[int, int]]:
+    newest = max((out / "checkpoints").glob("step-*"))
+    used = json.loads((newest / "state.json").read_text())["used"]
+    return {int(step): {int(s): int(v) for s, v in made.items()} for step, made in used.items()}
+
+
+def final_reward(out: Path) -> float:
+    rewards = [float(entry["reward"]) for entry in read_steps(out / "metrics" / "trainer.jsonl", "step")]
+    return sum(rewards[-10:]) / 10
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_whose_roles_are_killed_twenty_times_ends_like_one_that_was_left_alone(config: Path) -> None:
+    calm = config.parent / "calm"
+    assert start(config, calm).wait(400) == 0
+
+    out = config.parent / "killed"
+    rng = random.Random(7)
+    run = start(config, out)
+    killed: list[str] = []
+    while len(killed) < KILLS:
+        time.sleep(rng.uniform(0.2, 2.0))
+        if run.poll() is not None:
+            break
+        pids = role_pids(out)
+        # The supervisor is one of five; every third kill or so falls on it, and then the whole run is started again.
+        target = rng.choice([*sorted(pids), "supervisor", "trainer"])
+        if target == "supervisor":
+            run.kill()
+            run.wait()
+            assert gone_within(list(pids.values()), 10), "a role outlived its supervisor"
+            killed.append(target)
+            run = start(config, out)
+        elif target in pids:
+            os.kill(pids[target], signal.SIGKILL)
+            killed.append(target)
+    assert run.wait(500) == 0, (config.parent / "killed.log").read_text()[-3000:]
+    assert len(killed) == KILLS, f"the run ended after {len(killed)} kills"
+    assert {"trainer", "supervisor"} < set(killed)
+    assert any(name.startswith("worker") for name in killed)
+
+    used = lineage(out)
+    assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
+    for step, made in used.items():
+        assert made, f"step {step} was trained on nothing"
+        for submission, version in made.items():
+            assert step - ASYNC_LEVEL <= version <= step, f"step {step} submission {submission} used version {version}"
+            lease = json.loads((out / "rollouts" / f"step-{step:06d}" / f"{submission:04d}.lease.json").read_text())
+            assert (lease["step"], lease["submission"]) == (step, submission)
+    # Rewards of ten steps of 96 samples and more: the standard error of their mean is about 0.02.
+    assert abs(final_reward(out) - final_reward(calm)) < 0.12
+
+
+def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> None:
+    out = config.parent / "interrupted"
+    run = start(config, out)
+    deadline = time.monotonic() + 120
+    while not (out / "checkpoints").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    pids = list(role_pids(out).values())
+    assert len(pids) >= 3
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) != 0
+    assert gone_within(pids, 1), "a role was left behind"
+    log = (config.parent / "interrupted.log").read_text()
+    assert "stopped by SIGINT; the same command goes on from the last step" in log
+    assert "Traceback" not in log
+
+    run = start(config, out)
+    deadline = time.monotonic() + 120
+    notes = ""
+    while "going on after step" not in notes and time.monotonic() < deadline:
+        time.sleep(0.1)
+        notes = (out / "metrics" / "trainer.jsonl").read_text()
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(30) != 0
+    assert "going on after step" in notes
