@@ -52,9 +52,11 @@ def run(
 def trainer(run: Target, settings: Settings = None, out: Out = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process."""
     from shoal.rundir import locate_run
+
+    located = locate_run(run, settings or [], out, console)  # before torch: a typo is told at once
     from shoal.train.trainer import start_trainer
 
-    start_trainer(locate_run(run, settings or [], out, console))
+    start_trainer(located)
 
 
 @app.command()
@@ -65,10 +67,12 @@ def worker(
     out: Out = None,
 ) -> None:
     """Generate rollouts with the newest policy version, in this process."""
-    from shoal.rollout.worker import start_worker
     from shoal.rundir import locate_run
 
-    start_worker(locate_run(run, settings or [], out, console), name)
+    located = locate_run(run, settings or [], out, console)
+    from shoal.rollout.worker import start_worker
+
+    start_worker(located, name)
 
 
 @app.command()

@@ -170,15 +170,21 @@ class DirectoryStore:
         write_whole(path.with_suffix(".verdict.json"), json.dumps(verdict).encode())
 
     def _summary(self, path: Path) -> Summary:
-        """Counts of a file; one that was refused or cannot be read counts for nothing. Kept once it is judged."""
-        if path in self._summaries:
-            return self._summaries[path]
+        """Counts of a file; one that was refused or cannot be read counts for nothing.
+
+        What a judged file says is read once. The verdict is read every time: one that was accepted is refused later if
+        a resumed trainer has retracted the weights it was made with.
+        """
         try:
             accept: bool | None = json.loads(path.with_suffix(".verdict.json").read_text())["accept"]
         except (OSError, ValueError, KeyError, TypeError):
             accept = None
+        if accept is False:
+            return Summary(0, 0)
+        if path in self._summaries:
+            return self._summaries[path]
         try:
-            summary = Summary(0, 0) if accept is False else read_summary(path)
+            summary = read_summary(path)
         except RolloutError:
             summary = Summary(0, 0)
         if accept is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import remove_staging, whole_directory
+from shoal.files import STAGING, remove_staging, whole_directory
 
 MANIFEST = "manifest.json"
 
@@ -81,8 +81,10 @@ class DirectoryChannel:
     def retract(self, after: int) -> list[int]:
         """Removes versions above `after`, which no checkpoint backs; rollouts made with them will not be accepted."""
         lost = [number for number in self.numbers() if number > after]
+        remove_staging(self._path)
         for number in lost:
-            shutil.rmtree(self._folder(number))
+            # In one move: a reader must not take half a version for a damaged one.
+            shutil.rmtree(self._folder(number).rename(self._path / f"{STAGING}retracted-{number}"))
         return lost
 
     def _folder(self, number: int) -> Path:

@@ -133,12 +133,19 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
             f"model {directory}: no usable tokenizer ({_first_line(error)}); "
             "save one beside the model with tokenizer.save_pretrained"
         ) from error
+    model: Any
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True
+        model, found = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # the same for a missing or broken model
         raise ModelError(f"model {directory}: cannot be loaded ({_first_line(error)})") from error
+    if missing := sorted(found["missing_keys"]):  # transformers would go on with random numbers in their place
+        raise ModelError(f"model {directory}: lacks {missing[0]} (and {len(missing) - 1} more); save the whole model")
+    if len(tokenizer) > (rows := model.get_input_embeddings().weight.shape[0]):
+        raise ModelError(
+            f"model {directory}: its tokenizer has {len(tokenizer)} tokens, the model {rows}; they are of two models"
+        )
     model.eval()
     policy = Policy(model, tokenizer, _eos_ids(model, tokenizer, directory))
     _check(policy, directory)

@@ -22,6 +22,8 @@ from shoal.models.load import Policy, load
 from shoal.tasks.source import Task, TaskSource
 
 POSITIONS = 1024
+# Special tokens vanish when an answer is decoded, so none may look like what a task asks for, as <answer> does.
+PAD, EOS, ASK = "<|pad|>", "<|eos|>", "<|ask|>"
 # Tokens of context that the boilerplate vocabulary is read from, and how common a word must be to become one token.
 SURVEY = 512
 COMMON = 0.2
@@ -62,18 +64,20 @@ def build_tiny(
 def build_tokenizer(tasks: TaskSource) -> PreTrainedTokenizerFast:
     """Every byte is a token, and so is every word that most questions share: boilerplate costs next to nothing."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<pad>": 0, "<eos>": 1, "<answer>": 2, **{char: 3 + i for i, char in enumerate(alphabet)}}
+    vocab = {PAD: 0, EOS: 1, ASK: 2, **{char: 3 + i for i, char in enumerate(alphabet)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<eos>", "<answer>"])
+    tokenizer.add_special_tokens([PAD, EOS, ASK])
     words: Counter[str] = Counter()
     for index in range(SURVEY):
         words.update(set(re.findall(r"\s*\S+", tasks.task("train", DEMONSTRATIONS + index).prompt)))
-    common = sorted(word for word, count in words.items() if count >= COMMON * SURVEY and len(word) > 1)
+    # The decoder takes é for the byte it stands for in the byte alphabet, so only ASCII words come back as they were.
+    frequent = (word for word, count in words.items() if count >= COMMON * SURVEY)
+    common = sorted(word for word in frequent if len(word) > 1 and word.isascii())
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in common])
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A <answer>", special_tokens=[("<answer>", 2)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {ASK}", special_tokens=[(ASK, 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
 
 
 def warm_start(

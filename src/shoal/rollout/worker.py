@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.config import RunConfig
-from shoal.errors import RolloutError, TaskError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Version, WeightChannel
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
 from shoal.rl.advantages import group_advantages, has_signal
@@ -72,16 +72,18 @@ class Worker:
         )
 
     def _load(self, version: Version) -> bool:
-        """Makes `version` the one in the engine; False if it vanished meanwhile."""
+        """Makes `version` the one in the engine; False if it vanished meanwhile, an error if it is damaged."""
         if version == self.loaded:
             return True
         self.status.working(f"loading version {version.number}")
         try:
-            folder = self.channel.fetch(version)
-            self.engine.set_weights(read_weights(folder / WEIGHTS), f"version {version.number}")
-        except WeightsError as error:
+            weights = read_weights(self.channel.fetch(version) / WEIGHTS)
+        except (WeightsError, ModelError) as error:
+            if self.channel.latest() == version:
+                raise
             self.metrics.write("note", text=str(error))
             return False
+        self.engine.set_weights(weights, f"version {version.number}")
         self.loaded = version
         return True
 

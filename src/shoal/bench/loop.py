@@ -1,0 +1,184 @@
+"""`shoal bench loop`: samples a second of the whole loop, against TRL's GRPOTrainer on the same model and prompts.
+
+Both sides answer 8 prompts 8 times a step with exactly 32 tokens and make one optimizer step of it, on the same number
+of threads in all, without KL term and entropy bonus. Ours is the real thing: a trainer and a worker process, a Parquet
+file a submission, and a checkpoint and a published version every step, none of which TRL writes here. Ours scores with
+the task's own scorer, TRL with one that costs nothing. The sides take turns; while one is measured the other stands
+still.
+
+An answer has its fixed length because no eos token can come: TRL suppresses it, and ours opens a copy of the model
+directory whose eos id is one that the output head has no row for.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shoal.bench.laptop import base_model, changed, laptop_config
+from shoal.bench.peers import Peer, trl_peer
+from shoal.bench.peers_trl import Job
+from shoal.bench.progress import Progress
+from shoal.bench.result import BenchResult
+from shoal.bench.roles import Roles
+from shoal.config import RunConfig
+from shoal.errors import BenchError
+from shoal.files import cache_dir
+from shoal.rollout.lease import Lease
+from shoal.rundir import RunDir, prepare_run
+from shoal.tasks.build import build_source
+from shoal.tasks.source import draw
+from shoal.watch.metrics import Entry
+
+PROMPTS, GROUP, LENGTH = 8, 8, 32
+THREADS = 2
+LR = 1e-6
+ENDLESS = 1_000_000
+# Words longer than those of the warm start: with partial credit, answers to one prompt all but never earn the same.
+TASK = {
+    "source": "reasoning-gym/spell_backward",
+    "options": {"min_word_len": 8, "max_word_len": 10},
+    "binary": False,
+}
+PEER_STEPS = 16
+PEER_READY_S = 900.0
+PEER_ROUND_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Rounds, and the steps of each side in one: ours are shorter, so it makes more."""
+
+    rounds: int
+    ours: int
+    peer: int
+    warm_up: int
+
+
+FULL = Size(rounds=5, ours=60, peer=15, warm_up=30)
+QUICK = Size(rounds=2, ours=10, peer=2, warm_up=5)
+
+
+def bench_loop(quick: bool, progress: Progress) -> BenchResult:
+    """Samples a second of both sides in turns; best and median of the rounds."""
+    size = QUICK if quick else FULL
+    config = laptop_config()
+    if quick:
+        config = changed(config, {"model.tiny.warm_steps": 0})
+    base = base_model(config, progress)
+    progress.stage("TRL: looking for its environment")
+    with progress.aside():
+        peer = trl_peer(cache_dir())
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-loop-") as scratch:
+        model = Path(scratch) / "model"
+        unending(base, model)
+        run = prepare_run(loop_config(config, model), Path(scratch) / "run", progress.console)
+        with peer as trl, Roles(run) as roles:
+            return _measure(run, roles, trl, base, size, progress)
+
+
+def _measure(run: RunDir, roles: Roles, trl: Peer, base: Path, size: Size, progress: Progress) -> BenchResult:
+    progress.stage("ours: warm-up")
+    roles.steps(size.warm_up, progress.detail)
+    roles.pause()
+    progress.stage("TRL: warm-up, which compiles")
+    job = Job(
+        model=str(base),
+        prompts=first_prompts(run.config, PEER_STEPS),
+        prompts_per_step=PROMPTS,
+        group_size=GROUP,
+        max_new_tokens=LENGTH,
+        lr=LR,
+        kl_coef=0.0,
+        temperature=1.0,
+        threads=THREADS,
+    )
+    ready = trl.ask(asdict(job), awaiting="the end of its warm-up", deadline_s=PEER_READY_S)
+    ours: list[float] = []
+    theirs: list[float] = []
+    steps: list[Entry] = []
+    for round_ in range(size.rounds):
+        progress.stage(f"round {round_ + 1} of {size.rounds}: ours")
+        roles.resume()
+        # The first step began before the round did: its end starts the clock.
+        first, *rest = roles.steps(size.ours + 1, progress.detail)
+        roles.pause()
+        ours.append(sum(entry["samples"] for entry in rest) / (rest[-1]["time"] - first["time"]))
+        steps += rest
+        progress.stage(f"round {round_ + 1} of {size.rounds}: TRL")
+        took = trl.ask({"steps": size.peer}, awaiting=f"the timing of {size.peer} steps", deadline_s=PEER_ROUND_S)
+        theirs.append(took["samples"] / took["seconds"])
+    if short := [entry for entry in steps if entry["completion_tokens_mean"] != LENGTH]:
+        raise BenchError(f"bench loop: step {short[0]['step']} has answers that are not {LENGTH} tokens long")
+    return BenchResult(
+        "loop",
+        {"samples_per_s_vs_trl": max(ours) / max(theirs)},
+        {
+            "samples_per_s": max(ours),
+            "trl_samples_per_s": max(theirs),
+            "samples_per_s_median": statistics.median(ours),
+            "trl_samples_per_s_median": statistics.median(theirs),
+            "samples_per_s_vs_trl_medians": statistics.median(ours) / statistics.median(theirs),
+            "samples_a_step": statistics.fmean(entry["samples"] for entry in steps),
+            "samples_generated_a_step": statistics.fmean(entry["samples_seen"] for entry in steps),
+            "trl_samples_a_step": PROMPTS * GROUP,
+            "trainer_busy_s_a_step": statistics.fmean(entry["train_s"] for entry in steps),
+            "trainer_wait_share": statistics.fmean(entry["wait_share"] for entry in steps),
+            "staleness_mean": statistics.fmean(entry["staleness_mean"] for entry in steps),
+            "threads": THREADS,
+            "trl": str(ready["trl"]),
+            "trl_torch_compile": str(ready["torch_compile"]),
+            "cores": os.cpu_count() or 1,
+        },
+        {"samples_per_s_vs_trl": (">=", 3.0)},
+    )
+
+
+def loop_config(laptop: RunConfig, model: Path) -> RunConfig:
+    """The laptop run with TRL's work: one thread each for trainer and worker."""
+    return changed(
+        laptop,
+        {
+            "name": "bench-loop",
+            "steps": ENDLESS,
+            "async_level": 2,
+            "model.source": str(model),
+            "tasks": [TASK],
+            "sampling.group_size": GROUP,
+            "sampling.temperature": 1.0,
+            "sampling.max_new_tokens": LENGTH,
+            "train.groups_per_step": PROMPTS,
+            "train.optimizer_steps": 1,
+            "train.lr": LR,
+            "train.threads": THREADS // 2,
+            "train.loss.kl_coef": 0.0,
+            "train.loss.entropy_coef": 0.0,
+            "workers.count": 1,
+            "workers.threads": THREADS // 2,
+            "workers.groups_per_submission": PROMPTS,
+        },
+    )
+
+
+def unending(base: Path, target: Path) -> None:
+    """A copy of a model directory whose eos token cannot be produced: its id is the first beyond the output head."""
+    shutil.copytree(base, target)
+    never = {"eos_token_id": json.loads((base / "config.json").read_text())["vocab_size"]}
+    for name, change in (
+        ("config.json", never),
+        ("generation_config.json", never),
+        ("tokenizer_config.json", {"eos_token": None}),
+    ):
+        tree = json.loads((target / name).read_text())
+        (target / name).write_text(json.dumps({**tree, **change}))
+
+
+def first_prompts(config: RunConfig, steps: int) -> list[str]:
+    """What our worker is asked in the first steps, when each takes one submission."""
+    tasks = build_source(config.tasks)
+    beacon = draw("beacon", config.name, config.seed)
+    leases = [Lease(config.name, "worker-0", step, 0, 0, step, PROMPTS, beacon, 0.0) for step in range(steps)]
+    return [tasks.task("train", lease.task_index(group)).prompt for lease in leases for group in range(PROMPTS)]

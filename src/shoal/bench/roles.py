@@ -1,0 +1,103 @@
+"""A run's trainer and workers as the real processes they are, started, paused and stopped by a bench.
+
+A paused role uses no processor, so that another side can be measured meanwhile. Nothing is left behind: a stopped
+process cannot notice that its parent is gone, so a guard that can wakes the roles, and they end themselves.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Self
+
+from shoal.errors import BenchError, WaitError
+from shoal.process import Child, stop_all
+from shoal.rundir import RunDir
+from shoal.watch.metrics import Entry, Tail
+
+LOOK_S = 0.05
+# Also covers the start of the roles, which import torch and load the model.
+STEP_DEADLINE_S = 300.0
+LOG_LINES = 12
+GUARD = """
+import os, signal, sys
+sys.stdin.read()
+for pid in sys.argv[1:]:
+    try:
+        os.kill(int(pid), signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Roles:
+    """Trainer and workers of a prepared run, at work inside the `with` block; no evaluator, which would take time."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._steps = Tail(run.path / "metrics" / "trainer.jsonl")
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        path, config = self._run.path, self._run.config
+        names = [f"worker-{i}" for i in range(config.workers.count)]
+        try:
+            self._start("trainer", ["trainer", str(path)], config.train.threads)
+            for name in names:
+                self._start(name, ["worker", str(path), "--name", name], config.workers.threads)
+            pids = [str(child.process.pid) for child in self._children]
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-c", GUARD, *pids], stdin=subprocess.PIPE, start_new_session=True
+            )
+        except BaseException:
+            stop_all(self._children)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard as guard:
+            assert guard.stdin
+            guard.stdin.close()  # it wakes the roles and ends
+        stop_all(self._children)
+
+    def _start(self, name: str, arguments: list[str], threads: int) -> None:
+        self._children.append(Child(name, arguments, threads, self._run.path / "logs" / f"{name}.log"))
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._children:
+            child.process.send_signal(number)
+
+    def steps(self, count: int, said: Callable[[str], None]) -> list[Entry]:
+        """The trainer's entries of the next `count` steps, as soon as they are done; `said` hears how far it is."""
+        done: list[Entry] = []
+        deadline = time.monotonic() + STEP_DEADLINE_S
+        while len(done) < count:
+            said(f"{len(done)} of {count} steps")
+            # In this order: a trainer that has just ended has written all it had to say.
+            ended = [child for child in self._children if child.poll() is not None]
+            new = [entry for entry in self._steps.new() if entry["event"] == "step"]
+            done += new
+            if new:
+                deadline = time.monotonic() + STEP_DEADLINE_S
+            elif failed := [child for child in ended if child.poll() != 0]:
+                raise BenchError(f"{failed[0].name} ended with {failed[0].poll()}; its log ends:\n{_tail(failed[0])}")
+            elif len(ended) == len(self._children):
+                raise BenchError(f"run {self._run.path}: ended after {len(done)} of {count} steps")
+            elif time.monotonic() > deadline:
+                raise WaitError(
+                    f"run {self._run.path}: step {len(done) + 1} of {count} did not come within {STEP_DEADLINE_S:.0f} s; "
+                    f"the trainer's log ends:\n{_tail(self._children[0])}"
+                )
+            time.sleep(LOOK_S)
+        return done[:count]
+
+
+def _tail(child: Child) -> str:
+    return "\n".join(child.log.read_text(errors="replace").splitlines()[-LOG_LINES:])

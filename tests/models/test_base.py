@@ -1,0 +1,99 @@
+"""A base model is made once, kept, and made again when asked to."""
+
+import io
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shoal.config import RunConfig, check_config
+from shoal.errors import ModelError
+from shoal.models.base import base_model_dir, ensure_base_model
+from shoal.models.load import WEIGHTS, load
+
+TASKS = [{"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 4}}]
+
+
+def config(source: str = "tiny", seed: int = 0, **tiny: Any) -> RunConfig:
+    small = {"hidden": 32, "layers": 1, "warm_steps": 2, "warm_batch": 2} | tiny
+    model = {"source": source, "tiny": small}
+    return check_config({"name": "t", "seed": seed, "steps": 1, "tasks": TASKS, "model": model}, "test")
+
+
+def console() -> Console:
+    return Console(file=io.StringIO())
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def identity(directory: Path) -> tuple[int, int]:
+    stat = (directory / WEIGHTS).stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def build_in_a_process(cache: str, barrier: Any) -> None:
+    os.environ["SHOAL_CACHE"] = cache
+    barrier.wait(timeout=60)
+    load(ensure_base_model(config(warm_steps=20), console()))
+
+
+def test_a_built_model_is_found_again_and_rebuilt_only_on_request() -> None:
+    directory = ensure_base_model(config(), console())
+    load(directory)
+    built = identity(directory)
+    assert ensure_base_model(config(), console()) == directory
+    assert identity(directory) == built
+    assert ensure_base_model(config(), console(), rebuild=True) == directory
+    assert identity(directory) != built
+
+
+@pytest.mark.parametrize("other", [config(seed=1), config(hidden=64), config(warm_steps=3)])
+def test_whatever_the_model_depends_on_is_part_of_where_it_is_kept(other: RunConfig) -> None:
+    assert base_model_dir(other) != base_model_dir(config())
+
+
+def test_what_the_model_does_not_depend_on_is_not() -> None:
+    assert base_model_dir(config().model_copy(update={"steps": 99, "async_level": 0})) == base_model_dir(config())
+
+
+def test_progress_is_shown_while_it_is_built() -> None:
+    shown = console()
+    ensure_base_model(config(), shown)
+    assert isinstance(shown.file, io.StringIO)
+    assert "2/2" in shown.file.getvalue()
+
+
+def test_a_source_that_is_neither_preset_nor_directory_is_refused_with_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r'model.source = "smolm2": no such directory; give "tiny", "smollm2" or'):
+        ensure_base_model(config("smolm2"), console())
+
+
+def test_a_given_directory_is_used_as_it_is_even_when_asked_to_rebuild(tiny_dir: Path) -> None:
+    before = identity(tiny_dir)
+    assert ensure_base_model(config(str(tiny_dir)), console(), rebuild=True) == tiny_dir
+    assert identity(tiny_dir) == before
+
+
+def test_a_build_that_fails_leaves_nothing_that_looks_built(own_cache: Path) -> None:
+    with pytest.raises(ModelError, match="diverged"):
+        ensure_base_model(config(warm_lr=1e30, warm_steps=4), console())
+    assert list((own_cache / "models").iterdir()) == []
+
+
+def test_two_builders_at_once_both_get_the_model(own_cache: Path) -> None:
+    context = multiprocessing.get_context("fork")  # what is imported need not be imported again
+    barrier = context.Barrier(2)
+    builders = [context.Process(target=build_in_a_process, args=(str(own_cache), barrier)) for _ in range(2)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(timeout=120)
+    assert [builder.exitcode for builder in builders] == [0, 0]
+    assert [path.name for path in (own_cache / "models").iterdir()] == [base_model_dir(config(warm_steps=20)).name]

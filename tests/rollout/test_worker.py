@@ -1,0 +1,246 @@
+"""What a worker hands in follows from its lease and the weights; it chooses nothing and hides nothing."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shoal.errors import ModelError, TaskError, WaitError, WeightsError
+from shoal.exchange.interfaces import Version
+from shoal.models.load import WEIGHTS, Policy, read_weights
+from shoal.rl.advantages import group_advantages
+from shoal.rollout.lease import Lease
+from shoal.rollout.record import Submission, write_rollouts
+from shoal.rollout.worker import Worker
+from shoal.rundir import RunDir, limits_of
+from shoal.tasks.source import Task
+
+from ..conftest import make_lease
+from ..swarm import Coin, base_version, make_config, make_run, make_worker, notes
+
+
+class Failing(Coin):
+    """A scorer that raises on about a third of the answers."""
+
+    def score(self, task: Task, answer: str) -> float:
+        if answer and ord(answer[0]) % 3 == 0:
+            raise ZeroDivisionError("no luck")
+        return super().score(task, answer)
+
+
+class AlwaysFailing(Coin):
+    def score(self, task: Task, answer: str) -> float:
+        raise OSError("scorer lost")
+
+
+class Verbose(Coin):
+    def task(self, split: str, index: int) -> Task:
+        return Task(self.name, index, "x" * 40, None, {})
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_dir: Path) -> RunDir:
+    return make_run(tmp_path / "run", make_config(tiny_dir))
+
+
+@pytest.fixture
+def worker(run: RunDir) -> Iterator[Worker]:
+    worker = make_worker(run)
+    yield worker
+    worker.metrics.close()
+
+
+def made(worker: Worker, lease: Lease, run: RunDir) -> tuple[Submission, int]:
+    return worker.make(lease, base_version(run))
+
+
+def publish(run: RunDir, number: int, shift: float = 0.01) -> Version:
+    """A version whose weights are the base model's, moved."""
+    base = read_weights(run.base_model / WEIGHTS)
+    with run.channel().publish(number) as staging:
+        save_file({name: tensor + shift for name, tensor in base.items()}, staging / WEIGHTS)
+    version = run.channel().version(number)
+    assert version is not None
+    return version
+
+
+def test_a_submission_follows_from_lease_and_weights_alone(run: RunDir, worker: Worker) -> None:
+    lease = make_lease(groups=3)
+    first = made(worker, lease, run)
+    made(worker, replace(lease, submission=9), run)  # other work in between leaves no trace
+    assert made(worker, lease, run) == first
+    other = make_worker(run, max_batch=3)
+    assert [(r.completion, r.reward, r.finish) for r in made(other, lease, run)[0].rollouts] == [
+        (r.completion, r.reward, r.finish) for r in first[0].rollouts
+    ]
+
+
+def test_a_submission_holds_every_sample_of_every_group_in_order(run: RunDir, worker: Worker) -> None:
+    submission, _ = made(worker, make_lease(groups=3), run)
+    assert [(r.group, r.sample) for r in submission.rollouts] == [(g, s) for g in range(3) for s in range(4)]
+    for r in submission.rollouts:
+        assert 1 <= len(r.completion) <= 5
+        assert len(r.logprobs) == len(r.completion)
+        assert r.reward == Coin().score(Coin().task("train", r.task), worker.policy.decode(r.completion))
+
+
+def test_tasks_and_seeds_are_the_leases_own(run: RunDir, worker: Worker) -> None:
+    lease = make_lease(groups=4)
+    submission, _ = made(worker, lease, run)
+    assert [r.task for r in submission.rollouts[::4]] == [lease.task_index(group) for group in range(4)]
+    prompts = [worker.policy.encode(Coin().task("train", lease.task_index(group)).prompt) for group in range(4)]
+    assert [r.prompt for r in submission.rollouts[::4]] == prompts
+
+
+@pytest.mark.parametrize("field", ["submission", "step", "node", "run", "beacon"])
+def test_two_leases_share_neither_tasks_nor_noise(run: RunDir, worker: Worker, field: str) -> None:
+    changes = {"submission": 1, "step": 4, "node": "worker-1", "run": "other", "beacon": 8}
+    one, other = make_lease(groups=3), make_lease(groups=3, **{field: changes[field]})
+    first, second = made(worker, one, run)[0], made(worker, other, run)[0]
+    assert not {r.task for r in first.rollouts} & {r.task for r in second.rollouts}
+    assert one.seed != other.seed
+    # On one and the same prompt, too, the draws are independent: a random model hardly ever repeats five bytes.
+    assert not {tuple(r.completion) for r in first.rollouts} & {tuple(r.completion) for r in second.rollouts}
+
+
+def test_samples_of_a_group_differ_from_each_other(run: RunDir, worker: Worker) -> None:
+    submission, _ = made(worker, make_lease(groups=2), run)
+    assert len({tuple(r.completion) for r in submission.rollouts}) == 8
+
+
+def test_advantages_are_those_of_the_rewards_and_signal_is_counted(run: RunDir, worker: Worker) -> None:
+    submission, signal = made(worker, make_lease(groups=12), run)
+    rewards_GS = torch.tensor([r.reward for r in submission.rollouts]).view(12, 4)
+    assert 0 < signal < 12
+    assert signal == int((rewards_GS.amax(dim=1) > rewards_GS.amin(dim=1)).sum())
+    expected = group_advantages(rewards_GS, normalise=True).flatten().tolist()
+    assert [r.advantage for r in submission.rollouts] == pytest.approx(expected)
+
+
+def test_a_scorer_that_raises_costs_its_group_the_signal_and_nothing_else(run: RunDir) -> None:
+    worker = make_worker(run, tasks=Failing())
+    submission, signal = made(worker, make_lease(groups=12), run)
+    groups = [submission.rollouts[first : first + 4] for first in range(0, 48, 4)]
+    failed = [group for group in groups if any(r.reward is None for r in group)]
+    whole = [group for group in groups if all(r.reward is not None for r in group)]
+    assert failed
+    assert whole
+    for group in failed:
+        assert [r.advantage for r in group] == [0.0] * 4
+        for r in group:
+            assert ("coin task" in r.error and "ZeroDivisionError: no luck" in r.error) == (r.reward is None)
+    assert signal == sum(len({r.reward for r in group}) > 1 for group in whole)
+    write_rollouts(submission, signal)
+
+
+def test_a_scorer_that_always_raises_gives_a_file_that_is_accepted_as_data(run: RunDir) -> None:
+    worker = make_worker(run, tasks=AlwaysFailing())
+    lease = worker.store.lease(worker.name, 0)
+    assert lease is not None
+    submission, signal = made(worker, lease, run)
+    assert signal == 0
+    assert all(r.reward is None and "OSError: scorer lost" in r.error for r in submission.rollouts)
+    worker.store.put(lease, write_rollouts(submission, signal))
+    (accepted,) = run.store(limits_of(run.config, worker.policy.vocab)).accepted(lease.step)
+    assert [r.error for r in accepted.rollouts] == [r.error for r in submission.rollouts]
+
+
+def test_a_prompt_that_is_too_long_is_a_named_error(run: RunDir) -> None:
+    worker = make_worker(run, tasks=Verbose())
+    with pytest.raises(TaskError, match=r"coin task \d+: .* 41 tokens, allowed 24; raise sampling.max_prompt_tokens"):
+        made(worker, make_lease(), run)
+
+
+def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: Worker) -> None:
+    version = publish(run, 1)
+    lease = worker.store.lease(worker.name, 1)
+    assert lease is not None
+    worker._work(lease, version)
+    (submission,) = run.store(limits_of(run.config, worker.policy.vocab)).accepted(lease.step)
+    assert (submission.version, submission.weights) == (1, version.root)
+    assert worker.loaded == version
+    base = read_weights(run.base_model / WEIGHTS)
+    moved = worker.policy.weights()
+    assert all(torch.equal(moved[name], base[name] + 0.01) for name in base)
+
+
+def test_a_worker_goes_back_to_the_base_model_when_all_versions_are_retracted(run: RunDir, worker: Worker) -> None:
+    before = {name: tensor.clone() for name, tensor in worker.policy.weights().items()}
+    assert worker._load(publish(run, 1))
+    run.channel().retract(0)
+    assert worker._load(worker._newest())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.policy.weights().items())
+
+
+def test_a_version_that_vanishes_before_it_is_read_is_noted_and_passed_over(run: RunDir, worker: Worker) -> None:
+    version = publish(run, 1)
+    run.channel().retract(0)
+    assert not worker._load(version)
+    assert worker.loaded == base_version(run)
+    assert "version 1" in notes(run, worker.name)
+
+
+def test_a_version_that_vanishes_while_it_is_read_is_noted_and_passed_over(
+    run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = publish(run, 1)
+    channel = worker.channel
+    fetch = type(channel).fetch
+
+    def fetch_then_lose(self: object, wanted: Version) -> Path:
+        folder = fetch(channel, wanted)
+        run.channel().retract(0)
+        return folder
+
+    monkeypatch.setattr(type(channel), "fetch", fetch_then_lose)
+    assert not worker._load(version)
+    assert "not a readable safetensors file" in notes(run, worker.name)
+
+
+def test_a_version_that_is_there_but_damaged_ends_the_worker_instead_of_spinning(run: RunDir, worker: Worker) -> None:
+    version = publish(run, 1)
+    path = run.channel().fetch(version) / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00\x01")
+    with pytest.raises(WeightsError, match="version 1: .* is not the file that was published"):
+        worker.run()
+
+
+def test_a_version_of_another_model_is_refused_by_number(run: RunDir, worker: Worker) -> None:
+    with run.channel().publish(1) as staging:
+        save_file({"foreign": torch.zeros(2)}, staging / WEIGHTS)
+    with pytest.raises(ModelError, match="version 1: lacks"):
+        worker.run()
+
+
+def test_a_worker_without_a_trainer_fills_what_it_may_then_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.3))
+    worker = make_worker(run)
+    with pytest.raises(WaitError, match="worker-0: policy version 1 did not come .* is the trainer running"):
+        worker.run()
+    # Paced: version 0 may serve steps 0 and 1, and nothing was made for step 2.
+    counts = [run.store().count(step) for step in range(3)]
+    assert all(count.signal >= 4 for count in counts[:2])
+    assert counts[2].seen == 0
+
+
+def test_a_worker_ends_when_the_last_version_is_out(run: RunDir, worker: Worker) -> None:
+    publish(run, 3)
+    worker.run()
+    assert not list((run.path / "rollouts").glob("step-*/*"))
+
+
+def test_a_run_without_any_version_says_how_to_prepare_it(run: RunDir, worker: Worker) -> None:
+    shutil.rmtree(run.path / "weights")
+    with pytest.raises(WeightsError, match="no policy version is published; prepare the run"):
+        worker.run()
+
+
+def test_a_killed_worker_takes_up_its_own_lease_again(run: RunDir, worker: Worker, tiny_policy: Policy) -> None:
+    lease = worker.store.lease(worker.name, 0)
+    again = make_worker(run)
+    assert again.store.lease(again.name, 0) == lease
+    assert make_worker(run, name="worker-1").store.lease("worker-1", 0) != lease

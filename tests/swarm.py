@@ -1,0 +1,105 @@
+"""Roles of a run in this process, with tasks that a random model answers right about half the time."""
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shoal.config import RunConfig, check_config
+from shoal.exchange.interfaces import Version
+from shoal.models.load import load
+from shoal.rollout.engine import TorchEngine
+from shoal.rollout.worker import Worker
+from shoal.rundir import RunDir, prepare_run
+from shoal.tasks.source import Split, Task, TaskSource
+from shoal.watch.metrics import Entry, read_metrics
+
+TREE: dict[str, Any] = {
+    "name": "test",
+    "steps": 3,
+    "async_level": 1,
+    "wait_s": 60.0,
+    "tasks": [{"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 5}}],
+    "sampling": {"group_size": 4, "max_new_tokens": 5, "max_prompt_tokens": 24},
+    "train": {"groups_per_step": 4, "token_budget": 256, "lr": 1e-3, "warmup_steps": 0},
+    "workers": {"groups_per_submission": 2, "max_batch": 16},
+}
+
+
+class Coin:
+    """A question is a number, an answer is right if its first character's code is odd."""
+
+    name = "coin"
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(self.name, index, f"{index % 97}?", None, {})
+
+    def score(self, task: Task, answer: str) -> float:
+        return float(ord(answer[0]) % 2) if answer else 0.0
+
+
+def make_config(source: Path | str, **changes: Any) -> RunConfig:
+    """TREE with this base model; `train={...}` and the like change single keys of a table."""
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in TREE.items()}
+    tree["model"] = {"source": str(source)}
+    for key, value in changes.items():
+        tree[key] = tree.get(key, {}) | value if isinstance(value, dict) else value
+    return check_config(tree, "test")
+
+
+def make_run(path: Path, config: RunConfig) -> RunDir:
+    return prepare_run(config, path, Console(file=io.StringIO()))
+
+
+def base_version(run: RunDir) -> Version:
+    version = run.channel().version(0)
+    assert version is not None
+    return version
+
+
+def make_worker(
+    run: RunDir, name: str = "worker-0", tasks: TaskSource | None = None, max_batch: int | None = None
+) -> Worker:
+    config = run.config
+    policy = load(run.base_model, config.model.dtype)
+    engine = TorchEngine(
+        policy,
+        max_batch=max_batch or config.workers.max_batch,
+        max_len=config.max_len,
+        temperature=config.sampling.temperature,
+    )
+    status, metrics = run.status(name), run.metrics(name)
+    channel, store = run.channel(), run.store()
+    return Worker(name, config, channel, store, policy, engine, tasks or Coin(), status, metrics, base_version(run))
+
+
+@contextmanager
+def working(worker: Worker) -> Iterator[None]:
+    """The worker at work in a thread; it ends with the run, or with the run's other role."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=60)
+    assert not thread.is_alive(), "the worker did not end with the run"
+    if failed:
+        raise failed[0]
+
+
+def entries(run: RunDir, role: str, event: str) -> list[Entry]:
+    return [entry for entry in read_metrics(run.path / "metrics" / f"{role}.jsonl") if entry["event"] == event]
+
+
+def notes(run: RunDir, role: str = "trainer") -> str:
+    return "\n".join(str(entry["text"]) for entry in entries(run, role, "note"))

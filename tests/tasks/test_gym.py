@@ -1,0 +1,153 @@
+"""reasoning-gym behind the protocol: seeded, split by text, scored by code."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from shoal.errors import TaskError
+from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.source import Split, Task, score
+
+GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
+WORDS = {"min_word_len": 3, "max_word_len": 8}
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+TELL = """
+from shoal.tasks.gym import ReasoningGym
+for generator in {generators}:
+    source = ReasoningGym(generator, {{}})
+    for split in ("train", "heldout"):
+        print([(source.task(split, i).prompt, source.task(split, i).answer) for i in (12345, 0, 7, 2**31)])
+"""
+
+
+def partial_and_binary(generator: str, options: dict[str, Any]) -> tuple[ReasoningGym, ReasoningGym]:
+    return ReasoningGym(generator, options, binary=False), ReasoningGym(generator, options)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_two_fresh_sources_agree_in_any_order(generator: str) -> None:
+    first, second = ReasoningGym(generator, {}), ReasoningGym(generator, {})
+    asked = [(split, index) for split in SPLITS for index in (0, 1, 2, 999, 2**31 - 1)]
+    forward = [first.task(split, index) for split, index in asked]
+    backward = [second.task(split, index) for split, index in reversed(asked)]
+    assert forward == backward[::-1]
+
+
+def test_another_process_draws_the_same_tasks() -> None:
+    code = TELL.format(generators=GENERATORS)
+    command = [sys.executable, "-c", code]
+    # With another order of Python's own hashes.
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1"}).stdout
+    here = []
+    for source in (ReasoningGym(generator, {}) for generator in GENERATORS):
+        for split in SPLITS:
+            tasks = [source.task(split, index) for index in (12345, 0, 7, 2**31)]
+            here.append(str([(task.prompt, task.answer) for task in tasks]))
+    assert told.splitlines() == here
+
+
+def test_different_indices_are_different_draws() -> None:
+    source = ReasoningGym("chain_sum", {"min_terms": 4, "max_terms": 6})
+    assert len({source.task("train", index).prompt for index in range(500)}) > 490
+
+
+@pytest.mark.parametrize(
+    ("generator", "options"),
+    [("spell_backward", {"min_word_len": 3, "max_word_len": 3}), ("spell_backward", WORDS), ("chain_sum", {})],
+)
+def test_train_and_held_out_texts_never_meet(generator: str, options: dict[str, Any]) -> None:
+    source = ReasoningGym(generator, options)
+    train = {source.task("train", index).prompt for index in range(3000)}
+    heldout = {source.task("heldout", index).prompt for index in range(1000)}
+    assert len(train) > 100
+    assert len(heldout) > 50
+    assert train & heldout == set()
+
+
+def test_two_sources_of_one_generator_agree_on_what_is_held_out() -> None:
+    # As in a mixture, or in a warm start whose tasks have another name than the run's.
+    short = ReasoningGym("spell_backward", {"min_word_len": 3, "max_word_len": 4}, name="short")
+    tagged = ReasoningGym("spell_backward", {"min_word_len": 3, "max_word_len": 4}, answer="tagged")
+    train = {short.task("train", index).entry["question"] for index in range(1000)}
+    heldout = {tagged.task("heldout", index).entry["question"] for index in range(1000)}
+    assert train & heldout == set()
+
+
+def test_a_generator_with_a_single_text_cannot_fill_both_splits() -> None:
+    source = ReasoningGym("prime_factorization", {"min_value": 4, "max_value": 4})
+    assert len({source.task("train", index).prompt for index in range(20)}) == 1
+    with pytest.raises(TaskError, match="1000 draws for heldout task 0 gave none; widen its options"):
+        source.task("heldout", 0)
+
+
+def test_options_that_leave_a_generator_nothing_to_ask_are_named() -> None:
+    source = ReasoningGym("spell_backward", {"min_word_len": 40, "max_word_len": 40})
+    with pytest.raises(TaskError, match=r"spell_backward: its generator raised IndexError\(.*change its options"):
+        source.task("train", 0)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_the_answer_that_is_shown_to_a_warm_start_earns_the_full_reward(generator: str) -> None:
+    source = ReasoningGym(generator, {})
+    for index in range(20):
+        task = source.task("train", index)
+        assert task.answer is not None
+        assert source.score(task, task.answer) == 1.0
+        assert source.score(task, f"  {task.answer}\n") == 1.0
+
+
+def test_partial_credit_is_given_only_where_it_is_asked_for() -> None:
+    partial, binary = partial_and_binary("spell_backward", WORDS)
+    task = partial.task("train", 0)
+    credit = partial.score(task, "quite wrong")
+    assert 0 < credit < 1
+    assert binary.score(task, "quite wrong") == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", " ", "\x00", "�", "9" * 10_000, "<answer></answer>"])
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_a_foolish_answer_earns_nothing_and_breaks_nothing(generator: str, answer: str) -> None:
+    source = ReasoningGym(generator, {})
+    assert score(source, source.task("train", 3), answer).reward in (0.0, None)
+
+
+def tagged_task() -> tuple[ReasoningGym, Task]:
+    source = ReasoningGym("spell_backward", WORDS, answer="tagged")
+    return source, source.task("train", 5)
+
+
+def test_a_tagged_task_asks_for_tags_and_shows_them() -> None:
+    source, task = tagged_task()
+    assert task.prompt.endswith("Give the final answer between <answer> and </answer>.")
+    assert task.answer == f"<answer>{task.entry['answer']}</answer>"
+    assert source.score(task, task.answer) == 1.0
+
+
+def test_outside_its_tags_a_right_answer_earns_nothing() -> None:
+    source, task = tagged_task()
+    assert source.score(task, str(task.entry["answer"])) == 0.0
+    assert source.score(task, f"<answer>{task.entry['answer']}") == 0.0
+
+
+def test_the_last_tagged_answer_is_the_final_one() -> None:
+    source, task = tagged_task()
+    right = f"<answer>\n{task.entry['answer']} </answer>"
+    assert source.score(task, f"First <answer>no</answer>, then {right}.") == 1.0
+    assert source.score(task, f"First {right}, then <answer>no</answer>.") == 0.0
+
+
+def test_an_unknown_generator_is_named_with_the_known_ones() -> None:
+    with pytest.raises(TaskError, match=r"reasoning-gym/spell_backwards: no such generator; known: .*spell_backward,"):
+        ReasoningGym("spell_backwards", {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"min_word_len": -1}, {"min_word_len": 5, "max_word_len": 3}, {"wordlen": 3}, {"min_word_len": "a"}, {"seed": 1}],
+)
+def test_options_that_the_generator_refuses_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=r"reasoning-gym/spell_backward: options \{.*\} refused: "):
+        ReasoningGym("spell_backward", options)

@@ -1,0 +1,132 @@
+"""The command line: quick, and errors that people can mend come without a traceback."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.config import load_config
+
+CONFIG = """
+name = "a"
+steps = 3
+
+[[tasks]]
+source = "reasoning-gym/spell_backward"
+options = { min_word_len = 3 }
+"""
+COMMANDS = ["run", "trainer", "worker", "model", "eval", "status", "rollouts", "bench"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def shoal(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=environment)
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_help_answers_in_under_half_a_second() -> None:
+    best = 60.0
+    for _ in range(8):  # a busy machine may need some tries
+        began = time.perf_counter()
+        assert shoal("--help").returncode == 0
+        best = min(best, time.perf_counter() - began)
+        if best < 0.5:
+            return
+    raise AssertionError(f"the fastest of 8 took {best:.2f} s")
+
+
+@pytest.mark.parametrize("statement", ["import shoal", "import shoal.cli", "import shoal.config", "import shoal.run"])
+def test_what_the_supervisor_imports_imports_no_torch(statement: str) -> None:
+    assert modules_after(statement) & {"torch", "transformers", "reasoning_gym"} == set()
+
+
+def test_help_names_every_command() -> None:
+    said = shoal("--help").stdout
+    assert [command for command in COMMANDS if not re.search(rf"\b{command}\b", said)] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = shoal(command, "--help")
+    assert result.returncode == 0
+    assert f"Usage: python -m shoal {command}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nowhere.toml"], "error: config nowhere.toml: cannot be read (No such file or directory)"),
+        (["run", "run.toml", "--set", "train.lrr=1"], "train.lrr = 1: unknown key; did you mean train.lr?"),
+        (["run", "run.toml", "--dry-run", "--set", "steps=x"], "steps = 'x': Input should be a valid integer"),
+        (["run", "run.toml", "--set", "model.source=nowhere"], 'error: model.source = "nowhere": no such directory'),
+        (["trainer", "."], "error: run .: no usable run.json there"),
+        (["worker", "."], "error: run .: no usable run.json there"),
+        (["status", "."], "error: "),
+    ],
+)
+def test_an_error_meant_for_people_has_no_traceback_and_code_3(config: Path, arguments: list[str], said: str) -> None:
+    result = shoal(*arguments, cwd=config.parent)
+    assert result.returncode == 3, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert [entry.name for entry in config.parent.iterdir()] == ["run.toml"]
+
+
+def test_an_error_is_printed_as_it_is(tmp_path: Path) -> None:
+    """Square brackets are markup to rich, and a long line would be wrapped."""
+    name = "[bold]" + "x" * 150 + ".toml"
+    assert name in shoal("run", name, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["run"], ["run", "run.toml", "--nonsense"], ["bench"]])
+def test_a_wrong_command_line_has_the_usual_code_2(config: Path, arguments: list[str]) -> None:
+    result = shoal(*arguments, cwd=config.parent)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_dry_run_prints_the_resolved_config_as_toml_that_loads_back(config: Path) -> None:
+    settings = ["train.lr=1e-5", "tasks.0.options.max_word_len=7", 'tasks.0.name="odd \\u007f name"']
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    result = shoal("run", str(config), "--dry-run", *arguments)
+    assert result.returncode == 0
+    written = config.with_name("resolved.toml")
+    written.write_text(result.stdout)
+    resolved = load_config(written)
+    assert resolved == load_config(config, settings)
+    assert (resolved.train.lr, resolved.tasks[0].options["max_word_len"]) == (1e-5, 7)
+    assert "grad_clip = 0.1" in result.stdout, "defaults are spelled out"
+
+
+def test_a_dry_run_touches_nothing(config: Path) -> None:
+    assert shoal("run", str(config), "--dry-run", cwd=config.parent).returncode == 0
+    assert [entry.name for entry in config.parent.iterdir()] == ["run.toml"]
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    result = shoal()
+    assert "Usage:" in result.stdout + result.stderr
+
+
+def test_the_installed_command_is_this_one() -> None:
+    command = Path(sys.executable).with_name("shoal")
+    result = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0
+    assert "shoal run configs/laptop.toml" in result.stdout

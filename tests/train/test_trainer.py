@@ -1,0 +1,366 @@
+"""The loop in one process: fresh enough rollouts, each once; errors that say what to change; resume from what is whole."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from shoal.errors import DivergedError, NoSignalError, WaitError
+from shoal.models.load import WEIGHTS, Policy, load, read_weights
+from shoal.rollout.record import write_rollouts
+from shoal.rollout.worker import Worker
+from shoal.rundir import RunDir
+from shoal.tasks.source import Task
+from shoal.train import trainer as trainer_module
+from shoal.train.trainer import start_trainer
+from shoal.watch.status import read_status
+
+from ..swarm import Coin, base_version, entries, make_config, make_run, make_worker, notes, working
+
+
+class Hopeless(Coin):
+    def score(self, task: Task, answer: str) -> float:
+        return 0.0
+
+
+class Trivial(Coin):
+    def score(self, task: Task, answer: str) -> float:
+        return 1.0
+
+
+class Broken(Coin):
+    def score(self, task: Task, answer: str) -> float:
+        raise RuntimeError("the judge is out")
+
+
+def completed(path: Path, tiny_dir: Path, **changes: Any) -> tuple[RunDir, Worker]:
+    """A run that was trained to its end, and its worker."""
+    run = make_run(path, make_config(tiny_dir, **changes))
+    worker = make_worker(run)
+    with working(worker):
+        start_trainer(run)
+    return run, worker
+
+
+def prefilled(run: RunDir, worker: Worker) -> None:
+    """Everything that version 0 may serve, handed in before the trainer starts."""
+    while (lease := worker.store.lease(worker.name, 0)) is not None:
+        worker.store.put(lease, write_rollouts(*worker.make(lease, base_version(run))))
+
+
+def steps_of(run: RunDir) -> list[dict[str, Any]]:
+    return entries(run, "trainer", "step")
+
+
+def folder(run: RunDir, version: int) -> Path:
+    return run.checkpoints / f"step-{version:06d}"
+
+
+def extended(run: RunDir, steps: int) -> RunDir:
+    """The same run, asked to go on to another number of steps."""
+    return make_run(run.path, run.config.model_copy(update={"steps": steps}))
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_step_k_uses_versions_k_minus_async_level_to_k_and_each_rollout_once(
+    tmp_path: Path, tiny_dir: Path, level: int
+) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, async_level=level, steps=5)
+    steps = steps_of(run)
+    assert [entry["step"] for entry in steps] == [0, 1, 2, 3, 4]
+    for entry in steps:
+        step = entry["step"]
+        assert all(max(0, step - level) <= version <= step for version in entry["versions"])
+        assert entry["staleness_max"] <= level
+        assert len(entry["submissions"]) == len(set(entry["submissions"]))
+        # What the files say themselves, not only what the trainer says of them.
+        for number in entry["submissions"]:
+            path = run.path / "rollouts" / f"step-{step:06d}" / f"{number:04d}.parquet"
+            made_with = int(pq.read_metadata(path).metadata[b"shoal.version"])
+            assert max(0, step - level) <= made_with <= step
+    assert run.channel().numbers()[-1] == 5
+    (status,) = [s for s in read_status(run.path) if s.role == "trainer"]
+    assert (status.state, status.doing) == ("done", "5 steps trained")
+
+
+def test_version_k_plus_1_is_what_step_k_left_and_the_export_is_the_last(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir)
+    versions = [read_weights(run.path / "weights" / f"v{n:06d}" / WEIGHTS) for n in range(4)]
+    for before, after in zip(versions, versions[1:], strict=False):
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+    exported = load(run.path / "model").weights()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in versions[-1].items())
+
+
+def test_a_step_trains_only_on_groups_with_signal_and_says_how_many_had_none(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2, train={"groups_per_step": 8})
+    for entry in steps_of(run):
+        assert entry["groups"] >= 8
+        assert entry["samples"] == 4 * entry["groups"]
+        seen = entry["samples_seen"] / 4
+        assert entry["groups"] / seen + entry["groups_all_right"] + entry["groups_all_wrong"] == pytest.approx(1.0)
+
+
+def test_a_run_trained_by_hand_in_turns_learns_the_same_as_one_in_a_thread(tmp_path: Path, tiny_dir: Path) -> None:
+    # Level 0 leaves nothing to timing: whatever the interleaving, the weights are the same bit for bit.
+    roots = []
+    for name in ("one", "two"):
+        run, _ = completed(tmp_path / name, tiny_dir, async_level=0, steps=2)
+        version = run.channel().version(2)
+        assert version is not None
+        roots.append(version.root)
+    assert roots[0] == roots[1]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (Hopeless(), r"\(0% all right, 100% all wrong, 0% with a failed scorer\); .* too hard .*tasks\.options"),
+        (Trivial(), r"\(100% all right, 0% all wrong, 0% with a failed scorer\); .* solved: make them harder"),
+        (
+            Broken(),
+            r"\(0% all right, 0% all wrong, 100% with a failed scorer\); the scorer failed, first with: coin .* the judge is out",
+        ),
+    ],
+)
+def test_a_run_without_signal_stops_with_the_shares_and_what_to_change(
+    tmp_path: Path, tiny_dir: Path, tasks: Coin, said: str
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, train={"oversample": 2.0}))
+    prefilled(run, make_worker(run, tasks=tasks))
+    with pytest.raises(NoSignalError, match=rf"trainer: step 0: none of 8 groups has signal {said}"):
+        start_trainer(run)
+    (status,) = [s for s in read_status(run.path) if s.role == "trainer"]
+    assert status.state == "failed"
+    assert "none of 8 groups" in status.doing
+
+
+def test_a_random_model_on_real_tasks_is_told_that_they_are_too_hard(tmp_path: Path, tiny_dir: Path) -> None:
+    from shoal.tasks.build import build_source
+
+    run = make_run(tmp_path / "run", make_config(tiny_dir, train={"oversample": 1.0}))
+    prefilled(run, make_worker(run, tasks=build_source(run.config.tasks)))
+    with pytest.raises(NoSignalError, match=r"100% all wrong.*sampling\.group_size, now 4"):
+        start_trainer(run)
+
+
+def test_a_step_with_too_few_groups_trains_on_those_it_has_and_says_so(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"oversample": 1.0, "groups_per_step": 8}))
+    prefilled(run, make_worker(run))
+    start_trainer(run)
+    (entry,) = steps_of(run)
+    assert 0 < entry["groups"] < 8
+    assert f"step 0 trains on {entry['groups']} of 8 groups: 8 were sampled" in notes(run)
+
+
+def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
+    prefilled(run, make_worker(run))
+
+    def load_poisoned(directory: Path, dtype: str = "float32") -> Policy:
+        policy = load(directory, dtype)
+        with torch.no_grad():
+            policy.weights()["model.norm.weight"][0] = float("nan")
+        return policy
+
+    monkeypatch.setattr(trainer_module, "load", load_poisoned)
+    with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* lower train\.lr \(0\.001\)"):
+        start_trainer(run)
+    assert [entry["skipped"] for entry in steps_of(run)] == [True, True]
+    assert "step 0 was skipped" in notes(run)
+    assert "(1 in a row, the run stops at 2)" in notes(run)
+
+
+def test_bad_steps_are_counted_across_a_restart(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
+    prefilled(run, make_worker(run))
+
+    def load_poisoned(directory: Path, dtype: str = "float32") -> Policy:
+        policy = load(directory, dtype)
+        with torch.no_grad():
+            policy.weights()["model.norm.weight"][0] = float("nan")
+        return policy
+
+    monkeypatch.setattr(trainer_module, "load", load_poisoned)
+    with pytest.raises(DivergedError, match="up to step 1 "):
+        start_trainer(run)
+    with pytest.raises(DivergedError, match="3 steps in a row up to step 2 "):
+        start_trainer(run)
+
+
+def test_a_trainer_without_workers_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.2))
+    with pytest.raises(WaitError, match=r"trainer: step 0 has 0 of 4 groups with signal, .* is a worker running\?"):
+        start_trainer(run)
+
+
+def test_a_waiting_trainer_says_for_whom_and_what(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.2, train={"groups_per_step": 300}))
+    worker = make_worker(run)
+    lease = worker.store.lease(worker.name, 0)
+    assert lease is not None
+    submission, signal = worker.make(lease, base_version(run))
+    worker.store.put(lease, write_rollouts(submission, signal))
+    with pytest.raises(WaitError, match=f"step 0 has {signal} of 300 groups"):
+        start_trainer(run)
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
+    longer = extended(run, 4)
+    with working(make_worker(longer)):
+        start_trainer(longer)
+    assert [entry["step"] for entry in steps_of(longer)] == [0, 1, 2, 3]
+    assert "going on after step 2" in notes(longer)
+    exported = load(longer.path / "model").weights()
+    last = read_weights(longer.path / "weights" / "v000004" / WEIGHTS)
+    assert all(torch.equal(exported[name], tensor) for name, tensor in last.items()), "the export must be the new one"
+
+
+def test_a_resumed_run_learns_what_an_uninterrupted_one_does(tmp_path: Path, tiny_dir: Path) -> None:
+    # Optimizer moments, warm-up and dealing all matter to the second half.
+    changes = {"async_level": 0, "train": {"optimizer_steps": 2, "warmup_steps": 6}}
+    whole, _ = completed(tmp_path / "whole", tiny_dir, steps=4, **changes)
+    half, _ = completed(tmp_path / "half", tiny_dir, steps=2, **changes)
+    rest = extended(half, 4)
+    with working(make_worker(rest)):
+        start_trainer(rest)
+    expected, resumed = whole.channel().version(4), rest.channel().version(4)
+    assert expected is not None
+    assert resumed is not None
+    assert resumed.root == expected.root
+
+
+def test_a_version_that_was_checkpointed_but_not_published_is_published_on_resume(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
+    before = run.channel().version(2)
+    shutil.rmtree(run.path / "weights" / "v000002")
+    start_trainer(run)
+    assert run.channel().version(2) == before
+
+
+def cut_the_optimizer_short(checkpoint: Path) -> None:
+    path = checkpoint / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit_of_the_weights(checkpoint: Path) -> None:
+    path = checkpoint / WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def lose_the_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").unlink()
+
+
+def empty_the_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text("")
+
+
+def forge_the_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text(json.dumps([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_the_optimizer_short, flip_a_bit_of_the_weights, lose_the_state, empty_the_state, forge_the_state],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, tiny_dir: Path, damage: Any) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
+    damage(folder(run, 2))
+    with working(make_worker(run)):
+        start_trainer(run)
+    assert re.search(r"checkpoint step-000002: damaged \(.*\); passed over", notes(run))
+    assert "going on after step 1" in notes(run)
+    assert "retracted versions [2]" in notes(run)
+    assert [entry["step"] for entry in steps_of(run)] == [0, 1, 1]
+    assert run.channel().numbers()[-1] == 2
+
+
+def test_a_checkpoint_that_was_being_written_is_no_checkpoint(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
+    folder(run, 2).rename(run.checkpoints / ".staging-abc")
+    with working(make_worker(run)):
+        start_trainer(run)
+    assert "going on after step 1" in notes(run)
+    assert not list(run.checkpoints.glob(".staging-*"))
+
+
+def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_them_makes_others(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The worker counted step 2's files while they were accepted. After the retraction they are refused: a worker that
+    # went by its memory would wait for the trainer, and the trainer for the worker.
+    changes = {"async_level": 0, "steps": 5, "wait_s": 15.0, "keep": {"checkpoints": 4}}
+    run = make_run(tmp_path / "run", make_config(tiny_dir, **changes))
+    train_step = trainer_module.train_step
+
+    def killed_at_step_3(*arguments: Any) -> Any:
+        if arguments[-1] == 3:
+            raise KeyboardInterrupt
+        return train_step(*arguments)
+
+    with working(make_worker(run)):
+        monkeypatch.setattr(trainer_module, "train_step", killed_at_step_3)
+        with pytest.raises(KeyboardInterrupt):
+            start_trainer(run)
+        monkeypatch.setattr(trainer_module, "train_step", train_step)
+        lost = [run.channel().version(2), run.channel().version(3)]
+        for version in (2, 3):
+            shutil.rmtree(folder(run, version))
+        # Step 1's rollouts are lost as well, so that the new version 2 is another one than the old.
+        rollouts = run.path / "rollouts" / "step-000001"
+        for path in rollouts.glob("*.lease.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"deadline": 0.0}))
+        for path in rollouts.glob("*.parquet"):
+            path.unlink()
+        start_trainer(run)
+    assert "retracted versions [2, 3]" in notes(run)
+    assert run.channel().version(2) not in lost
+    refused = {entry["file"].split("/")[0] for entry in entries(run, "trainer", "refused")}
+    assert {"step-000002", "step-000003"} <= refused
+    for step, entry in {entry["step"]: entry for entry in steps_of(run)}.items():
+        assert entry["submissions"]
+        for number in entry["submissions"]:
+            path = run.path / "rollouts" / f"step-{step:06d}" / f"{number:04d}.parquet"
+            footer = pq.read_metadata(path).metadata
+            published = run.channel().version(int(footer[b"shoal.version"]))
+            assert published is not None
+            assert footer[b"shoal.weights"].decode() == published.root
+
+
+def test_foreign_files_among_the_rollouts_are_refused_and_stop_nothing(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=2))
+    spam = run.path / "rollouts" / "step-000000"
+    spam.mkdir(parents=True)
+    (spam / "0007.parquet").write_bytes(b"PAR1 and then nothing")
+    (spam / "notes.parquet").write_bytes(b"")
+    with working(make_worker(run)):
+        start_trainer(run)
+    refused = {entry["file"] for entry in entries(run, "trainer", "refused")}
+    assert refused == {"step-000000/0007.parquet", "step-000000/notes.parquet"}
+    assert len(steps_of(run)) == 2
+
+
+def test_old_checkpoints_and_rollouts_are_cleared_as_configured(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=4, keep={"checkpoints": 2, "rollouts": 2})
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000003", "step-000004"]
+    assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_checkpoints_less_often_than_versions_still_end_with_one(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=3, train={"checkpoint_every": 2})
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
