@@ -1,6 +1,7 @@
 """Where shoal keeps files, and how it writes them: whole or not at all."""
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -94,6 +95,12 @@ def whole_directory(target: Path) -> Iterator[Path]:
             _sync(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_staging(parent: Path) -> None:

@@ -192,6 +192,20 @@ def test_a_lease_file_under_another_number_counts_for_nothing(store: Store) -> N
     assert store.count(0).leased == 2
 
 
+class Interrupted(Store):
+    """A store whose counting takes so long that rivals take all leases meanwhile."""
+
+    def count(self, step: int) -> StepCount:
+        count = super().count(step)
+        Store(self.path, async_level=0).take_all(version=0)
+        return count
+
+
+def test_leases_taken_by_others_while_a_node_counts_are_not_overlooked(tmp_path: Path) -> None:
+    assert Interrupted(tmp_path, async_level=0).lease("slow", 0) is None
+    assert Store(tmp_path).count(0).leased == RULES.groups_per_step
+
+
 TAKE = """
 import sys, time
 from pathlib import Path

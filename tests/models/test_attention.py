@@ -15,7 +15,7 @@ from shoal.models.attention import MAX_PADDING, Family, Packed, _similar
 from shoal.models.load import Policy, load
 from shoal.rollout.engine import TorchEngine
 
-from .architectures import SIZES, plain_model, save_random
+from .architectures import VOCAB, plain_model, save_random
 
 RUNS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def ids(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(2, SIZES["vocab_size"], (count,), generator=torch.Generator().manual_seed(seed))  # type: ignore[call-overload,no-any-return]
+    return torch.randint(2, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def states(policy: Policy, layout: Packed, row_T: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def test_a_sliding_window_works_up_to_its_length_and_is_refused_beyond(tmp_path:
 def test_attention_dropout_is_refused(tmp_path: Path) -> None:
     policy = load(save_random(tmp_path, "llama", attention_dropout=0.1))
     policy.model.train()
-    with pytest.raises(ModelError, match="attention dropout .* set attention_dropout to 0"):
+    with pytest.raises(ModelError, match=r"attention dropout .* set attention_dropout to 0"):
         states(policy, Packed([5]), ids(5))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,8 +109,8 @@ def test_demonstrations_of_tagged_tasks_score_full_reward_after_a_round_trip(
 
 
 def test_any_tool_of_the_ecosystem_opens_it(tiny_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_dir)
-    model = AutoModelForCausalLM.from_pretrained(tiny_dir)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_dir)
     ids = tokenizer("Spell this word backward (example: sun -> nus): cat", return_tensors="pt")
     out = model.generate(**ids, max_new_tokens=5, do_sample=False)
     assert out.shape[0] == 1
@@ -162,5 +163,5 @@ def test_a_warm_start_that_diverges_says_which_setting_to_lower(tiny_policy: Pol
 
 def test_a_task_without_a_worked_answer_cannot_warm_a_model(tiny_policy: Policy) -> None:
     config = TinyConfig(warm_steps=1, warm_batch=1)
-    with pytest.raises(TaskError, match="phrases task .* no worked answer"):
+    with pytest.raises(TaskError, match=r"phrases task .* no worked answer"):
         warm_start(tiny_policy, config, Unanswered(), lambda *_: None)

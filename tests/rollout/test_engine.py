@@ -111,7 +111,7 @@ def test_the_same_seed_gives_the_same_tokens_for_every_batch_size_and_order(poli
     for seed in range(3):
         order = Random(seed).sample(range(len(requests)), len(requests))
         shuffled = run(policy, [requests[i] for i in order], batch=7 + seed, temperature=temperature)
-        assert {i: text for i, text in zip(order, texts(shuffled), strict=True)} == dict(enumerate(expected))
+        assert dict(zip(order, texts(shuffled), strict=True)) == dict(enumerate(expected))
 
 
 def test_equal_prompts_with_other_samples_differ_and_equal_requests_do_not(policy: Policy) -> None:

@@ -205,7 +205,7 @@ def test_a_version_that_is_there_but_damaged_ends_the_worker_instead_of_spinning
     version = publish(run, 1)
     path = run.channel().fetch(version) / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"\x00\x01")
-    with pytest.raises(WeightsError, match="version 1: .* is not the file that was published"):
+    with pytest.raises(WeightsError, match=r"version 1: .* is not the file that was published"):
         worker.run()
 
 
@@ -219,7 +219,7 @@ def test_a_version_of_another_model_is_refused_by_number(run: RunDir, worker: Wo
 def test_a_worker_without_a_trainer_fills_what_it_may_then_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:
     run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.3))
     worker = make_worker(run)
-    with pytest.raises(WaitError, match="worker-0: policy version 1 did not come .* is the trainer running"):
+    with pytest.raises(WaitError, match=r"worker-0: policy version 1 did not come .* is the trainer running"):
         worker.run()
     # Paced: version 0 may serve steps 0 and 1, and nothing was made for step 2.
     counts = [run.store().count(step) for step in range(3)]

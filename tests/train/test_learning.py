@@ -17,7 +17,7 @@ from shoal.train.step import train_step
 from ..conftest import make_rollout
 from ..swarm import make_config
 
-STEPS = 30
+STEPS = 40
 GROUPS = 12
 SAMPLES = 8
 

@@ -66,8 +66,6 @@ def bench_loop(quick: bool, progress: Progress) -> BenchResult:
     """Samples a second of both sides in turns; best and median of the rounds."""
     size = QUICK if quick else FULL
     config = laptop_config()
-    if quick:
-        config = changed(config, {"model.tiny.warm_steps": 0})
     base = base_model(config, progress)
     progress.stage("TRL: looking for its environment")
     with progress.aside():

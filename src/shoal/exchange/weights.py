@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import STAGING, remove_staging, whole_directory
+from shoal.files import STAGING, remove_staging, sha256_file, whole_directory
 
 MANIFEST = "manifest.json"
 
@@ -34,11 +34,11 @@ class DirectoryChannel:
         with whole_directory(target) as staging:
             yield staging
             files = {
-                str(file.relative_to(staging)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+                str(file.relative_to(staging)): {"size": file.stat().st_size, "sha256": sha256_file(file)}
                 for file in sorted(staging.rglob("*"))
                 if file.is_file()
             }
-            root = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+            root = _root(number, files)
             manifest = {"version": number, "root": root, "time": time.time(), "files": files}
             (staging / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for old in self.numbers()[: -self._keep]:
@@ -68,11 +68,11 @@ class DirectoryChannel:
         folder = self._folder(version.number)
         try:
             files = json.loads((folder / MANIFEST).read_text())["files"]
-            root = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+            root = _root(version.number, files)
             if root != version.root:
                 raise WeightsError(f"version {version.number}: root {root[:12]}, expected {version.root[:12]}")
             for name, facts in files.items():
-                if _sha256(folder / name) != facts["sha256"]:
+                if sha256_file(folder / name) != facts["sha256"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
@@ -91,6 +91,6 @@ class DirectoryChannel:
         return self._path / f"v{number:06d}"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _root(number: int, files: dict[str, dict[str, object]]) -> str:
+    """Names a version's whole content, its number included: the same files under another number are another version."""
+    return hashlib.sha256(json.dumps([number, files], sort_keys=True).encode()).hexdigest()

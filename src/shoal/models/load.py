@@ -46,13 +46,14 @@ class Policy:
         "longrope" rotates all tokens of a batch otherwise than those of its short sequences.
         """
         config = self.model.config
-        limits = [getattr(config, "max_position_embeddings", None)]
+        limits: list[int | None] = [getattr(config, "max_position_embeddings", None)]
         if "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]):
             limits.append(getattr(config, "sliding_window", None))
         rope = getattr(config, "rope_parameters", None) or {}
-        for kind in (rope, *rope.values()):
-            if isinstance(kind, dict) and kind.get("rope_type") == "longrope":
-                limits.append(kind.get("original_max_position_embeddings"))
+        ropes = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+        limits += [
+            kind.get("original_max_position_embeddings") for kind in ropes if kind.get("rope_type") == "longrope"
+        ]
         return min((int(limit) for limit in limits if limit), default=2**31)
 
     def hidden(self, ids_BT: Tensor, positions_BT: Tensor, layout: Layout) -> Tensor:
@@ -133,11 +134,11 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
             f"model {directory}: no usable tokenizer ({_first_line(error)}); "
             "save one beside the model with tokenizer.save_pretrained"
         ) from error
-    model: Any
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory, local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
         )
+        model, found = loaded
     except Exception as error:  # the same for a missing or broken model
         raise ModelError(f"model {directory}: cannot be loaded ({_first_line(error)})") from error
     if missing := sorted(found["missing_keys"]):  # transformers would go on with random numbers in their place

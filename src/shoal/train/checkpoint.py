@@ -4,7 +4,6 @@ The state after step k is checkpoint k + 1. Random choices of the trainer follow
 generator state to keep; the learning rate follows from the number of updates.
 """
 
-import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shoal.errors import ModelError
-from shoal.files import remove_staging, whole_directory
+from shoal.files import remove_staging, sha256_file, whole_directory
 from shoal.models.load import WEIGHTS, Policy, trainable
 
 STATE = "state.json"
@@ -51,7 +50,7 @@ def save_checkpoint(
             "version": progress.version,
             "bad_steps": progress.bad_steps,
             "used": progress.used,
-            "sha256": {name: _sha256(staging / name) for name in (WEIGHTS, OPTIMIZER)},
+            "sha256": {name: sha256_file(staging / name) for name in (WEIGHTS, OPTIMIZER)},
         }
         (staging / STATE).write_text(json.dumps(state))
     for old in _found(path)[:-keep]:
@@ -66,7 +65,7 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         try:
             state: dict[str, Any] = json.loads((folder / STATE).read_text())
             for name, digest in state["sha256"].items():
-                if _sha256(folder / name) != digest:
+                if sha256_file(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
             weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
             used = {int(k): {int(s): int(v) for s, v in made.items()} for k, made in state["used"].items()}
@@ -103,8 +102,3 @@ def _found(path: Path) -> list[int]:
 
 def _folder(path: Path, version: int) -> Path:
     return path / f"step-{version:06d}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
