@@ -144,22 +144,31 @@ def test_no_choice_of_logits_and_bits_makes_the_shortcut_err(rows: list[list[tup
     assert chosen(logits_BV, bits) == reference_tokens(logits_BV, bits)
 
 
-def test_the_shortcut_survives_rounding_of_its_own_threshold() -> None:
-    # best - 8 is no float32: rounded up, it would dismiss a token that lies just less than 8 below the best. Give that
-    # token the least noise with which it wins, where the noise is densest in bits.
-    best = next(
+@pytest.mark.parametrize("below", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("own", [0, 1000, 2**31])
+@pytest.mark.parametrize("best", ["exact", "rounded"])
+def test_the_shortcut_is_exact_at_its_own_threshold(best: str, own: int, below: int) -> None:
+    # The rival stands 8 nats below the best, give or take the least that float32 knows, and its noise is just enough
+    # to win or just not. Where best - 8 is no float32, a threshold that was rounded up would dismiss a winner.
+    start = 1.0 if best == "exact" else 3.0
+    lead = next(
         value
-        for value in np.linspace(3.0, 3.99, 2000, dtype=np.float32)
-        if float(np.float32(value - np.float32(8))) > float(value) - 8 + 2e-7
+        for value in np.linspace(start, start + 1, 2000, dtype=np.float32)
+        if best == "exact" or float(np.float32(value - np.float32(8))) > float(value) - 8 + 2e-7
     )
-    rival = np.float32(best - np.float32(8))
-    own = 0
-    needed = float(best) + float(gumbel(np.array([own], dtype=np.uint32))[0]) - float(rival)
-    least = math.ceil(2**32 * math.exp(-math.exp(-needed)) - 0.5)
-    logits_1V = np.array([[best, rival]], dtype=np.float32)
-    for bits in range(least - 20, least + 20):
+    rival = np.float32(lead - np.float32(8))
+    for _ in range(abs(below)):
+        rival = np.nextafter(rival, np.float32(math.copysign(np.inf, -below)))
+    needed = float(lead) + float(gumbel(np.array([own], dtype=np.uint32))[0]) - float(rival)
+    least = round(2**32 * math.exp(-math.exp(-needed)) - 0.5)
+    logits_1V = np.array([[lead, rival]], dtype=np.float32)
+    winners = set()
+    for bits in range(least - 20, min(least + 20, 2**32)):
         row = [np.array([own, bits], dtype=np.uint32)]
-        assert chosen(logits_1V, row) == reference_tokens(logits_1V, row), bits - least
+        expected = reference_tokens(logits_1V, row)
+        assert chosen(logits_1V, row) == expected, bits - least
+        winners.add(expected[0])
+    assert winners == {0, 1}
 
 
 def test_ties_go_to_the_lowest_token() -> None:

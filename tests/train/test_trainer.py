@@ -114,8 +114,8 @@ def test_a_step_trains_only_on_groups_with_signal_and_says_how_many_had_none(tmp
         assert entry["groups"] / seen + entry["groups_all_right"] + entry["groups_all_wrong"] == pytest.approx(1.0)
 
 
-def test_a_run_trained_by_hand_in_turns_learns_the_same_as_one_in_a_thread(tmp_path: Path, tiny_dir: Path) -> None:
-    # Level 0 leaves nothing to timing: whatever the interleaving, the weights are the same bit for bit.
+def test_at_level_0_two_runs_of_one_seed_give_the_same_weights_bit_for_bit(tmp_path: Path, tiny_dir: Path) -> None:
+    # Level 0 leaves nothing to timing, whatever the interleaving of trainer and worker.
     roots = []
     for name in ("one", "two"):
         run, _ = completed(tmp_path / name, tiny_dir, async_level=0, steps=2)

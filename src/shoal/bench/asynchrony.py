@@ -102,8 +102,8 @@ def _submissions(run: RunDir) -> list[Entry]:
 def outcome(steps: Sequence[Entry], submissions: Sequence[Entry]) -> Outcome:
     """What the metrics of trainer and worker say of a run.
 
-    The clock runs from the moment at which both are up, that is from the first token or the trainer's first wait, to the
-    end of the last step: filling the pipeline counts, importing torch does not.
+    The clock runs from the moment at which both are up, the worker generating and the trainer waiting, to the end
+    of the last step: filling the pipeline counts, importing torch does not.
     """
     spent = [entry["tokens"] / entry["tokens_per_s"] for entry in submissions]
     began = max(submissions[0]["time"] - spent[0], steps[0]["time"] - steps[0]["step_s"])

@@ -1,8 +1,8 @@
 """`shoal bench engine`: our engine against transformers `generate`, how full packing is, and what sampling costs.
 
-256 prompts whose answers are 8 to 256 tokens long, in no order. On the tiny model each side gets the better of two batch
-sizes and the best of several rounds, taken in turns. On SmolLM2-135M `generate` takes minutes for all prompts, so it is
-timed on the first of its batches only.
+256 prompts whose answers are 8 to 256 tokens long, in no order. On the tiny model each side gets the better of two
+batch sizes and the best of several rounds, taken in turns. On SmolLM2-135M `generate` takes minutes for all prompts, so
+it is timed on the first of its batches only.
 """
 
 import ctypes
@@ -86,7 +86,7 @@ def bench_engine(quick: bool, progress: Progress) -> BenchResult:
 
 
 def keep_freed_memory() -> None:
-    """Gives both sides the allocator settings of our roles; by call, for glibc reads the variables only at its start."""
+    """Gives both sides the allocator settings of our roles; by a call, since glibc reads its variables at the start."""
     with suppress(OSError, AttributeError):  # another C library: both sides do without
         mallopt = ctypes.CDLL(None).mallopt
         for name, parameter in MALLOPT.items():

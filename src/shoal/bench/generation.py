@@ -82,8 +82,8 @@ class Ours:
     def sampling_share(self, prompt: list[int], batch: int, length: int) -> float:
         """Share of the time that drawing noise and choosing tokens takes when `batch` sequences decode side by side.
 
-        They share one prompt, so that next to all of the time is decoding, and are short, so that attention costs little:
-        sampling never has a larger share than here.
+        They share one prompt, so that next to all of the time is decoding, and are short, so that attention costs
+        little: sampling never has a larger share than here.
         """
         work = Work([prompt] * batch, [length] * batch)
         self.tokens_per_s(replace(work, lengths=[2] * batch), batch)  # warms caches
@@ -124,7 +124,7 @@ class _OwnLength(StoppingCriteria):
     def __init__(self, ends_B: Tensor) -> None:
         self._ends_B = ends_B
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         del scores
         return input_ids.shape[1] >= self._ends_B
 

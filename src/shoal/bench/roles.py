@@ -92,8 +92,8 @@ class Roles:
                 raise BenchError(f"run {self._run.path}: ended after {len(done)} of {count} steps")
             elif time.monotonic() > deadline:
                 raise WaitError(
-                    f"run {self._run.path}: step {len(done) + 1} of {count} did not come within {STEP_DEADLINE_S:.0f} s; "
-                    f"the trainer's log ends:\n{_tail(self._children[0])}"
+                    f"run {self._run.path}: step {len(done) + 1} of {count} did not come within "
+                    f"{STEP_DEADLINE_S:.0f} s; the trainer's log ends:\n{_tail(self._children[0])}"
                 )
             time.sleep(LOOK_S)
         return done[:count]
