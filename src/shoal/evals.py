@@ -12,7 +12,7 @@ from rich.console import Console
 from shoal.config import RunConfig, load_config
 from shoal.errors import ConfigError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.models.load import WEIGHTS, Policy, load, read_weights
+from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
 from shoal.rundir import RUN_FILE, RunDir, open_run
 from shoal.tasks.build import build_source
@@ -126,7 +126,7 @@ def _evaluate_version(run: RunDir, policy: Policy, source: TaskSource, version: 
     """None if the version is not there any more: the trainer is ahead, and a newer one is waiting."""
     try:
         folder = run.channel().fetch(version)
-        policy.set_weights(read_weights(folder / WEIGHTS), f"version {version.number}")
+        policy.set_weights(read_weights(folder, run.config.model.dtype), f"version {version.number}")
     except WeightsError:
         return None
     return evaluate(policy, source, run.config, run.config.eval.tasks)
@@ -148,7 +148,7 @@ def evaluate_target(
         if found is None:
             raise WeightsError(f"run {target}: version {version} is not there; there are {channel.numbers()}")
         policy = load(run.base_model, config.model.dtype)
-        policy.set_weights(read_weights(channel.fetch(found) / WEIGHTS), f"version {found.number}")
+        policy.set_weights(read_weights(channel.fetch(found), config.model.dtype), f"version {found.number}")
         name = f"{target} version {found.number}"
     elif config_path is None:
         raise ConfigError(f"eval {target}: not a run directory; for a model directory give --config with its tasks")

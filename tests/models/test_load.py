@@ -122,9 +122,13 @@ def test_untied_weights_appear_both(tmp_path: Path) -> None:
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(policy.weights())
 
 
-def test_weights_are_the_names_that_the_directory_itself_uses(tiny_dir: Path, tiny_policy: Policy) -> None:
-    # Version 0 is the directory as it is; later versions are written from `weights()`. A worker takes either.
-    assert set(read_weights(tiny_dir / WEIGHTS)) == set(tiny_policy.weights())
+def test_a_base_model_in_several_files_is_a_version_like_any_other(tmp_path: Path, tiny_policy: Policy) -> None:
+    tiny_policy.model.save_pretrained(tmp_path, max_shard_size="50KB")
+    tiny_policy.tokenizer.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    weights = read_weights(tmp_path, "float32")
+    assert weights.keys() == tiny_policy.weights().keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in tiny_policy.weights().items())
 
 
 def changed(weights: dict[str, Tensor], how: str) -> dict[str, Tensor]:
@@ -161,8 +165,8 @@ def test_weights_survive_a_round_trip_through_a_file(tmp_path: Path, tiny_dir: P
     theirs, ours = load(tiny_dir), load(tiny_dir)
     for parameter in theirs.model.parameters():
         parameter.add_(torch.randn_like(parameter))
-    save_file(theirs.weights(), tmp_path / "w.safetensors")
-    ours.set_weights(read_weights(tmp_path / "w.safetensors"), "version 1")
+    save_file(theirs.weights(), tmp_path / WEIGHTS)
+    ours.set_weights(read_weights(tmp_path, "float32"), "version 1")
     layout, row_1T = Packed([9]), torch.arange(5, 14).unsqueeze(0)
     expected_1TD = theirs.hidden(row_1T, layout.positions_1T, layout)
     assert torch.equal(ours.hidden(row_1T, layout.positions_1T, layout), expected_1TD)
@@ -177,15 +181,15 @@ def test_setting_weights_keeps_the_parameters_that_an_optimizer_holds(tiny_polic
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 4, b"\xff" * 64, b'{"a": 1}'])
 def test_a_file_that_is_no_safetensors_is_a_named_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "w.safetensors"
+    path = tmp_path / WEIGHTS
     path.write_bytes(content)
     with pytest.raises(ModelError, match=f"{path}: not a readable safetensors file"):
-        read_weights(path)
+        read_weights(tmp_path, "float32")
 
 
 def test_a_missing_weights_file_is_a_named_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nowhere: not a readable safetensors file"):
-        read_weights(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=f"nowhere/{WEIGHTS}: not a readable safetensors file"):
+        read_weights(tmp_path / "nowhere", "float32")
 
 
 def test_bfloat16_is_loaded_as_such(tiny_dir: Path) -> None:

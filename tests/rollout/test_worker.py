@@ -60,7 +60,7 @@ def made(worker: Worker, lease: Lease, run: RunDir) -> tuple[Submission, int]:
 
 def publish(run: RunDir, number: int, shift: float = 0.01) -> Version:
     """A version whose weights are the base model's, moved."""
-    base = read_weights(run.base_model / WEIGHTS)
+    base = read_weights(run.base_model, "float32")
     with run.channel().publish(number) as staging:
         save_file({name: tensor + shift for name, tensor in base.items()}, staging / WEIGHTS)
     version = run.channel().version(number)
@@ -163,7 +163,7 @@ def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: W
     (submission,) = run.store(limits_of(run.config, worker.policy.vocab)).accepted(lease.step)
     assert (submission.version, submission.weights) == (1, version.root)
     assert worker.loaded == version
-    base = read_weights(run.base_model / WEIGHTS)
+    base = read_weights(run.base_model, "float32")
     moved = worker.policy.weights()
     assert all(torch.equal(moved[name], base[name] + 0.01) for name in base)
 

@@ -98,7 +98,7 @@ def test_step_k_uses_versions_k_minus_async_level_to_k_and_each_rollout_once(
 
 def test_version_k_plus_1_is_what_step_k_left_and_the_export_is_the_last(tmp_path: Path, tiny_dir: Path) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir)
-    versions = [read_weights(run.path / "weights" / f"v{n:06d}" / WEIGHTS) for n in range(4)]
+    versions = [read_weights(run.path / "weights" / f"v{n:06d}", "float32") for n in range(4)]
     for before, after in pairwise(versions):
         assert any(not torch.equal(before[name], after[name]) for name in before)
     exported = load(run.path / "model").weights()
@@ -216,7 +216,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tm
     assert [entry["step"] for entry in steps_of(longer)] == [0, 1, 2, 3]
     assert "going on after step 2" in notes(longer)
     exported = load(longer.path / "model").weights()
-    last = read_weights(longer.path / "weights" / "v000004" / WEIGHTS)
+    last = read_weights(longer.path / "weights" / "v000004", "float32")
     assert all(torch.equal(exported[name], tensor) for name, tensor in last.items()), "the export must be the new one"
 
 

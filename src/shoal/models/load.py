@@ -115,8 +115,15 @@ class Policy:
             tensor.copy_(weights[name])
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, or a ModelError that names it."""
+def read_weights(folder: Path, dtype: str) -> dict[str, Tensor]:
+    """The weights of a published version, or a ModelError that names the file.
+
+    Version 0 is a whole model directory as somebody saved it, perhaps in several files or under older names: it is
+    loaded as a model. Later versions are one file with the names of `Policy.weights`.
+    """
+    if (folder / "config.json").is_file():
+        return load(folder, dtype).weights()
+    path = folder / WEIGHTS
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -9,7 +9,7 @@ import torch
 from shoal.config import RunConfig
 from shoal.errors import ModelError, RolloutError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Version, WeightChannel
-from shoal.models.load import WEIGHTS, Policy, load, read_weights
+from shoal.models.load import Policy, load, read_weights
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rollout.engine import Engine, Request, TorchEngine
 from shoal.rollout.lease import Lease
@@ -77,7 +77,7 @@ class Worker:
             return True
         self.status.working(f"loading version {version.number}")
         try:
-            weights = read_weights(self.channel.fetch(version) / WEIGHTS)
+            weights = read_weights(self.channel.fetch(version), self.config.model.dtype)
         except (WeightsError, ModelError) as error:
             if self.channel.latest() == version:
                 raise
