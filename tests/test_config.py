@@ -131,7 +131,7 @@ def test_all_faults_are_told_at_once() -> None:
             "train.token_budget = 100: must hold the longest sample",
         ),
         ({"train": {"optimizer_steps": 3, "groups_per_step": 2}}, "train.optimizer_steps = 3: each needs a group"),
-        ({"async_level": 4}, "keep.versions = 5: async_level 4 needs at least 6 versions"),
+        ({"async_level": 4}, "keep.versions = 5: async_level 4 and train.checkpoint_every 1 need at least 6 versions"),
         ({"train": {"loss": {"eps": 0.5, "delta": 1.4}}}, "delta 1.4 must exceed 1 + eps = 1.5"),
     ],
 )

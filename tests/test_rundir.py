@@ -94,7 +94,7 @@ def test_a_run_is_not_continued_as_another_run(
         {"workers": {"count": 3}},
         {"eval": {"every": 2}},
         {"keep": {"versions": 9}},
-        {"train": {"threads": 2, "checkpoint_every": 4}},
+        {"train": {"threads": 2, "checkpoint_every": 2}},
     ],
 )
 def test_what_does_not_change_the_run_may_be_changed(tmp_path: Path, tiny_dir: Path, change: dict[str, Any]) -> None:

@@ -42,10 +42,9 @@ def run(
     if dry_run:
         typer.echo(to_toml(load_config(config, settings or [])), nl=False)
         return
-    from shoal.run import run_swarm
-    from shoal.rundir import locate_run
+    from shoal.run import run_config
 
-    run_swarm(locate_run(config, settings or [], out, console), console)
+    run_config(config, settings or [], out, console)
 
 
 @app.command()

@@ -90,6 +90,11 @@ class TrainConfig(_Table):
     threads: Positive = Field(1, description="CPU threads of the trainer.")
     loss: LossConfig = LossConfig()
 
+    @property
+    def most_groups(self) -> int:
+        """Groups after which a step asks for no more."""
+        return int(self.oversample * self.groups_per_step)
+
 
 class WorkerConfig(_Table):
     """The machines that generate."""
@@ -98,7 +103,7 @@ class WorkerConfig(_Table):
     threads: Positive = Field(1, description="CPU threads of each worker.")
     max_batch: Positive = Field(128, description="Sequences generated side by side.")
     groups_per_submission: Positive = Field(8, description="Groups in one rollout file.")
-    lease_s: float = Field(600.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
+    lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
 
 
 class EvalConfig(_Table):
@@ -150,10 +155,12 @@ class RunConfig(_Table):
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
                 f"train.groups_per_step is {self.train.groups_per_step}; lower the first or raise the second"
             )
-        if self.keep.versions < self.async_level + 2:
+        # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
+        fewest = self.async_level + self.train.checkpoint_every + 1
+        if self.keep.versions < fewest:
             raise ValueError(
-                f"keep.versions = {self.keep.versions}: async_level {self.async_level} needs at least "
-                f"{self.async_level + 2} versions on disk; raise keep.versions"
+                f"keep.versions = {self.keep.versions}: async_level {self.async_level} and train.checkpoint_every "
+                f"{self.train.checkpoint_every} need at least {fewest} versions on disk; raise keep.versions"
             )
         return self
 

@@ -1,8 +1,7 @@
 """Held-out measurement: how often the policy solves tasks it was never trained on."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from rich.console import Console
 
 from shoal.config import RunConfig, load_config
-from shoal.errors import ConfigError, WaitError, WeightsError
+from shoal.errors import ConfigError, ModelError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
@@ -18,6 +17,7 @@ from shoal.rundir import RUN_FILE, RunDir, open_run
 from shoal.tasks.build import build_source
 from shoal.tasks.source import TaskSource, draw, score
 from shoal.watch.metrics import read_steps
+from shoal.watch.status import StatusFile
 
 POLL_S = 0.1
 # 97.5 % point of the normal distribution, for 95 % intervals.
@@ -66,68 +66,69 @@ def _solved(policy: Policy, source: TaskSource, config: RunConfig, tasks: int, t
 
 def start_evaluator(run: RunDir) -> None:
     """Evaluates the base model, the newest version now and then, and the last one; never holds up the trainer."""
-    config = run.config
-    torch.set_num_threads(config.eval.threads)
-    with run.metrics("evaluator") as metrics:
-        status = run.status("evaluator")
-        try:
-            status.working("loading the base model")
-            policy, source, channel = (
-                load(run.base_model, config.model.dtype),
-                build_source(config.tasks),
-                run.channel(),
-            )
-            done = _already_done(run)
-            waited_from = time.monotonic()
-            while config.steps not in done:
-                version = channel.latest()
-                if version is None or not _due(version.number, done, config):
-                    status.waiting(f"a version to evaluate, after version {max(done)}", "trainer", config.wait_s)
-                    if time.monotonic() - waited_from > config.wait_s:
-                        raise WaitError(
-                            f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?"
-                        )
-                    time.sleep(POLL_S)
-                    continue
-                if not done:
-                    version = channel.version(0) or version
-                status.working(f"evaluating version {version.number}")
-                result = _evaluate_version(run, policy, source, version)
-                waited_from = time.monotonic()
-                if result is None:
-                    continue
+    torch.set_num_threads(run.config.eval.threads)
+    with run.role("evaluator") as (status, metrics):
+        status.working("loading the base model")
+        policy, source = load(run.base_model, run.config.model.dtype), build_source(run.config.tasks)
+        done = _already_done(run)
+        while max(done, default=-1) < run.config.steps:
+            version = _next_version(run, done, status)
+            status.working(f"evaluating version {version.number}")
+            result = _evaluate_version(run, policy, source, version)
+            if result is not None:
                 done.add(version.number)
                 metrics.write(
                     "eval",
                     version=version.number,
                     step=version.number,
-                    tasks=result.tasks,
-                    pass_at_1=result.pass_at_1,
-                    low=result.low,
-                    high=result.high,
-                    greedy=result.greedy,
-                    failed=result.failed,
+                    root=version.root,
+                    **asdict(result),
+                    **status.shares(),
                 )
-            status.done(f"evaluated {len(done)} versions")
-        except Exception as error:
-            status.failed(str(error))
-            raise
+        status.done(f"evaluated {len(done)} versions")
 
 
 def _already_done(run: RunDir) -> set[int]:
-    return {int(entry["version"]) for entry in read_steps(run.path / "metrics" / "evaluator.jsonl", "eval", "version")}
+    """Versions evaluated before, but for those that were retracted since: other weights may bear their number now."""
+    channel = run.channel()
+    newest = channel.latest()
+    entries = read_steps(run.path / "metrics" / "evaluator.jsonl", "eval", "version")
+    done = set()
+    for entry in entries:
+        number = int(entry["version"])
+        found = channel.version(number)
+        if (found is None or found.root == entry.get("root")) and newest is not None and number <= newest.number:
+            done.add(number)
+    return done
 
 
-def _due(version: int, done: Sequence[int] | set[int], config: RunConfig) -> bool:
-    return not done or version - max(done) >= config.eval.every or (version == config.steps and version not in done)
+def _next_version(run: RunDir, done: set[int], status: StatusFile) -> Version:
+    """Waits for the next version to evaluate: the base model first, then the newest once enough steps have passed."""
+    config, channel = run.config, run.channel()
+    seen = channel.latest()
+    deadline = time.monotonic() + config.wait_s
+    while time.monotonic() < deadline:
+        newest = channel.latest()
+        if newest is not None:
+            if not done:
+                return channel.version(0) or newest
+            if newest.number >= min(max(done) + config.eval.every, config.steps):
+                return newest
+        if newest != seen:
+            seen, deadline = newest, time.monotonic() + config.wait_s
+        status.waiting(f"a version to evaluate, after {len(done)} of them", "trainer", deadline - time.monotonic())
+        time.sleep(POLL_S)
+    raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
 def _evaluate_version(run: RunDir, policy: Policy, source: TaskSource, version: Version) -> Evaluation | None:
-    """None if the version is not there any more: the trainer is ahead, and a newer one is waiting."""
+    """None if the version was taken away meanwhile; an error if it is there and damaged."""
+    channel = run.channel()
     try:
-        folder = run.channel().fetch(version)
-        policy.set_weights(read_weights(folder, run.config.model.dtype), f"version {version.number}")
-    except WeightsError:
+        policy.set_weights(read_weights(channel.fetch(version), run.config.model.dtype), f"version {version.number}")
+    except (WeightsError, ModelError):
+        if channel.version(version.number) == version:
+            raise
         return None
     return evaluate(policy, source, run.config, run.config.eval.tasks)
 
@@ -142,6 +143,8 @@ def evaluate_target(
 ) -> None:
     """What `shoal eval` does: a run's version, or a model directory with a config, measured and printed."""
     if (target / RUN_FILE).is_file():
+        if config_path or settings:
+            raise ConfigError(f"eval {target}: --config and --set go with a model directory; a run has its own config")
         run = open_run(target)
         config, channel = run.config, run.channel()
         found = channel.latest() if version is None else channel.version(version)

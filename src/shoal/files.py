@@ -1,11 +1,13 @@
 """Where shoal keeps files, and how it writes them: whole or not at all."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,10 +43,10 @@ def disk_errors(target: Path) -> Iterator[None]:
 
 
 def _error_number(error: Exception) -> int | None:
-    """The system's number of an error; libraries written in Rust, as safetensors is, only put it into their message."""
-    if isinstance(error, OSError):
+    """The system's number of an error; safetensors and shutil.copytree only put it into their message."""
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    said = re.search(r"\(os error (\d+)\)", str(error))
+    said = re.search(r"(?:os error |Errno )(\d+)", str(error))
     return int(said[1]) if said else None
 
 
@@ -95,6 +97,25 @@ def whole_directory(target: Path) -> Iterator[Path]:
             _sync(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Holds a lock that the system lets go when this process ends, however it ends; StorageError(refusal) if taken."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    deadline = time.monotonic() + wait_s
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StorageError(refusal) from None
+                time.sleep(0.1)
+        yield
 
 
 def sha256_file(path: Path) -> str:

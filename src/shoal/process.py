@@ -49,7 +49,6 @@ class Child:
         self.arguments = list(arguments)
         self.threads = threads
         self.log = log
-        self.restarts = 0
         self._start()
 
     def _start(self) -> None:
@@ -74,6 +73,9 @@ class Child:
                     pass_fds=[theirs],
                     start_new_session=True,
                 )
+        except BaseException:
+            os.close(ours)
+            raise
         finally:
             os.close(theirs)
         self._ours = ours
@@ -85,8 +87,7 @@ class Child:
         return ours, theirs
 
     def restart(self) -> None:
-        os.close(self._ours)
-        self.restarts += 1
+        self.close()
         self._start()
 
     def poll(self) -> int | None:
@@ -103,7 +104,10 @@ class Child:
                 self.process.wait()
 
     def close(self) -> None:
-        os.close(self._ours)
+        """Lets go of our end of the pipe, which ends the child if it still runs."""
+        if self._ours >= 0:
+            ours, self._ours = self._ours, -1
+            os.close(ours)
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:

@@ -1,13 +1,11 @@
 """The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
 
 A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
-on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor imports no torch and computes nothing.
+on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.
 """
 
-import fcntl
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,20 +13,24 @@ from types import FrameType
 
 from rich.console import Console
 
-from shoal.errors import ConfigError, ShoalError, WaitError
+from shoal.config import load_config
+from shoal.errors import ShoalError
+from shoal.files import locked
+from shoal.models.base import ensure_base_model
 from shoal.process import EXIT_REFUSED, Child, stop_all
-from shoal.rundir import RunDir
+from shoal.rundir import LOCK, RunDir, default_path, locate_run, prepare_run
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
 from shoal.watch.view import LiveView
 
 LOOK_S = 0.25
-# A role that dies this often within the window has a fault of its own that a restart does not heal.
+# A role that is killed this often within the window is not worth restarting, and neither is one that crashes by itself
+# a few times: a restart does not heal a fault of its own.
 MOST_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
-# After the last step the others finish what they are at.
-FINISH_S = 300.0
+MOST_CRASHES = 3
+CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
 
 
@@ -36,15 +38,29 @@ class Interrupted(ShoalError):
     """Ctrl-C or SIGTERM: stop cleanly; the run can be continued."""
 
 
+def run_config(target: Path, settings: list[str], out: Path | None, console: Console) -> None:
+    """What `shoal run` does. The run is this process's alone, from before anything of it is written to the end."""
+    if target.is_dir():
+        run = locate_run(target, settings, out, console)
+        config, path = run.config, run.path
+    else:
+        config = load_config(target, settings)
+        path = out or default_path(config)
+        if not path.exists():
+            ensure_base_model(config, console)  # before the directory: a model that is not there leaves none behind
+    with locked(path / LOCK, f"run {path}: another shoal run is at work there; stop it, or give --out"):
+        run_swarm(prepare_run(config, path, console), console)
+
+
 def run_swarm(run: RunDir, console: Console) -> None:
     """Runs trainer, workers and evaluator to the end of the run, or until interrupted."""
-    with _only_supervisor(run.path), run.metrics("supervisor") as metrics, _interruptible():
+    with run.metrics("supervisor") as metrics, _interruptible():
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
         try:
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run)
-                _watch(children, view, metrics)
+                _watch(children, view, metrics, run.config.wait_s)
         finally:
             stop_all(children)
             metrics.write("end")
@@ -77,9 +93,9 @@ def start_roles(run: RunDir) -> list[Child]:
     return children
 
 
-def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
-    """Returns when every role has ended well."""
-    deaths: dict[str, deque[float]] = {child.name: deque(maxlen=MOST_RESTARTS) for child in children}
+def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter, finish_s: float) -> None:
+    """Returns when every role has ended well, or when training has and the others were given `finish_s` after it."""
+    deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
     finish_by: float | None = None
     while any(child.poll() != 0 for child in children):
         time.sleep(LOOK_S)
@@ -90,22 +106,28 @@ def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter) ->
                 continue
             if code == EXIT_REFUSED:
                 raise ShoalError(_last_words(child))
-            recent = deaths[child.name]
-            if len(recent) == MOST_RESTARTS and time.monotonic() - recent[0] < RESTART_WINDOW_S:
-                raise ShoalError(
-                    f"{child.name} died {MOST_RESTARTS + 1} times within {RESTART_WINDOW_S:.0f} s; its log ends:\n"
-                    f"{_tail(child.log)}"
-                )
-            recent.append(time.monotonic())
+            deaths[child.name].append((time.monotonic(), code))
+            if reason := _hopeless(deaths[child.name], time.monotonic()):
+                raise ShoalError(f"{child.name} {reason}; its log ends:\n{_tail(child.log)}")
             how = f"was killed by signal {-code}" if code < 0 else f"crashed with code {code} (see {child.log})"
             view.note(f"{child.name} {how}; starting it again")
             metrics.write("restart", role=child.name, code=code)
             child.restart()
         if children[0].poll() == 0:
-            finish_by = finish_by or time.monotonic() + FINISH_S
+            finish_by = finish_by or time.monotonic() + finish_s
             if time.monotonic() > finish_by:
-                late = [child.name for child in children if child.poll() != 0]
-                raise WaitError(f"training is done, but {', '.join(late)} did not end within {FINISH_S:.0f} s")
+                late = ", ".join(child.name for child in children if child.poll() != 0)
+                view.note(f"training is done; {late} did not end within {finish_s:.0f} s and is stopped")
+                return
+
+
+def _hopeless(deaths: Sequence[tuple[float, int]], now: float) -> str | None:
+    """Why a role that died at these times with these codes should not be started again, if so."""
+    crashes = sum(code > 0 for at, code in deaths if now - at < CRASH_WINDOW_S)
+    if crashes >= MOST_CRASHES:
+        return f"crashed {crashes} times within {CRASH_WINDOW_S:.0f} s"
+    recent = sum(now - at < RESTART_WINDOW_S for at, _ in deaths)
+    return f"died {recent} times within {RESTART_WINDOW_S:.0f} s" if recent > MOST_RESTARTS else None
 
 
 def _last_words(child: Child) -> str:
@@ -116,17 +138,6 @@ def _last_words(child: Child) -> str:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-
-
-@contextmanager
-def _only_supervisor(path: Path) -> Iterator[None]:
-    """One supervisor a run: two would train the same steps twice."""
-    with (path / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"run {path}: another shoal run is at work there; stop it, or give --out") from None
-        yield
 
 
 @contextmanager

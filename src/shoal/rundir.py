@@ -4,9 +4,11 @@ Everything a role needs is found here, so any role can be started alone, killed 
 """
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +18,19 @@ from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
-from shoal.files import write_whole
+from shoal.files import locked, write_whole
 from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
 RUN_FILE = "run.json"
+LOCK = "lock"
+ROLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+# A role that was killed may take a moment to be gone.
+TAKEOVER_S = 10.0
+# A base model may have to be built first.
+PREPARE_S = 300.0
 # A run may be continued with these changed; anything else would make its past and its future two different runs.
 MAY_CHANGE = ("steps", "wait_s", "workers", "eval", "keep", "train.threads", "train.checkpoint_every")
 
@@ -63,6 +71,19 @@ class RunDir:
     def status(self, role: str) -> StatusFile:
         return StatusFile(self.path / "status" / f"{role}.json", role)
 
+    @contextmanager
+    def role(self, name: str) -> Iterator[tuple[StatusFile, MetricsWriter]]:
+        """Where a role says what it is doing; whatever ends it is said there too."""
+        if not ROLE_NAME.fullmatch(name):
+            raise ConfigError(f"role name {name!r}: must be letters, digits, dots and dashes, 64 at most")
+        with self.metrics(name) as metrics:
+            status = self.status(name)
+            try:
+                yield status, metrics
+            except Exception as error:
+                status.failed(str(error))
+                raise
+
 
 def limits_of(config: RunConfig, vocab: int) -> Limits:
     """What a sample of this run may look like."""
@@ -77,7 +98,7 @@ def _rules(config: RunConfig) -> Rules:
         steps=config.steps,
         async_level=config.async_level,
         groups_per_step=config.train.groups_per_step,
-        most_groups=int(config.train.oversample * config.train.groups_per_step),
+        most_groups=config.train.most_groups,
         groups_per_submission=config.workers.groups_per_submission,
         lease_s=config.workers.lease_s,
     )
@@ -98,16 +119,22 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     from shoal.models.base import ensure_base_model
 
     file = path / RUN_FILE
-    if file.exists():
-        _check_unchanged(open_run(path).config, config, path)
-        console.print(f"going on with the run in {path}")
     run = RunDir(path, config)
-    base = ensure_base_model(config, console)
+    channel = run.channel()
+    if file.exists():
+        check_unchanged(open_run(path).config, config, path, MAY_CHANGE)
+        console.print(f"going on with the run in {path}")
+    newest = channel.latest()
+    if newest is not None and newest.number > config.steps:
+        raise ConfigError(
+            f"run {path}: steps = {config.steps}, but it has come to version {newest.number}; "
+            "give at least as many steps, or another directory with --out"
+        )
+    base = ensure_base_model(config, console) if newest is None else None
     created = json.loads(file.read_text())["created"] if file.exists() else time.time()
     tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
     write_whole(file, json.dumps(tree, indent=1).encode())
-    channel = run.channel()
-    if channel.version(0) is None:
+    if base is not None:
         with channel.publish(0) as staging:
             shutil.copytree(base, staging, dirs_exist_ok=True)
     return run
@@ -120,15 +147,27 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
             raise ConfigError(f"run {target}: --set and --out go with a config file; a prepared run has its own config")
         return open_run(target)
     config = load_config(target, settings)
-    return prepare_run(config, out or Path("runs") / config.name, console)
+    path = out or default_path(config)
+    if (path / RUN_FILE).exists():
+        run = open_run(path)
+        check_unchanged(run.config, config, path, ())
+        return run
+    with locked(path / LOCK, f"run {path}: another process is preparing it and did not finish", wait_s=PREPARE_S):
+        return prepare_run(config, path, console)
 
 
-def _check_unchanged(old: RunConfig, new: RunConfig, path: Path) -> None:
+def default_path(config: RunConfig) -> Path:
+    """Where a run lives if nothing else is said."""
+    return Path("runs") / config.name
+
+
+def check_unchanged(old: RunConfig, new: RunConfig, path: Path, may_change: Sequence[str]) -> None:
+    """Refuses a config that differs from the run's own in anything but `may_change`."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     changed = [
         f"  {key}: {before.get(key)!r} there, {after.get(key)!r} now"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE)
+        if before.get(key) != after.get(key) and not any(key == may or key.startswith(f"{may}.") for may in may_change)
     ]
     if changed:
         raise ConfigError(

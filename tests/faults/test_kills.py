@@ -172,9 +172,9 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> N
     run = start(config, out)
     deadline = time.monotonic() + 120
     notes = ""
-    while "going on after step" not in notes and time.monotonic() < deadline:
+    while "going on with step" not in notes and time.monotonic() < deadline:
         time.sleep(0.1)
         notes = (out / "metrics" / "trainer.jsonl").read_text()
     run.send_signal(signal.SIGTERM)
     assert run.wait(30) != 0
-    assert "going on after step" in notes
+    assert "going on with step" in notes

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shoal.errors import ModelError
-from shoal.models.attention import MAX_PADDING, Family, Packed, _similar
+from shoal.models.attention import MAX_PADDING, Packed, SharedPrompt, _similar
 from shoal.models.load import Policy, load
 from shoal.rollout.engine import TorchEngine
 
@@ -21,7 +21,9 @@ RUNS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthChe
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 families = st.lists(
-    st.builds(Family, st.integers(1, 20), st.lists(st.integers(0, 15), max_size=5).map(tuple)), min_size=1, max_size=4
+    st.builds(SharedPrompt, st.integers(1, 20), st.lists(st.integers(0, 15), max_size=5).map(tuple)),
+    min_size=1,
+    max_size=4,
 )
 
 # GQA, a bias on q and k, norms on q and k, partial rotation, fused projections, learned positions, experts.
@@ -65,7 +67,7 @@ def logps(policy: Policy, hidden_TD: Tensor) -> Tensor:
     return policy.head(hidden_TD).log_softmax(-1)
 
 
-def unpacked(layout_of: list[Family], row_T: Tensor) -> list[tuple[Tensor, Tensor]]:
+def unpacked(layout_of: list[SharedPrompt], row_T: Tensor) -> list[tuple[Tensor, Tensor]]:
     """For each sample on its own: its tokens, and where they stand in the packed row."""
     samples = []
     cursor = 0
@@ -111,12 +113,12 @@ def test_packed_and_unpacked_log_probs_agree(gqa: Policy, plain: PreTrainedModel
 
 @RUNS
 @given(families)
-@example([Family(1, (0,))])
-@example([Family(1, (0, 0, 3, 0))])
-@example([Family(5), Family(1, (1, 1)), Family(20, (15, 0, 15))])
+@example([SharedPrompt(1, (0,))])
+@example([SharedPrompt(1, (0, 0, 3, 0))])
+@example([SharedPrompt(5), SharedPrompt(1, (1, 1)), SharedPrompt(20, (15, 0, 15))])
 @torch.no_grad()
 def test_answers_that_share_a_prompt_are_computed_as_if_each_had_its_own(
-    gqa: Policy, plain: PreTrainedModel, mix: list[Family]
+    gqa: Policy, plain: PreTrainedModel, mix: list[SharedPrompt]
 ) -> None:
     layout = Packed(mix)
     row_T = ids(layout.tokens)
@@ -127,15 +129,18 @@ def test_answers_that_share_a_prompt_are_computed_as_if_each_had_its_own(
 
 
 def test_answers_start_where_the_layout_says() -> None:
-    layout = Packed([Family(3, (2, 0, 1)), Family(4), Family(1, (5,))])
+    layout = Packed([SharedPrompt(3, (2, 0, 1)), SharedPrompt(4), SharedPrompt(1, (5,))])
     assert layout.starts == [0, 6, 10]
     assert layout.answer_starts == [3, 5, 5, 11]
     assert layout.positions_1T.tolist() == [[0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5]]
     assert (layout.tokens, layout.longest) == (16, 6)
 
 
-@pytest.mark.parametrize("mix", [[Family(7), Family(2), Family(11)], [Family(6, (5, 1, 0, 9)), Family(1, (3, 3))]])
-def test_gradients_of_packed_and_unpacked_samples_agree(gqa_dir: Path, mix: list[Family]) -> None:
+@pytest.mark.parametrize(
+    "mix",
+    [[SharedPrompt(7), SharedPrompt(2), SharedPrompt(11)], [SharedPrompt(6, (5, 1, 0, 9)), SharedPrompt(1, (3, 3))]],
+)
+def test_gradients_of_packed_and_unpacked_samples_agree(gqa_dir: Path, mix: list[SharedPrompt]) -> None:
     ours, theirs = load(gqa_dir), plain_model(gqa_dir)
     layout = Packed(mix)
     row_T = ids(layout.tokens)
@@ -173,7 +178,7 @@ def test_a_sample_sees_nothing_of_the_others(gqa: Policy, ragged: list[int], dat
 
 @torch.no_grad()
 def test_an_answer_sees_nothing_of_its_siblings_and_the_prompt_nothing_of_its_answers(gqa: Policy) -> None:
-    layout, before_T = Packed([Family(6, (4, 5)), Family(3)]), ids(18)
+    layout, before_T = Packed([SharedPrompt(6, (4, 5)), SharedPrompt(3)]), ids(18)
     second = slice(10, 15)
     after_T = before_T.clone()
     after_T[second] = ids(5, seed=1)
@@ -210,7 +215,7 @@ def test_a_supported_architecture_is_computed_exactly(
 ) -> None:
     save_random(tmp_path, architecture, **changes)
     policy, theirs = load(tmp_path), plain_model(tmp_path)
-    mix = [Family(9, (4, 0, 12)), Family(23), Family(1, (1,))]
+    mix = [SharedPrompt(9, (4, 0, 12)), SharedPrompt(23), SharedPrompt(1, (1,))]
     layout = Packed(mix)
     row_T = ids(layout.tokens)
     ours_TV = logps(policy, states(policy, layout, row_T))

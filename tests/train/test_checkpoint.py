@@ -185,14 +185,13 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_older_one_with_a_note(
     assert note.endswith("); passed over")
 
 
-def test_when_all_checkpoints_are_damaged_the_policy_is_left_as_it_is(tmp_path: Path, tiny_policy: Policy) -> None:
+def test_when_all_checkpoints_are_damaged_nothing_is_trained_over(tmp_path: Path, tiny_policy: Policy) -> None:
     for version in (1, 2):
         save(tmp_path, tiny_policy, version)
         spoil(tmp_path / f"step-{version:06d}", "truncated weights")
     before = weights_of(tiny_policy)
-    progress, damaged = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
-    assert progress is None
-    assert len(damaged) == 2
+    with pytest.raises(ModelError, match=r"none can be read: checkpoint step-000002.*step-000001.*; restore one, or"):
+        load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
     assert same(weights_of(tiny_policy), before)
 
 

@@ -214,7 +214,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tm
     with working(make_worker(longer)):
         start_trainer(longer)
     assert [entry["step"] for entry in steps_of(longer)] == [0, 1, 2, 3]
-    assert "going on after step 2" in notes(longer)
+    assert "going on with step 2" in notes(longer)
     exported = load(longer.path / "model").weights()
     last = read_weights(longer.path / "weights" / "v000004", "float32")
     assert all(torch.equal(exported[name], tensor) for name, tensor in last.items()), "the export must be the new one"
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, tiny_dir: 
     with working(make_worker(run)):
         start_trainer(run)
     assert re.search(r"checkpoint step-000002: damaged \(.*\); passed over", notes(run))
-    assert "going on after step 1" in notes(run)
+    assert "going on with step 1" in notes(run)
     assert "retracted versions [2]" in notes(run)
     assert [entry["step"] for entry in steps_of(run)] == [0, 1, 1]
     assert run.channel().numbers()[-1] == 2
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_was_being_written_is_no_checkpoint(tmp_path: Path, ti
     folder(run, 2).rename(run.checkpoints / ".staging-abc")
     with working(make_worker(run)):
         start_trainer(run)
-    assert "going on after step 1" in notes(run)
+    assert "going on with step 1" in notes(run)
     assert not list(run.checkpoints.glob(".staging-*"))
 
 

@@ -53,9 +53,8 @@ def test_a_step_without_a_single_number_still_has_its_line(tmp_path: Path) -> No
     console, out = plain()
     with LiveView(tmp_path, 9, console), MetricsWriter(tmp_path / "metrics/trainer.jsonl") as trainer:
         trainer.write("step", step=4, skipped=True)
-    first, second = out.getvalue().splitlines()
-    assert first.startswith("step 4 (5/9)  reward -")
-    assert second == "note: trainer: step 4 was skipped: its loss or gradient was not finite"
+    [line] = out.getvalue().splitlines()
+    assert line.startswith("step 4 (5/9)  reward -")
 
 
 def test_the_plain_view_of_a_run_that_goes_on_repeats_nothing_of_the_past(run_dir: Path) -> None:

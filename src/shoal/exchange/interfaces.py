@@ -28,6 +28,14 @@ class WeightChannel(Protocol):
 
     def latest(self) -> Version | None: ...
 
+    def version(self, number: int) -> Version | None:
+        """What is known of a version, or None if it is not to be had."""
+        ...
+
+    def retract(self, after: int) -> list[int]:
+        """Takes back versions above `after`, which no checkpoint backs; says which."""
+        ...
+
     def fetch(self, version: Version) -> Path:
         """A directory with the version's files, checked against its root hash."""
         ...
@@ -45,6 +53,10 @@ class RolloutStore(Protocol):
         ...
 
     def count(self, step: int) -> StepCount: ...
+
+    def forget(self, before: int) -> None:
+        """Removes the rollouts of steps before this one."""
+        ...
 
     def accepted(self, step: int) -> Iterator[Submission]:
         """Submissions of a step that were judged good, each at most once in the life of this store object."""

@@ -151,6 +151,7 @@ class DirectoryStore:
             raise RolloutError(f"{path.name}: no lease was issued for submission {number} of step {step}")
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
+        self._check_lease(path, lease)
         submission = read_rollouts(path, lease, self._limits)
         root = self._root_of(submission.version)
         if submission.weights != root:
@@ -163,6 +164,16 @@ class DirectoryStore:
             raise RolloutError(f"{path.name}: claims {claimed} groups with signal, it has {signal}")
         return submission
 
+    def _check_lease(self, path: Path, lease: Lease) -> None:
+        """The lease must be one that this run gives: a file in the directory is no proof of it."""
+        rules = self._rules
+        given = (rules.run, rules.beacon, max(0, lease.step - rules.async_level), lease.step)
+        if (lease.run, lease.beacon, lease.oldest, lease.newest) != given or lease.groups < 1:
+            raise RolloutError(
+                f"{path.name}: {lease} is not one that this run gives: versions {lease.oldest}..{lease.newest}, "
+                f"expected {given[2]}..{given[3]}; {lease.groups} groups, at least 1"
+            )
+
     def _verdict(self, path: Path, reason: str) -> None:
         if _number(path, ".parquet") is None:
             return  # counted by nobody; and its name may leave no room for a longer one
@@ -172,24 +183,19 @@ class DirectoryStore:
     def _summary(self, path: Path) -> Summary:
         """Counts of a file; one that was refused or cannot be read counts for nothing.
 
-        What a judged file says is read once. The verdict is read every time: one that was accepted is refused later if
-        a resumed trainer has retracted the weights it was made with.
+        A file is written once, so it is read once. The verdict is read every time: one that was accepted is refused
+        later if a resumed trainer has retracted the weights it was made with.
         """
         try:
-            accept: bool | None = json.loads(path.with_suffix(".verdict.json").read_text())["accept"]
+            refused = json.loads(path.with_suffix(".verdict.json").read_text())["accept"] is False
         except (OSError, ValueError, KeyError, TypeError):
-            accept = None
-        if accept is False:
-            return Summary(0, 0)
-        if path in self._summaries:
-            return self._summaries[path]
-        try:
-            summary = read_summary(path)
-        except RolloutError:
-            summary = Summary(0, 0)
-        if accept is not None:
-            self._summaries[path] = summary
-        return summary
+            refused = False
+        if not refused and path not in self._summaries:
+            try:
+                self._summaries[path] = read_summary(path)
+            except RolloutError:
+                return Summary(0, 0)
+        return Summary(0, 0) if refused else self._summaries[path]
 
     def _open_leases(self, step: int) -> Iterator[Lease]:
         now = time.time()

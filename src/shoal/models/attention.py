@@ -32,7 +32,7 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class SharedPrompt:
     """A prompt and the lengths of the answers that follow it; without answers, a sample on its own."""
 
     prompt: int
@@ -48,7 +48,7 @@ class Packed:
     exact: padding stands behind every real token.
     """
 
-    def __init__(self, families: Sequence[Family | int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, families: Sequence[SharedPrompt | int], device: torch.device | str = "cpu") -> None:
         positions: list[Tensor] = []
         samples: list[Tensor] = []  # where the tokens of each sample stand in the row
         owned: list[Tensor] = []  # those of them whose output this sample provides

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from shoal.errors import ModelError
 from shoal.models.attention import NAME as ATTENTION
-from shoal.models.attention import Family, Layout, Packed
+from shoal.models.attention import Layout, Packed, SharedPrompt
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -195,7 +195,7 @@ def _check(policy: Policy, directory: Path) -> None:
         raise ModelError(f"model {directory}: {name} gives logits that are not finite; its weights are damaged")
     try:
         model.set_attn_implementation(ATTENTION)
-        packed = Packed([len(alone), Family(len(prompt), (len(short), len(long)))])
+        packed = Packed([len(alone), SharedPrompt(len(prompt), (len(short), len(long)))])
         row_1T = torch.cat([alone, prompt, short, long]).unsqueeze(0)
         ours = policy.head(policy.hidden(row_1T, packed.positions_1T, packed))[0]
     except Exception as error:  # whatever an architecture does with a call that it does not expect

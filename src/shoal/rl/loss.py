@@ -23,7 +23,7 @@ class LossInputs:
     """The loss tokens of a micro-batch: completions only, of whole samples only."""
 
     logp_T: Tensor  # with gradient, finite
-    old_logp_T: Tensor  # recomputed by the trainer before the step's first update
+    old_logp_T: Tensor  # what the ratio is measured from, without gradient
     advantage_T: Tensor
     sample_T: Tensor  # int64, which sample each token belongs to, 0..n-1
     entropy_T: Tensor  # with gradient

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-# Before anything is known, and as a floor afterwards, this share of the groups is expected to have signal. Without a
-# floor one unlucky submission would call for a flood of leases.
+# At least this share of the groups is expected to have signal. Without a floor a few unlucky submissions would call for
+# a flood of leases.
 RATE_FLOOR = 0.05
 
 

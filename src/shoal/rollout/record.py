@@ -72,6 +72,11 @@ class Submission:
     """Root hash of the version's content: a version number alone could name two things after a resume."""
     rollouts: list[Rollout]
 
+    def groups(self) -> list[list[Rollout]]:
+        """The samples of each prompt."""
+        size = len(self.rollouts) // self.lease.groups
+        return [self.rollouts[first : first + size] for first in range(0, len(self.rollouts), size)]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

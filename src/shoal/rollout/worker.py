@@ -9,19 +9,22 @@ import torch
 from shoal.config import RunConfig
 from shoal.errors import ModelError, RolloutError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Version, WeightChannel
+from shoal.files import locked
 from shoal.models.load import Policy, load, read_weights
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rollout.engine import Engine, Request, TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, write_rollouts
-from shoal.rundir import RunDir
+from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.tasks.build import build_source
 from shoal.tasks.source import Task, TaskSource, score
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
-# How often a waiting role looks again; a look is one directory listing.
+# A waiting worker looks for a new version this often, which is one directory listing, and for a lease that went back
+# to the pool less often, which is several.
 POLL_S = 0.02
+LOOK_FOR_LEASES_S = 0.25
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class Worker:
                 return
             lease = self.store.lease(self.name, version.number)
             if lease is None:
-                self._wait_for_version_after(version)
+                self._wait_for_work(version)
                 continue
             self._work(lease, version)
 
@@ -58,14 +61,19 @@ class Worker:
             raise WeightsError("no policy version is published; prepare the run with shoal run")
         return version
 
-    def _wait_for_version_after(self, version: Version) -> None:
+    def _wait_for_work(self, version: Version) -> None:
         """Waits until there may be work: a new version, or a lease that went back to the pool."""
         deadline = time.monotonic() + self.config.wait_s
+        look_again = time.monotonic() + LOOK_FOR_LEASES_S
         while time.monotonic() < deadline:
             self.status.waiting(f"policy version {version.number + 1}", "trainer", deadline - time.monotonic())
             time.sleep(POLL_S)
-            if self.channel.latest() != version or self.store.lease(self.name, version.number) is not None:
+            if self.channel.latest() != version:
                 return
+            if time.monotonic() >= look_again:
+                if self.store.lease(self.name, version.number) is not None:
+                    return  # it is this node's own now, and `run` finds it again
+                look_again = time.monotonic() + LOOK_FOR_LEASES_S
         raise WaitError(
             f"{self.name}: policy version {version.number + 1} did not come within {self.config.wait_s:.0f} s; "
             "is the trainer running? (shoal status says; wait_s sets the limit)"
@@ -159,23 +167,21 @@ class Worker:
     def _advantages(self, rewards: Sequence[float | None], size: int) -> tuple[list[float], int]:
         """Advantages of every sample, and the number of groups with signal. A group with a failed score has none."""
         rewards_GS = torch.tensor([float("nan") if r is None else r for r in rewards]).view(-1, size)
-        whole_G = ~rewards_GS.isnan().any(dim=1)
-        rewards_GS = rewards_GS.nan_to_num()
         advantages_GS = group_advantages(rewards_GS, normalise=self.config.train.advantage_std)
-        advantages_GS = advantages_GS * whole_G.unsqueeze(1)
-        return advantages_GS.flatten().tolist(), int((has_signal(rewards_GS) & whole_G).sum())
+        return advantages_GS.flatten().tolist(), int(has_signal(rewards_GS).sum())
 
 
 def start_worker(run: RunDir, name: str) -> None:
     """Runs one worker of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.workers.threads)
-    with run.metrics(name) as metrics:
-        status = run.status(name)
+    taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
+    with locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S), run.role(name) as (status, metrics):
         status.working("loading the base model")
         channel = run.channel()
         base = channel.version(0)
-        assert base is not None, "prepare_run publishes version 0"
+        if base is None:
+            raise WeightsError(f"run {run.path}: its base model, version 0, is gone; start the run anew")
         policy = load(run.base_model, config.model.dtype)
         engine = TorchEngine(
             policy,
@@ -184,9 +190,4 @@ def start_worker(run: RunDir, name: str) -> None:
             temperature=config.sampling.temperature,
         )
         tasks = build_source(config.tasks)
-        worker = Worker(name, config, channel, run.store(), policy, engine, tasks, status, metrics, base)
-        try:
-            worker.run()
-        except Exception as error:
-            status.failed(str(error))
-            raise
+        Worker(name, config, channel, run.store(), policy, engine, tasks, status, metrics, base).run()

@@ -12,7 +12,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from shoal.models.attention import Family, Packed
+from shoal.models.attention import Packed, SharedPrompt
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.packing import first_fit_decreasing
 from shoal.rollout.record import Rollout, Submission
@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class StepGroups:
     """All groups of a step: those with signal, and how many had none and why."""
 
     signal: list[Group]
@@ -45,20 +45,18 @@ class Sorted:
     solve_rate: float
 
 
-def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> Sorted:
+def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGroups:
     """Sorts a step's groups by whether they teach anything."""
     signal: list[Group] = []
     seen = all_right = all_wrong = failed = 0
     error = ""
     rewards: list[float] = []
     for submission in submissions:
-        size = len(submission.rollouts) // submission.lease.groups
-        for first in range(0, len(submission.rollouts), size):
-            samples = submission.rollouts[first : first + size]
+        for samples in submission.groups():
             seen += 1
             scored = [s.reward for s in samples if s.reward is not None]
             rewards += scored
-            if len(scored) < size:
+            if len(scored) < len(samples):
                 failed += 1
                 error = error or next(s.error for s in samples if s.error)
                 continue
@@ -72,7 +70,7 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> Sorted
                 all_wrong += 1
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     solved = sum(r >= 1.0 for r in rewards) / len(rewards) if rewards else 0.0
-    return Sorted(signal, seen, all_right, all_wrong, failed, error, mean, solved)
+    return StepGroups(signal, seen, all_right, all_wrong, failed, error, mean, solved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,8 @@ class MicroBatch:
     sample_A: Tensor
     advantage_A: Tensor
     engine_logp_A: Tensor
+    version_A: Tensor
+    """The policy version that sampled each token."""
 
 
 def deal(groups: Sequence[Group], parts: int, rng: Random) -> list[list[Group]]:
@@ -123,7 +123,7 @@ def _pieces(group: Group, budget: int) -> Iterator[Group]:
 
 
 def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
-    layout = Packed([Family(len(g.prompt), tuple(len(s.completion) - 1 for s in g.samples)) for g in groups])
+    layout = Packed([SharedPrompt(len(g.prompt), tuple(len(s.completion) - 1 for s in g.samples)) for g in groups])
     ids: list[int] = []
     source: list[Tensor] = []
     samples = [(g, s, a) for g in groups for s, a in zip(g.samples, g.advantages, strict=True)]
@@ -144,4 +144,5 @@ def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
         sample_A=torch.arange(len(samples)).repeat_interleave(lengths),
         advantage_A=torch.tensor([a for _, _, a in samples]).repeat_interleave(lengths),
         engine_logp_A=torch.tensor([p for _, s, _ in samples for p in s.logprobs]),
+        version_A=torch.tensor([g.version for g, _, _ in samples]).repeat_interleave(lengths),
     )

@@ -73,10 +73,18 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             damaged.append(f"checkpoint {folder.name}: damaged ({error}); passed over")
             continue
+        for newer in _found(path):
+            if newer > version:
+                shutil.rmtree(_folder(path, newer), ignore_errors=True)
         policy.set_weights(weights, str(folder))
         _set_moments(policy, optimizer, moments, folder)
         return progress, damaged
-    return None, damaged
+    if damaged:
+        raise ModelError(
+            f"checkpoints in {path}: none can be read: {'; '.join(damaged)}; restore one, or delete the directory to "
+            "train from the base model again"
+        )
+    return None, []
 
 
 def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

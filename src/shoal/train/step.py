@@ -6,7 +6,7 @@ changes nothing: that optimizer step is left out and counted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from random import Random
 
 import torch
@@ -28,13 +28,20 @@ class StepResult:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     ratio_max: float = 0.0
+    fresh_tokens: int = 0
     mismatch_sum: float = 0.0
     mismatch_max: float = 0.0
+    drift_sum: float = 0.0
     forward_tokens: int = 0
     forward_budget: int = 0
     skipped: int = 0
 
     def metrics(self) -> dict[str, float]:
+        """Means over tokens.
+
+        `mismatch` compares trainer and engine on the same weights, so it knows only tokens that the newest version
+        sampled, and is NaN without any; `drift` is how far the policy has moved since it sampled, over all tokens.
+        """
         tokens = max(self.tokens, 1)
         finite = max(len(self.losses), 1)
         return {
@@ -45,8 +52,10 @@ class StepResult:
             "clip_high": self.sums.get("clipped_high", 0.0) / tokens,
             "clip_low": self.sums.get("clipped_low", 0.0) / tokens,
             "ratio_max": self.ratio_max,
-            "mismatch": self.mismatch_sum / tokens,
-            "mismatch_max": self.mismatch_max,
+            "mismatch": self.mismatch_sum / self.fresh_tokens if self.fresh_tokens else nan,
+            "mismatch_max": self.mismatch_max if self.fresh_tokens else nan,
+            "drift": self.drift_sum / tokens,
+            "updates_skipped": self.skipped,
             "packing_fill": self.forward_tokens / max(self.forward_budget, 1),
             "loss_tokens": float(self.tokens),
         }
@@ -82,7 +91,7 @@ def train_step(
         update = step * train.optimizer_steps + number + 1
         for group in optimizer.param_groups:
             group["lr"] = train.lr * min(1.0, update / max(1, train.warmup_steps))
-        _optimizer_step(policy, optimizer, batch, now[number], base[number], config, result)
+        _optimizer_step(policy, optimizer, batch, now[number], base[number], config, step, result)
     return result
 
 
@@ -93,6 +102,7 @@ def _optimizer_step(
     now: Sequence[Tensor | None],
     base: Sequence[Tensor | None],
     config: RunConfig,
+    step: int,
     result: StepResult,
 ) -> None:
     total = sum(m.target_A.numel() for m in batch)
@@ -107,7 +117,7 @@ def _optimizer_step(
         out = compute_loss(inputs, config.train.loss, total_tokens=total)
         torch.autograd.backward(out.loss)
         loss += float(out.loss.detach())
-        _count(result, m, recomputed_A, out, config.train.token_budget)
+        _count(result, m, recomputed_A, m.version_A == step, out, config.train.token_budget)
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip))
     if not (isfinite(loss) and isfinite(norm)):
         result.skipped += 1
@@ -118,11 +128,16 @@ def _optimizer_step(
     result.grad_norms.append(norm)
 
 
-def _count(result: StepResult, m: MicroBatch, recomputed_A: Tensor, out: LossOutputs, budget: int) -> None:
+def _count(
+    result: StepResult, m: MicroBatch, recomputed_A: Tensor, fresh_A: Tensor, out: LossOutputs, budget: int
+) -> None:
     difference_A = (recomputed_A - m.engine_logp_A).abs()
     result.tokens += m.target_A.numel()
-    result.mismatch_sum += float(difference_A.sum())
-    result.mismatch_max = max(result.mismatch_max, float(difference_A.max()))
+    result.drift_sum += float(difference_A.sum())
+    if bool(fresh_A.any()):
+        result.fresh_tokens += int(fresh_A.sum())
+        result.mismatch_sum += float(difference_A[fresh_A].sum())
+        result.mismatch_max = max(result.mismatch_max, float(difference_A[fresh_A].max()))
     result.ratio_max = max(result.ratio_max, float(out.ratio_max))
     result.forward_tokens += m.layout.tokens
     result.forward_budget += budget

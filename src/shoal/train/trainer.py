@@ -16,13 +16,12 @@ from safetensors.torch import save_file
 
 from shoal.config import RunConfig
 from shoal.errors import DivergedError, NoSignalError, WaitError
-from shoal.exchange.interfaces import WeightChannel
-from shoal.exchange.rollouts import DirectoryStore
-from shoal.files import whole_directory
+from shoal.exchange.interfaces import RolloutStore, WeightChannel
+from shoal.files import locked, whole_directory
 from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.rollout.record import Submission
-from shoal.rundir import RunDir, limits_of
-from shoal.train.batch import Sorted, sort_groups
+from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step
 from shoal.watch.metrics import MetricsWriter
@@ -38,7 +37,7 @@ class Trainer:
     run_dir: RunDir
     config: RunConfig
     channel: WeightChannel
-    store: DirectoryStore
+    store: RolloutStore
     policy: Policy
     reference: Policy | None
     optimizer: torch.optim.Optimizer
@@ -69,16 +68,16 @@ class Trainer:
             self.metrics.write("note", text=text)
         if progress is not None:
             self.progress = progress
-            self.metrics.write("note", text=f"going on after step {progress.version}")
-        if lost := self.run_dir.channel().retract(self.progress.version):
+            self.metrics.write("note", text=f"going on with step {progress.version}")
+        if lost := self.channel.retract(self.progress.version):
             self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
-        if self.progress.version and self.run_dir.channel().version(self.progress.version) is None:
+        if self.progress.version and self.channel.version(self.progress.version) is None:
             self._publish()
 
-    def _collect(self, step: int) -> tuple[list[Submission], Sorted]:
+    def _collect(self, step: int) -> tuple[list[Submission], StepGroups]:
         """Waits until enough groups with signal are in, or until no more will be sampled for this step."""
         needed = self.config.train.groups_per_step
-        most = int(self.config.train.oversample * needed)
+        most = self.config.train.most_groups
         submissions: list[Submission] = []
         groups = sort_groups([], normalise=self.config.train.advantage_std)
         deadline = time.monotonic() + self.config.wait_s
@@ -125,14 +124,17 @@ class Trainer:
     def _publish(self) -> None:
         dtype = DTYPES[self.config.model.dtype]
         with self.channel.publish(self.progress.version) as staging:
-            weights = {name: t.to(dtype).contiguous() for name, t in self.policy.weights().items()}
+            weights = {
+                name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
+                for name, t in self.policy.weights().items()
+            }
             save_file(weights, staging / WEIGHTS)
 
     def _report(
         self,
         step: int,
         submissions: list[Submission],
-        groups: Sorted,
+        groups: StepGroups,
         result: StepResult,
         began: float,
         trained: float,
@@ -192,7 +194,7 @@ class Trainer:
             self.policy.tokenizer.save_pretrained(staging)
 
 
-def _no_signal(step: int, groups: Sorted, config: RunConfig) -> str:
+def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
     right, wrong, failed = (n / groups.seen for n in (groups.all_right, groups.all_wrong, groups.failed))
     if failed > max(right, wrong):
         cause = f"the scorer failed, first with: {groups.error}"
@@ -213,8 +215,8 @@ def start_trainer(run: RunDir) -> None:
     """Runs the trainer of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.train.threads)
-    with run.metrics("trainer") as metrics:
-        status = run.status("trainer")
+    taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
+    with locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S), run.role("trainer") as (status, metrics):
         status.working("loading the base model")
         policy = load(run.base_model)
         reference = None
@@ -227,9 +229,4 @@ def start_trainer(run: RunDir) -> None:
         store = run.store(
             limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
         )
-        trainer = Trainer(run, config, run.channel(), store, policy, reference, optimizer, status, metrics)
-        try:
-            trainer.run()
-        except Exception as error:
-            status.failed(str(error))
-            raise
+        Trainer(run, config, run.channel(), store, policy, reference, optimizer, status, metrics).run()

@@ -83,8 +83,6 @@ def note_of(role: str, entry: Entry) -> str | None:
             return one_line(f"{role} refused {rest.get('file', 'a rollout file')}: {rest.get('reason', 'no reason')}")
         case {"event": "restart", **rest}:
             return one_line(f"{rest.get('role', 'a role')} ended with code {rest.get('code', '?')} and was restarted")
-        case {"event": "step", "step": step, "skipped": True}:
-            return one_line(f"{role}: step {step} was skipped: its loss or gradient was not finite")
     return None
 
 

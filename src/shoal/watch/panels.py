@@ -73,7 +73,7 @@ def numbers(history: History, width: int) -> Table:
         ("gradient norm", figure(step, "grad_norm", ".3g")),
         ("clip low / high", f"{figure(step, 'clip_low', '.2%')} / {figure(step, 'clip_high', '.2%')}"),
         ("KL to base", figure(step, "kl", ".3g")),
-        ("mismatch", figure(step, "mismatch", ".2g")),
+        ("drift / mismatch", f"{figure(step, 'drift', '.2g')} / {figure(step, 'mismatch', '.2g')}"),
         ("staleness", f"{figure(step, 'staleness_mean', '.2f')}, at most {figure(step, 'staleness_max', '.0f')}"),
         ("trained", f"{figure(step, 'tokens_per_s', ',.0f')} tokens/s"),
         (

@@ -79,7 +79,7 @@ def plot_run(run_dir: Path, out_png: Path) -> None:
             "Drift",
             "nats per token",
             curve("kl", "KL to base"),
-            curve("mismatch", "mismatch", ORANGE),
+            curve("drift", "since sampled", ORANGE),
             smooth=False,
         )
         _draw(

@@ -20,7 +20,7 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
     """Shows some groups of a step, those whose rewards differ most first: they are what the policy learns from."""
     run = open_run(run_dir)
     steps = sorted(
-        int(folder.name[5:]) for folder in (run.path / "rollouts").glob("step-*") if any(folder.glob("*.parquet"))
+        int(folder.name[5:]) for folder in (run.path / "rollouts").glob("step-[0-9]*") if any(folder.glob("*.parquet"))
     )
     if not steps:
         raise ConfigError(f"run {run_dir}: no rollouts there yet; shoal status {run_dir} says what it is doing")
@@ -28,7 +28,7 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
     if chosen not in steps:
         raise ConfigError(f"run {run_dir}: no rollouts of step {chosen}; there are steps {steps[0]}..{steps[-1]}")
     decode = _decoder(run)
-    groups = [(submission, group) for submission in _submissions(run, chosen) for group in _groups(submission)]
+    groups = [(submission, group) for submission in _submissions(run, chosen) for group in submission.groups()]
     groups.sort(key=lambda item: -_spread(item[1]))
     console.print(f"step {chosen}: {len(groups)} groups in all")
     for submission, group in groups[:count]:
@@ -61,13 +61,8 @@ def _submissions(run: RunDir, step: int) -> list[Submission]:
             lease = Lease.from_json(path.with_suffix(".lease.json").read_bytes())
             found.append(read_rollouts(path, lease, limits_of(run.config, ANY_TOKEN)))
         except (OSError, RolloutError):
-            continue  # refused files are counted by shoal status; here they would only be in the way
+            continue  # refused files are named by shoal status; here they would only be in the way
     return found
-
-
-def _groups(submission: Submission) -> list[list[Rollout]]:
-    size = len(submission.rollouts) // submission.lease.groups
-    return [submission.rollouts[i : i + size] for i in range(0, len(submission.rollouts), size)]
 
 
 def _spread(group: list[Rollout]) -> float:

@@ -132,7 +132,7 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"
     yield "rollout files refused", str(summary.rollouts_refused)
-    yield "worker restarts", str(summary.worker_restarts)
+    yield "roles restarted", str(summary.worker_restarts)
     yield "staleness", f"{_figure(summary.staleness_mean, '.2f')} mean, {_figure(summary.staleness_max, '.0f')} at most"
     yield "log-prob mismatch", f"{_figure(summary.mismatch_mean, '.2g')} mean"
     for role, share in summary.wait_shares.items():

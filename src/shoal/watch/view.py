@@ -137,6 +137,7 @@ def step_line(entry: Entry, total_steps: int, elapsed_s: float) -> str:
         ("grad", figure(entry, "grad_norm", ".3g")),
         ("clip", f"{figure(entry, 'clip_low', '.4f')}/{figure(entry, 'clip_high', '.4f')}"),
         ("kl", figure(entry, "kl", ".3g")),
+        ("drift", figure(entry, "drift", ".2g")),
         ("mismatch", figure(entry, "mismatch", ".2g")),
         ("stale", figure(entry, "staleness_mean", ".2f")),
         ("tokens/s", figure(entry, "tokens_per_s", ".0f")),
