@@ -56,10 +56,11 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes, *, once: bool = False) -> None:
-    """Writes a file that readers see whole or not at all, also after a crash.
+def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False) -> None:
+    """Writes a file that readers see whole or not at all, whoever is killed meanwhile.
 
     With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
+    `durable` makes it outlast a loss of power too, at the price of waiting for the disk.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,8 @@ def write_whole(path: Path, data: bytes, *, once: bool = False) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             if once:
                 os.link(name, path)
             else:
@@ -81,20 +83,20 @@ def write_whole(path: Path, data: bytes, *, once: bool = False) -> None:
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def whole_directory(target: Path, *, durable: bool = False) -> Iterator[Path]:
     """A staging directory that becomes `target` in one rename when the block ends well, and vanishes otherwise."""
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=target.parent))
         try:
             yield staging
-            for file in staging.rglob("*"):
-                if file.is_file():
-                    _sync(file)
-            _sync(staging)
+            if durable:
+                for path in (*staging.rglob("*"), staging):
+                    _sync(path)
             staging.chmod(0o755)
             staging.rename(target)
-            _sync(target.parent)
+            if durable:
+                _sync(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 

@@ -133,7 +133,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     base = ensure_base_model(config, console) if newest is None else None
     created = json.loads(file.read_text())["created"] if file.exists() else time.time()
     tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
-    write_whole(file, json.dumps(tree, indent=1).encode())
+    write_whole(file, json.dumps(tree, indent=1).encode(), durable=True)
     if base is not None:
         with channel.publish(0) as staging:
             shutil.copytree(base, staging, dirs_exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.laptop import changed, laptop_config
-from shoal.bench.loop import GROUP, LENGTH, PROMPTS, first_prompts, loop_config, unending
+from shoal.bench.loop import GROUP, LENGTH, PROMPTS, conclude, first_prompts, loop_config, unending
 from shoal.bench.roles import Roles
 from shoal.errors import BenchError
 from shoal.models.load import load
@@ -104,3 +104,23 @@ def _zombie(pid: int) -> bool:
 def test_a_changed_config_is_checked_as_a_whole() -> None:
     with pytest.raises(Exception, match="token_budget"):
         changed(laptop_config(), {"train.token_budget": 8})
+
+
+def entry(**changes: float) -> dict[str, float]:
+    told = {"step": 3, "samples": 64, "samples_seen": 80, "completion_tokens_mean": 32.0, "train_s": 0.2}
+    return {**told, "staleness_mean": 2.0, **changes}
+
+
+def test_the_ratio_is_of_the_best_rounds_and_counts_trained_samples() -> None:
+    ready = {"trl": "1.16.0", "torch_compile": True}
+    found = conclude([200.0, 300.0, 100.0], [50.0, 100.0, 40.0], [entry(), entry(samples=72)], ready)
+    assert found.ratios == {"samples_per_s_vs_trl": 3.0}
+    assert found.met("samples_per_s_vs_trl")
+    assert found.values["samples_per_s_vs_trl_medians"] == 4.0
+    assert found.values["samples_a_step"] == 68
+    assert found.values["samples_generated_a_step"] == 80
+
+
+def test_a_step_with_a_short_answer_spoils_the_comparison() -> None:
+    with pytest.raises(BenchError, match=r"step 7: answers have 31\.5 tokens on average, not 32"):
+        conclude([1.0], [1.0], [entry(step=7, completion_tokens_mean=31.5)], {"trl": "", "torch_compile": True})

@@ -41,7 +41,7 @@ def ensure_base_model(config: RunConfig, console: Console, *, rebuild: bool = Fa
             "saved by save_pretrained"
         )
     try:
-        with whole_directory(directory) as staging:
+        with whole_directory(directory, durable=True) as staging:
             if config.model.source == "tiny":
                 _build_tiny(config, staging, console)
             else:

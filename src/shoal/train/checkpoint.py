@@ -43,7 +43,7 @@ def save_checkpoint(
     remove_staging(path)
     target = _folder(path, progress.version)
     shutil.rmtree(target, ignore_errors=True)
-    with whole_directory(target) as staging:
+    with whole_directory(target, durable=True) as staging:
         save_file({name: t.contiguous() for name, t in policy.weights().items()}, staging / WEIGHTS)
         save_file(_moments(policy, optimizer), staging / OPTIMIZER)
         state = {

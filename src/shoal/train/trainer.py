@@ -189,7 +189,7 @@ class Trainer:
         """The trained policy as an ordinary model directory."""
         target = self.run_dir.path / "model"
         shutil.rmtree(target, ignore_errors=True)  # of a run that was shorter before
-        with whole_directory(target) as staging:
+        with whole_directory(target, durable=True) as staging:
             self.policy.model.save_pretrained(staging)
             self.policy.tokenizer.save_pretrained(staging)
 
