@@ -27,6 +27,8 @@ from shoal.watch.status import StatusFile
 RUN_FILE = "run.json"
 LOCK = "lock"
 ROLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+# What a model directory is made of; whatever else lies beside it is left there.
+MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 # A role that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
 # A base model may have to be built first.
@@ -74,8 +76,6 @@ class RunDir:
     @contextmanager
     def role(self, name: str) -> Iterator[tuple[StatusFile, MetricsWriter]]:
         """Where a role says what it is doing; whatever ends it is said there too."""
-        if not ROLE_NAME.fullmatch(name):
-            raise ConfigError(f"role name {name!r}: must be letters, digits, dots and dashes, 64 at most")
         with self.metrics(name) as metrics:
             status = self.status(name)
             try:
@@ -83,6 +83,14 @@ class RunDir:
             except Exception as error:
                 status.failed(str(error))
                 raise
+
+
+def check_worker_name(name: str) -> None:
+    """Refuses a name that is no file name, or that another role goes by."""
+    if not ROLE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor"):
+        raise ConfigError(
+            f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
+        )
 
 
 def limits_of(config: RunConfig, vocab: int) -> Limits:
@@ -136,7 +144,9 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     write_whole(file, json.dumps(tree, indent=1).encode(), durable=True)
     if base is not None:
         with channel.publish(0) as staging:
-            shutil.copytree(base, staging, dirs_exist_ok=True)
+            for file in base.iterdir():
+                if file.is_file() and file.suffix in MODEL_FILES:
+                    shutil.copy2(file, staging)
     return run
 
 

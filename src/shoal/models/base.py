@@ -33,7 +33,7 @@ def ensure_base_model(config: RunConfig, console: Console, *, rebuild: bool = Fa
     made_here = config.model.source in ("tiny", "smollm2")
     if rebuild and made_here:
         shutil.rmtree(directory, ignore_errors=True)
-    if directory.is_dir():
+    if directory.is_dir() and config.model.source:
         return directory
     if not made_here:
         raise ModelError(

@@ -15,7 +15,7 @@ from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rollout.engine import Engine, Request, TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, write_rollouts
-from shoal.rundir import TAKEOVER_S, RunDir
+from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.build import build_source
 from shoal.tasks.source import Task, TaskSource, score
 from shoal.watch.metrics import MetricsWriter
@@ -173,6 +173,7 @@ class Worker:
 
 def start_worker(run: RunDir, name: str) -> None:
     """Runs one worker of a run in this process until the run is done."""
+    check_worker_name(name)
     config = run.config
     torch.set_num_threads(config.workers.threads)
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
