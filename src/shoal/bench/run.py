@@ -3,7 +3,10 @@
 The result is all that goes to stdout; progress goes to stderr.
 """
 
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -17,12 +20,22 @@ Bench = Callable[[bool, Progress], BenchResult]
 def run_bench(name: str, json_: bool, quick: bool, console: Console) -> None:
     """Runs one bench; `quick` makes it short and its figures meaningless."""
     bench = find_bench(name)
-    with Progress(Console(stderr=True)) as progress:
+    with _ends_tidily(), Progress(Console(stderr=True)) as progress:
         result = bench(quick, progress)
     if json_:
         console.out(result.to_json(), highlight=False)
     else:
         result.print(console)
+
+
+@contextmanager
+def _ends_tidily() -> Iterator[None]:
+    """SIGTERM ends a bench as Ctrl-C does: its processes are stopped and its scratch directory is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def find_bench(name: str) -> Bench:
