@@ -105,7 +105,18 @@ def test_a_key_that_resembles_nothing_gets_the_list_of_known_ones() -> None:
         ({"model": {"tiny": {"hidden": 100}}}, "model.tiny.hidden = 100: Input should be a multiple of 32"),
         ({"tasks": []}, "tasks = []: List should have at least 1 item"),
         ({"tasks": [{"source": "x", "weight": 0}]}, "tasks.0.weight = 0: Input should be greater than 0"),
-        ({"name": "../up"}, "name = '../up': String should match pattern"),
+        ({"name": "../up"}, "name = '../up': must be made of small letters, digits, dots, dashes and underscores"),
+        (
+            {"tasks": [{"source": "x", "template": "Solve: {}"}]},
+            "tasks.0.template = 'Solve: {}': must contain {question}, which stands for the task's own text",
+        ),
+        ({"seed": 2**63}, "seed = 9223372036854775808: Input should be less than 9223372036854775808"),
+        ({"steps": 2**31}, "steps = 2147483648: Input should be less than 2147483648"),
+        ({"train": {"threads": 10**6}}, "train.threads = 1000000: Input should be less than or equal to 1024"),
+        ({"eval": {"threads": 10**6}}, "eval.threads = 1000000: Input should be less than or equal to 1024"),
+        ({"workers": {"threads": 10**6}}, "workers.threads = 1000000: Input should be less than or equal to 1024"),
+        ({"workers": {"count": 10**6}}, "workers.count = 1000000: Input should be less than or equal to 1024"),
+        ({"workers": {"max_batch": 10**9}}, "workers.max_batch = 1000000000: Input should be less than or equal to"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_the_rule(tree: dict[str, Any], said: str) -> None:
@@ -199,6 +210,12 @@ def test_a_binary_file_is_not_toml(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_config(file: Path) -> None:
+    plain = load_config(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_config(file) == plain
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

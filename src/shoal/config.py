@@ -17,8 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from shoal.errors import ConfigError
 from shoal.rl.loss_config import LossConfig
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+HAS_QUESTION = r"\{question\}"
+IN_WORDS = {
+    RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
+    HAS_QUESTION: "must contain {question}, which stands for the task's own text",
+}
 
 
 class _Table(BaseModel):
@@ -35,6 +42,9 @@ class TaskConfig(_Table):
     options: dict[str, JsonValue] = Field(default_factory=dict, description="The generator's own options.")
     binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
     answer: Literal["whole", "tagged"] = Field("whole", description="The whole completion, or between <answer> tags.")
+    template: str = Field(
+        "{question}", pattern=HAS_QUESTION, description="The prompt, with {question} where the task's text goes."
+    )
 
 
 class TinyConfig(_Table):
@@ -61,7 +71,7 @@ class ModelConfig(_Table):
 class SamplingConfig(_Table):
     """How answers are drawn: the same distribution in generation, verification and loss. No top-k, no top-p."""
 
-    group_size: int = Field(16, ge=2, description="Answers to one prompt.")
+    group_size: int = Field(16, ge=2, le=65536, description="Answers to one prompt.")
     temperature: float = Field(1.0, gt=0, le=10, description="Logits are divided by it, in the loss as well.")
     max_new_tokens: Positive = Field(64, description="Longest answer.")
     max_prompt_tokens: Positive = Field(256, description="Longest prompt; a longer one is an error.")
@@ -87,7 +97,7 @@ class TrainConfig(_Table):
     oversample: float = Field(16.0, ge=1, description="Most groups to sample for a step, in multiples of its need.")
     max_bad_steps: Positive = Field(3, description="Stop after this many non-finite steps in a row.")
     checkpoint_every: Positive = Field(1, description="Steps between checkpoints.")
-    threads: Positive = Field(1, description="CPU threads of the trainer.")
+    threads: Threads = Field(1, description="CPU threads of the trainer.")
     loss: LossConfig = LossConfig()
 
     @property
@@ -99,9 +109,9 @@ class TrainConfig(_Table):
 class WorkerConfig(_Table):
     """The machines that generate."""
 
-    count: Positive = Field(1, description="Workers started by shoal run.")
-    threads: Positive = Field(1, description="CPU threads of each worker.")
-    max_batch: Positive = Field(128, description="Sequences generated side by side.")
+    count: int = Field(1, ge=1, le=1024, description="Workers started by shoal run.")
+    threads: Threads = Field(1, description="CPU threads of each worker.")
+    max_batch: int = Field(128, ge=1, le=65536, description="Sequences generated side by side.")
     groups_per_submission: Positive = Field(8, description="Groups in one rollout file.")
     lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
 
@@ -111,7 +121,7 @@ class EvalConfig(_Table):
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
     every: Positive = Field(10, description="Versions between two evaluations; first and last are always evaluated.")
-    threads: Positive = Field(1, description="CPU threads of the evaluator.")
+    threads: Threads = Field(1, description="CPU threads of the evaluator.")
 
 
 class KeepConfig(_Table):
@@ -125,8 +135,8 @@ class KeepConfig(_Table):
 class RunConfig(_Table):
     """A whole run."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the run and of its directory.")
-    seed: int = Field(0, ge=0, description="All of the run's randomness follows from it.")
+    name: str = Field(pattern=RUN_NAME, description="Name of the run and of its directory.")
+    seed: int = Field(0, ge=0, lt=2**63, description="All of the run's randomness follows from it.")
     steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
     async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
     wait_s: float = Field(600.0, gt=0, description="Longest wait of any role for another before it gives up, in s.")
@@ -168,10 +178,10 @@ class RunConfig(_Table):
 def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
     """Reads a TOML file, applies `a.b=c` settings over it and checks the whole."""
     try:
-        tree = tomllib.loads(path.read_text())
+        tree = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin a file with a byte-order mark
     except OSError as error:
         raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}") from error
     for setting in settings:
         _apply(tree, setting)
@@ -193,7 +203,7 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
         raise ConfigError(f"--set {setting}: must read key=value, as in --set train.lr=1e-5")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word stands for itself, so that --set model.source=tiny needs no quotes
     node: Any = tree
     *path, last = key.strip().split(".")
@@ -225,6 +235,8 @@ def _fault(error: dict[str, Any]) -> str:
         return f"{where} = {error['input']!r}: unknown key; {hint}"
     if error["type"] == "missing":
         return f"{where}: is missing and has no default; add it"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{where} = {error['input']!r}: {IN_WORDS[error['ctx']['pattern']]}"
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {message}" if where and "input" in error else message
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from shoal.config import TaskConfig
 from shoal.errors import TaskError
+from shoal.tasks.build import build_source
 from shoal.tasks.gym import ReasoningGym
 from shoal.tasks.source import Split, Task, score
 
@@ -137,6 +139,23 @@ def test_the_last_tagged_answer_is_the_final_one() -> None:
     right = f"<answer>\n{task.entry['answer']} </answer>"
     assert source.score(task, f"First <answer>no</answer>, then {right}.") == 1.0
     assert source.score(task, f"First {right}, then <answer>no</answer>.") == 0.0
+
+
+def test_a_template_is_the_prompt_around_the_question_and_changes_no_split() -> None:
+    plain = ReasoningGym("spell_backward", WORDS)
+    framed = ReasoningGym("spell_backward", WORDS, template="{braces} stay.\n{question}\nGo:")
+    for split in SPLITS:
+        for index in range(50):
+            bare, task = plain.task(split, index), framed.task(split, index)
+            assert task.prompt == f"{{braces}} stay.\n{bare.prompt}\nGo:"
+            assert (task.answer, task.entry) == (bare.answer, bare.entry)
+
+
+def test_a_template_of_the_config_reaches_the_prompt() -> None:
+    line = TaskConfig(source="reasoning-gym/spell_backward", template="Q: {question}", answer="tagged")
+    prompt = build_source([line]).task("train", 0).prompt
+    assert prompt.startswith("Q: Spell this word backward")
+    assert prompt.endswith("</answer>.")
 
 
 def test_an_unknown_generator_is_named_with_the_known_ones() -> None:

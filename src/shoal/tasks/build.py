@@ -18,4 +18,6 @@ def _build(task: TaskConfig) -> TaskSource:
     kind, _, rest = task.source.partition("/")
     if kind != "reasoning-gym" or not rest:
         raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write reasoning-gym/GENERATOR")
-    return ReasoningGym(rest, dict(task.options), name=task.name, binary=task.binary, answer=task.answer)
+    return ReasoningGym(
+        rest, dict(task.options), name=task.name, binary=task.binary, answer=task.answer, template=task.template
+    )

@@ -17,7 +17,7 @@ class ReasoningGym:
     """One generator of reasoning-gym, with its own options.
 
     `binary` turns partial credit into 0: it is hackable. `answer` says where the answer stands: the whole completion,
-    or between tags that the prompt asks for.
+    or between tags that the prompt asks for. `template` is the prompt around the generator's own text.
     """
 
     def __init__(
@@ -28,12 +28,14 @@ class ReasoningGym:
         name: str | None = None,
         binary: bool = True,
         answer: Literal["whole", "tagged"] = "whole",
+        template: str = "{question}",
     ) -> None:
         import reasoning_gym
 
         self.name = name or generator
         self._binary = binary
         self._tagged = answer == "tagged"
+        self._template = template
         known = reasoning_gym.factory.DATASETS
         if generator not in known:
             raise TaskError(
@@ -47,7 +49,8 @@ class ReasoningGym:
 
     def task(self, split: Split, index: int) -> Task:
         entry = self._entry(split, index)
-        prompt = str(entry["question"]) + (ASK_FOR_TAGS if self._tagged else "")
+        question = str(entry["question"]) + (ASK_FOR_TAGS if self._tagged else "")
+        prompt = self._template.replace("{question}", question)
         answer = str(entry["answer"])
         return Task(self.name, index, prompt, f"<answer>{answer}</answer>" if self._tagged else answer, entry)
 
