@@ -1,6 +1,7 @@
 """Files appear whole or not at all: against kill -9, races, a full disk and a read-only one."""
 
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from shoal.files import STAGING, cache_dir, disk_errors, remove_staging, whole_directory, write_whole
+from shoal.errors import StorageError
+from shoal.files import (
+    STAGING,
+    cache_dir,
+    disk_errors,
+    locked,
+    make_directory,
+    read_regular,
+    remove_staging,
+    set_aside,
+    whole_directory,
+    write_whole,
+)
 
 from .conftest import run_on_small_disk
 
@@ -149,6 +162,86 @@ def test_a_published_directory_can_be_read_by_others(tmp_path: Path) -> None:
     with whole_directory(tmp_path / "target") as staging:
         (staging / "file").write_text("data")
     assert (tmp_path / "target").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+def test_what_is_written_follows_the_umask_whoever_wrote_it(
+    tmp_path: Path, umask: int, file: int, folder: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "file", b"data")
+        write_whole(tmp_path / "once", b"data", once=True)
+        with whole_directory(tmp_path / "target") as staging:
+            (staging / "private").write_text("data")
+            (staging / "private").chmod(0o600)  # as safetensors does
+    finally:
+        os.umask(before)
+    names = ("file", "once", "target/private", "target")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in names] == [file, file, file & 0o666, folder]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "dangling link"])
+def test_what_is_replaced_stays_until_the_new_one_is_whole(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    match kind:
+        case "file":
+            target.write_text("old")
+        case "directory":
+            target.mkdir()
+            (target / "file").write_text("old")
+        case _:
+            target.symlink_to("nowhere")
+
+    def fail() -> None:
+        with whole_directory(target, replace=True):
+            raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        fail()
+    assert os.path.lexists(target)
+    assert kind != "directory" or (target / "file").read_text() == "old"
+    with whole_directory(target, replace=True) as staging:
+        (staging / "file").write_text("new")
+    assert (target / "file").read_text() == "new"
+    assert staged(tmp_path) == []
+
+
+def test_a_file_where_a_directory_is_needed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = rf"{tmp_path / 'file'} is no directory; remove it or give another place"
+    with pytest.raises(StorageError, match=said):
+        make_directory(tmp_path / "file" / "deep" / "er")
+    with pytest.raises(StorageError, match=said):
+        write_whole(tmp_path / "file" / "lease", b"", once=True)
+    with pytest.raises(StorageError, match=said), locked(tmp_path / "file" / "lock", "taken"):
+        pass
+
+
+def test_a_name_that_is_too_long_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="File name too long; give a shorter one"):
+        write_whole(tmp_path / ("a" * 300) / "file", b"")
+
+
+def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    assert read_regular(tmp_path / "file") == b"data"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("pipe", "link", "nowhere", "."):
+        with pytest.raises(OSError, match=r"regular|symbolic|No such|directory"):
+            read_regular(tmp_path / name)
+    with pytest.raises(OSError, match="more than 3 bytes"):
+        read_regular(tmp_path / "file", most=3)
+
+
+def test_what_is_set_aside_is_kept_under_a_name_nobody_looks_at(tmp_path: Path) -> None:
+    (tmp_path / "step").write_text("foreign")
+    set_aside(tmp_path / "step")
+    set_aside(tmp_path / "step")  # another role was faster
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith(".foreign-step-")
+    assert kept.read_text() == "foreign"
 
 
 FILL = """

@@ -5,8 +5,9 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
-import tempfile
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,39 @@ def disk_errors(target: Path) -> Iterator[None]:
             ) from error
         if code in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
             raise StorageError(f"{target}: cannot be written ({os.strerror(code)})") from error
+        if code == errno.ENAMETOOLONG:
+            raise StorageError(f"{str(target)[:80]}...: {os.strerror(code)}; give a shorter one") from error
         raise
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory with its parents, or says which file is in the way."""
+    with disk_errors(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            way = next((p for p in (path, *path.parents) if os.path.lexists(p) and not p.is_dir()), path)
+            raise StorageError(
+                f"{path}: cannot be made, for {way} is no directory; remove it or give another place"
+            ) from error
+
+
+def read_regular(path: Path, most: int = 1 << 24) -> bytes:
+    """The bytes of a regular file; OSError for anything else, such as a pipe that would block its reader for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return data
+
+
+def set_aside(path: Path) -> None:
+    """Moves whatever stands in the way of a file of ours to a name that nobody looks at."""
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name(f".foreign-{path.name}-{secrets.token_hex(4)}"))
 
 
 def _error_number(error: Exception) -> int | None:
@@ -62,50 +95,67 @@ def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = 
     With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
     `durable` makes it outlast a loss of power too, at the price of waiting for the disk.
     """
+    make_directory(path.parent)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=STAGING, dir=path.parent)
+        staging: Path | None = _staging(path.parent)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with staging.open("xb") as file:
                 file.write(data)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
             if once:
-                os.link(name, path)
+                os.link(staging, path)
             else:
-                Path(name).replace(path)
-                name = ""
+                staging.replace(path)
+                staging = None
         finally:
-            if name:
+            if staging:
                 with suppress(OSError):
-                    Path(name).unlink()
+                    staging.unlink()
 
 
 @contextmanager
-def whole_directory(target: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A staging directory that becomes `target` in one rename when the block ends well, and vanishes otherwise."""
+def whole_directory(target: Path, *, durable: bool = False, replace: bool = False) -> Iterator[Path]:
+    """A staging directory that becomes `target` in one rename when the block ends well, and vanishes otherwise.
+
+    With `replace`, whatever stands at `target` stays until the new one is complete. Files get the modes that the user's
+    umask gives, whoever wrote them.
+    """
+    make_directory(target.parent)
     with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=target.parent))
+        staging = _staging(target.parent, f"{target.name}-")
+        staging.mkdir()
+        old = staging.with_name(f"{staging.name}-old")
+        mode = staging.stat().st_mode
         try:
             yield staging
+            for path in staging.rglob("*"):
+                path.chmod(mode if path.is_dir() else mode & 0o666)
             if durable:
                 for path in (*staging.rglob("*"), staging):
                     _sync(path)
-            staging.chmod(0o755)
+            if replace and os.path.lexists(target):
+                target.rename(old)
             staging.rename(target)
             if durable:
                 _sync(target.parent)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
+            remove(staging)
+            remove(old)
+
+
+def _staging(parent: Path, label: str = "") -> Path:
+    return parent / f"{STAGING}{label}{secrets.token_hex(8)}"
 
 
 @contextmanager
 def locked(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
     """Holds a lock that the system lets go when this process ends, however it ends; StorageError(refusal) if taken."""
+    make_directory(path.parent)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     deadline = time.monotonic() + wait_s
     with file:
@@ -126,10 +176,19 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def remove_staging(parent: Path) -> None:
-    """Clears what a killed writer left half done; only for directories that have a single writer."""
-    for entry in parent.glob(f"{STAGING}*"):
-        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+def remove_staging(parent: Path, label: str = "") -> None:
+    """Clears what a killed writer left half done; only for directories, or labels, that have a single writer."""
+    for entry in parent.glob(f"{STAGING}{label}*"):
+        remove(entry)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a directory, if it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sync(path: Path) -> None:
