@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.laptop import changed, laptop_config
-from shoal.bench.loop import GROUP, LENGTH, PROMPTS, conclude, first_prompts, loop_config, unending
+from shoal.bench.loop import GROUP, LENGTH, PROMPTS, SHAPES, conclude, first_prompts, loop_config, unending
 from shoal.bench.roles import Roles
 from shoal.errors import BenchError
 from shoal.models.load import load
@@ -22,7 +22,9 @@ from shoal.watch.metrics import read_metrics
 @pytest.fixture
 def run(tiny_dir: Path, tmp_path: Path) -> RunDir:
     unending(tiny_dir, tmp_path / "model")
-    return prepare_run(loop_config(laptop_config(), tmp_path / "model"), tmp_path / "run", Console(quiet=True))
+    return prepare_run(
+        loop_config(laptop_config(), tmp_path / "model", SHAPES[""]), tmp_path / "run", Console(quiet=True)
+    )
 
 
 def test_a_copy_without_end_has_the_same_weights_and_no_reachable_eos(tiny_dir: Path, tmp_path: Path) -> None:
@@ -112,15 +114,13 @@ def entry(**changes: float) -> dict[str, float]:
 
 
 def test_the_ratio_is_of_the_best_rounds_and_counts_trained_samples() -> None:
-    ready = {"trl": "1.16.0", "torch_compile": True}
-    found = conclude([200.0, 300.0, 100.0], [50.0, 100.0, 40.0], [entry(), entry(samples=72)], ready)
-    assert found.ratios == {"samples_per_s_vs_trl": 3.0}
-    assert found.met("samples_per_s_vs_trl")
-    assert found.values["samples_per_s_vs_trl_medians"] == 4.0
-    assert found.values["samples_a_step"] == 68
-    assert found.values["samples_generated_a_step"] == 80
+    found = conclude([200.0, 300.0, 100.0], [50.0, 100.0, 40.0], [entry(), entry(samples=72)])
+    assert found["samples_per_s_vs_trl"] == 3.0
+    assert found["samples_per_s_vs_trl_medians"] == 4.0
+    assert found["samples_a_step"] == 68
+    assert found["samples_generated_a_step"] == 80
 
 
 def test_a_step_with_a_short_answer_spoils_the_comparison() -> None:
     with pytest.raises(BenchError, match=r"step 7: answers have 31\.5 tokens on average, not 32"):
-        conclude([1.0], [1.0], [entry(step=7, completion_tokens_mean=31.5)], {"trl": "", "torch_compile": True})
+        conclude([1.0], [1.0], [entry(step=7, completion_tokens_mean=31.5)])
