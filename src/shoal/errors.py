@@ -45,5 +45,9 @@ class DivergedError(ShoalError):
     """Losses or gradients stopped being finite several steps in a row."""
 
 
+class ToplocError(ShoalError):
+    """Hidden states that cannot be proved, or bytes that are no proof."""
+
+
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""
