@@ -15,7 +15,7 @@ from shoal.models.load import load
 from shoal.rollout.engine import TorchEngine
 from shoal.rollout.worker import Worker
 from shoal.rundir import RunDir, prepare_run
-from shoal.tasks.source import Split, Task, TaskSource
+from shoal.tasks.source import InProcess, Split, Task, TaskSource
 from shoal.watch.metrics import Entry, read_metrics
 
 TREE: dict[str, Any] = {
@@ -74,7 +74,9 @@ def make_worker(
     )
     status, metrics = run.status(name), run.metrics(name)
     channel, store = run.channel(), run.store()
-    return Worker(name, config, channel, store, policy, engine, tasks or Coin(), status, metrics, base_version(run))
+    tasks = tasks or Coin()
+    judge = InProcess(tasks)
+    return Worker(name, config, channel, store, policy, engine, tasks, judge, status, metrics, base_version(run))
 
 
 @contextmanager

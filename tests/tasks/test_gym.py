@@ -10,7 +10,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.gym import ReasoningGym
-from shoal.tasks.source import Split, Task, score
+from shoal.tasks.source import Score, Split, Task, score
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
 WORDS = {"min_word_len": 3, "max_word_len": 8}
@@ -170,3 +170,32 @@ def test_an_unknown_generator_is_named_with_the_known_ones() -> None:
 def test_options_that_the_generator_refuses_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match=r"reasoning-gym/spell_backward: options \{.*\} refused: "):
         ReasoningGym("spell_backward", options)
+
+
+@pytest.mark.parametrize("answer", ["", "no", "[1,", "-", "1/0", "2 x 3"])
+def test_an_answer_that_the_scorer_cannot_parse_earns_nothing(answer: str) -> None:
+    source = ReasoningGym("prime_factorization", {})
+    assert score(source, source.task("train", 0), answer) == Score(0.0)
+
+
+def test_a_scorer_that_cannot_score_the_right_answer_either_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ReasoningGym("spell_backward", WORDS)
+
+    def broken(answer: str, entry: dict[str, Any]) -> float:
+        raise LookupError("no table")
+
+    monkeypatch.setattr(source._dataset, "score_answer", broken)
+    result = score(source, source.task("train", 3), "x")
+    assert result == Score(None, "spell_backward task 3: scorer raised LookupError: no table")
+
+
+def test_a_scorer_out_of_memory_says_nothing_about_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ReasoningGym("spell_backward", WORDS)
+
+    def hungry(answer: str, entry: dict[str, Any]) -> float:
+        if answer == entry["answer"]:
+            return 1.0
+        raise MemoryError
+
+    monkeypatch.setattr(source._dataset, "score_answer", hungry)
+    assert "MemoryError" in score(source, source.task("train", 3), "x").error

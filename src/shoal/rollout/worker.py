@@ -17,7 +17,8 @@ from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, write_rollouts
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.build import build_source
-from shoal.tasks.source import Task, TaskSource, score
+from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import Judge, Task, TaskSource
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -38,6 +39,7 @@ class Worker:
     policy: Policy
     engine: Engine
     tasks: TaskSource
+    judge: Judge
     status: StatusFile
     metrics: MetricsWriter
     loaded: Version
@@ -134,7 +136,8 @@ class Worker:
             for sample in range(size)
         ]
         completions = sorted(self.engine.generate(requests), key=lambda c: c.index)
-        scores = [score(self.tasks, tasks[c.index // size], self.policy.decode(c.tokens)) for c in completions]
+        answers = [(tasks[c.index // size], self.policy.decode(c.tokens)) for c in completions]
+        scores = self.judge.scores("train", answers)
         advantages, signal = self._advantages([s.reward for s in scores], size)
         rollouts = [
             Rollout(
@@ -191,4 +194,5 @@ def start_worker(run: RunDir, name: str) -> None:
             temperature=config.sampling.temperature,
         )
         tasks = build_source(config.tasks)
-        Worker(name, config, channel, run.store(), policy, engine, tasks, status, metrics, base).run()
+        with Scorer(config.tasks) as judge:
+            Worker(name, config, channel, run.store(), policy, engine, tasks, judge, status, metrics, base).run()

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from shoal.errors import TaskError
+from shoal.tasks.forms import in_form
 from shoal.tasks.source import Split, Task, draw, split_of
 
 # A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
@@ -33,6 +34,7 @@ class ReasoningGym:
         import reasoning_gym
 
         self.name = name or generator
+        self._generator = generator
         self._binary = binary
         self._tagged = answer == "tagged"
         self._template = template
@@ -40,6 +42,11 @@ class ReasoningGym:
         if generator not in known:
             raise TaskError(
                 f"task source reasoning-gym/{generator}: no such generator; known: {', '.join(sorted(known))}"
+            )
+        if generator == "composite":
+            raise TaskError(
+                "task source reasoning-gym/composite: not taken, for it would hide whose scorer sees an answer; "
+                "write one [[tasks]] table for each of its generators, with their weights"
             )
         try:
             self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
@@ -67,10 +74,24 @@ class ReasoningGym:
         raise TaskError(f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; widen its options")
 
     def score(self, task: Task, answer: str) -> float:
+        """The generator's own score. An answer that is not in the form it expects earns 0."""
         if self._tagged:
             tagged = TAGGED.findall(answer)
             if not tagged:
                 return 0.0
             answer = tagged[-1]
-        value = float(self._dataset.score_answer(answer.strip(), task.entry))
+        answer = answer.strip()
+        if not in_form(self._generator, answer):
+            return 0.0
+        try:
+            value = float(self._dataset.score_answer(answer, task.entry))
+        except MemoryError:
+            raise
+        except Exception:  # scorers raise what they please on an answer that they cannot parse
+            known = task.entry["answer"]
+            if known is not None:
+                self._dataset.score_answer(
+                    str(known), task.entry
+                )  # which must work; otherwise it is the scorer's fault
+            return 0.0
         return float(value >= 1.0) if self._binary else value

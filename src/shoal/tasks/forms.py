@@ -1,0 +1,35 @@
+"""The forms of answers that reasoning-gym's scorers would otherwise run as code.
+
+Some scorers give the answer to `eval`, or to sympy's `parse_expr`, which is the same thing. Whoever writes the answer
+then writes the program, and with it the reward. Such an answer is scored only if it is made of nothing but what these
+forms allow: numbers, operators and brackets, and names that stand for nothing but themselves.
+"""
+
+import re
+
+_ARITHMETIC = r"(?:(?!\*\*)[0-9\s+*/()-])*"
+# No Integral among the names: the question itself would be a right answer.
+# A name is a word of its own: neither an attribute nor a part of a longer one. A dot stands only behind a digit.
+_NAME = r"(?<![\w.])(?:[A-Za-z]|sin|cos|tan|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs|pi)(?!\w)"
+_ALGEBRA = rf"(?:[0-9]+(?:\.[0-9]*)?|{_NAME}|[\s+*/()-])*"
+_NUMBERS = r"[0-9\s\[\],-]*"
+
+FORMS = {
+    generator: re.compile(form, re.ASCII)
+    for generator, form in {
+        "binary_matrix": _NUMBERS,
+        "spiral_matrix": _NUMBERS,
+        "string_insertion": r"[A-E\s\[\],'\"]*",
+        "n_queens": r"[Q_\s\[\],'\"]*",
+        "countdown": _ARITHMETIC,
+        "puzzle24": _ARITHMETIC,
+        "polynomial_multiplication": _ALGEBRA,
+        "simple_integration": _ALGEBRA,
+        "intermediate_integration": _ALGEBRA,
+    }.items()
+}
+
+
+def in_form(generator: str, answer: str) -> bool:
+    """Whether a generator's scorer may see the answer. Most scorers only compare, and may see anything."""
+    return generator not in FORMS or FORMS[generator].fullmatch(answer) is not None
