@@ -63,4 +63,10 @@ def _async() -> Bench:
     return bench_async
 
 
-BENCHES: dict[str, Callable[[], Bench]] = {"engine": _engine, "loop": _loop, "async": _async}
+def _toploc() -> Bench:
+    from shoal.bench.toploc import bench_toploc
+
+    return bench_toploc
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {"engine": _engine, "loop": _loop, "async": _async, "toploc": _toploc}
