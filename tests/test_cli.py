@@ -1,5 +1,6 @@
 """The command line: quick, and errors that people can mend come without a traceback."""
 
+import json
 import os
 import re
 import subprocess
@@ -78,6 +79,11 @@ def test_every_command_explains_itself(command: str) -> None:
         (["trainer", "."], "error: run .: no usable run.json there"),
         (["worker", "."], "error: run .: no usable run.json there"),
         (["status", "."], "error: "),
+        (["eval", "nowhere"], "error: eval nowhere: no such directory; give a run directory, or a model directory"),
+        (["eval", "."], "error: eval .: not a run directory; for a model directory give --config with its tasks"),
+        (["eval", ".", "--follow"], "error: run .: no usable run.json there"),
+        (["run", ".", "--dry-run"], "error: run .: no usable run.json there"),
+        (["run", "run.toml", "--dry-run", "--set", f"seed={2**63}"], "seed = 9223372036854775808: Input should be"),
     ],
 )
 def test_an_error_meant_for_people_has_no_traceback_and_code_3(config: Path, arguments: list[str], said: str) -> None:
@@ -118,6 +124,61 @@ def test_a_dry_run_prints_the_resolved_config_as_toml_that_loads_back(config: Pa
 def test_a_dry_run_touches_nothing(config: Path) -> None:
     assert shoal("run", str(config), "--dry-run", cwd=config.parent).returncode == 0
     assert [entry.name for entry in config.parent.iterdir()] == ["run.toml"]
+
+
+@pytest.fixture
+def run(config: Path) -> Path:
+    """A prepared run, but for its model."""
+    path = config.parent / "runs" / "a"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({"config": load_config(config, ["steps=7"]).model_dump(mode="json")}))
+    return path
+
+
+def test_a_dry_run_of_a_run_prints_that_runs_own_config(run: Path) -> None:
+    result = shoal("run", str(run), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "steps = 7\n" in result.stdout
+    refused = shoal("run", str(run), "--dry-run", "--set", "steps=8")
+    assert refused.returncode == 3
+    assert "--set and --out go with a config file" in refused.stderr
+
+
+@pytest.mark.parametrize("arguments", [["run", "run.toml", "--dry-run"], ["--help"], ["status", "runs/a"]])
+def test_output_that_goes_nowhere_is_said_without_a_traceback(config: Path, run: Path, arguments: list[str]) -> None:
+    (run / "metrics").mkdir()
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "shoal", *arguments]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=config.parent, timeout=60)
+    assert result.returncode == 3
+    assert result.stderr.splitlines() == [
+        "error: standard output: cannot be written (No space left on device); send it elsewhere"
+    ]
+
+
+def test_a_cache_that_is_no_directory_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(config))
+    for arguments in (["model", "run.toml"], ["run", "run.toml"]):
+        result = shoal(*arguments, cwd=config.parent)
+        assert result.returncode == 3, result.stderr
+        assert "Traceback" not in result.stderr
+        assert str(config) in result.stderr
+        assert [entry.name for entry in config.parent.iterdir()] == ["run.toml"]
+
+
+def test_an_evaluation_of_nothing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    statement = f"""
+import sys
+from shoal.cli import app
+from shoal.errors import ConfigError
+try:
+    app(["eval", "{tmp_path / "nowhere"}"])
+except ConfigError:
+    pass
+else:
+    raise AssertionError
+"""
+    assert modules_after(statement) & {"torch", "transformers"} == set()
 
 
 def test_without_a_command_the_help_is_shown() -> None:

@@ -1,14 +1,19 @@
 """The command line. Nothing heavy is imported until a command needs it: `shoal --help` answers at once."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.process import EXIT_REFUSED, die_with_parent, set_defaults
+
+if TYPE_CHECKING:
+    from shoal.config import RunConfig
+    from shoal.rundir import RunDir
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models over machines that nobody has to trust.\n\n"
@@ -31,16 +36,20 @@ Out = Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME 
 
 @app.command()
 def run(
-    config: Config,
+    config: Target,
     settings: Settings = None,
     out: Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
 ) -> None:
     """Run everything on this machine: trainer, workers and evaluation. Run it again to go on after a stop."""
-    from shoal.config import load_config, to_toml
-
     if dry_run:
-        typer.echo(to_toml(load_config(config, settings or [])), nl=False)
+        from shoal.config import load_config, to_toml
+        from shoal.rundir import locate_run
+
+        changes = settings or []
+        is_run = config.is_dir()
+        resolved = locate_run(config, changes, out, console).config if is_run else load_config(config, changes)
+        typer.echo(to_toml(resolved), nl=False)
         return
     from shoal.run import run_config
 
@@ -99,13 +108,35 @@ def evaluate(
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
 ) -> None:
     """Measure pass@1 on held-out tasks."""
-    from shoal.evals import evaluate_target, start_evaluator
     from shoal.rundir import open_run
 
+    # Before torch: a typo is told at once.
     if follow:
-        start_evaluator(open_run(target))
+        run = open_run(target)
+        from shoal.evals import start_evaluator
+
+        start_evaluator(run)
     else:
-        evaluate_target(target, config, settings or [], version, tasks, console)
+        measured = _run_or_config(target, config, settings or [])
+        from shoal.evals import evaluate_target
+
+        evaluate_target(target, measured, version, tasks, console)
+
+
+def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
+    """What `shoal eval` is to measure: a run, or the config that goes with a model directory."""
+    from shoal.config import load_config
+    from shoal.rundir import RUN_FILE, open_run
+
+    if not target.is_dir():
+        raise ConfigError(f"eval {target}: no such directory; give a run directory, or a model directory and --config")
+    if (target / RUN_FILE).is_file():
+        if config or settings:
+            raise ConfigError(f"eval {target}: --config and --set go with a model directory; a run has its own config")
+        return open_run(target)
+    if config is None:
+        raise ConfigError(f"eval {target}: not a run directory; for a model directory give --config with its tasks")
+    return load_config(config, settings)
 
 
 @app.command()
@@ -147,7 +178,19 @@ def main() -> None:
     set_defaults()
     die_with_parent()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ShoalError as error:
-        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(EXIT_REFUSED)
+        _refuse(error)
+    except OSError as error:
+        if error.filename is not None:  # then it is about a file, and a defect of ours
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written must not fail again on the way out
+        _refuse(StorageError(f"standard output: cannot be written ({error.strerror}); send it elsewhere"))
+
+
+def _refuse(error: ShoalError) -> NoReturn:
+    errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(EXIT_REFUSED)

@@ -8,14 +8,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from shoal.config import RunConfig, load_config
-from shoal.errors import ConfigError, ModelError, WaitError, WeightsError
+from shoal.config import RunConfig
+from shoal.errors import ModelError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
+from shoal.files import locked
 from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
-from shoal.rundir import RUN_FILE, RunDir, open_run
+from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.tasks.build import build_source
-from shoal.tasks.source import TaskSource, draw, score
+from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.watch.metrics import read_steps
 from shoal.watch.status import StatusFile
 
@@ -46,35 +48,49 @@ def wilson(solved: int, tasks: int) -> tuple[float, float]:
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
-def evaluate(policy: Policy, source: TaskSource, config: RunConfig, tasks: int) -> Evaluation:
+def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig, tasks: int) -> Evaluation:
     """Evaluates the same held-out tasks with the same noise for every version."""
-    sampled, failed = _solved(policy, source, config, tasks, config.sampling.temperature)
-    greedy, _ = _solved(policy, source, config, tasks, 0.0)
+    asked = [source.task("heldout", index) for index in range(tasks)]
+    prompts = [tuple(policy.encode(task.prompt)) for task in asked]
+    longest = max(range(tasks), key=lambda index: len(prompts[index]))
+    if len(prompts[longest]) > config.sampling.max_prompt_tokens:
+        raise TaskError(
+            f"sampling.max_prompt_tokens = {config.sampling.max_prompt_tokens}: held-out task {longest} of "
+            f"{asked[longest].source} takes {len(prompts[longest])} tokens; raise it to at least that"
+        )
+
+    def solved(temperature: float) -> tuple[int, int]:
+        engine = TorchEngine(
+            policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
+        )
+        seed = draw("eval", config.seed)
+        requests = [Request(p, seed, i, config.sampling.max_new_tokens) for i, p in enumerate(prompts)]
+        answers = [(asked[c.index], policy.decode(c.tokens)) for c in engine.generate(requests)]
+        scores = judge.scores("heldout", answers)
+        return sum(s.reward is not None and s.reward >= 1.0 for s in scores), sum(s.reward is None for s in scores)
+
+    sampled, failed = solved(config.sampling.temperature)
+    greedy, _ = solved(0.0)
     low, high = wilson(sampled, tasks)
     return Evaluation(tasks, sampled / tasks, low, high, greedy / tasks, failed)
-
-
-def _solved(policy: Policy, source: TaskSource, config: RunConfig, tasks: int, temperature: float) -> tuple[int, int]:
-    engine = TorchEngine(policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature)
-    asked = [source.task("heldout", index) for index in range(tasks)]
-    seed = draw("eval", config.seed)
-    prompts = [tuple(policy.encode(task.prompt)) for task in asked]
-    requests = [Request(p, seed, i, config.sampling.max_new_tokens) for i, p in enumerate(prompts)]
-    scores = [score(source, asked[c.index], policy.decode(c.tokens)) for c in engine.generate(requests)]
-    return sum(s.reward is not None and s.reward >= 1.0 for s in scores), sum(s.reward is None for s in scores)
 
 
 def start_evaluator(run: RunDir) -> None:
     """Evaluates the base model, the newest version now and then, and the last one; never holds up the trainer."""
     torch.set_num_threads(run.config.eval.threads)
-    with run.role("evaluator") as (status, metrics):
+    taken = f"evaluator: another one is at work in {run.path}; one is enough"
+    with (
+        locked(run.path / "locks" / "evaluator", taken, wait_s=TAKEOVER_S),
+        run.role("evaluator") as (status, metrics),
+        Scorer(run.config.tasks) as judge,
+    ):
         status.working("loading the base model")
         policy, source = load(run.base_model, run.config.model.dtype), build_source(run.config.tasks)
         done = _already_done(run)
         while max(done, default=-1) < run.config.steps:
             version = _next_version(run, done, status)
             status.working(f"evaluating version {version.number}")
-            result = _evaluate_version(run, policy, source, version)
+            result = _evaluate_version(run, policy, source, judge, version)
             if result is not None:
                 done.add(version.number)
                 metrics.write(
@@ -121,7 +137,9 @@ def _next_version(run: RunDir, done: set[int], status: StatusFile) -> Version:
     raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
-def _evaluate_version(run: RunDir, policy: Policy, source: TaskSource, version: Version) -> Evaluation | None:
+def _evaluate_version(
+    run: RunDir, policy: Policy, source: TaskSource, judge: Judge, version: Version
+) -> Evaluation | None:
     """None if the version was taken away meanwhile; an error if it is there and damaged."""
     channel = run.channel()
     try:
@@ -130,22 +148,14 @@ def _evaluate_version(run: RunDir, policy: Policy, source: TaskSource, version: 
         if channel.version(version.number) == version:
             raise
         return None
-    return evaluate(policy, source, run.config, run.config.eval.tasks)
+    return evaluate(policy, source, judge, run.config, run.config.eval.tasks)
 
 
 def evaluate_target(
-    target: Path,
-    config_path: Path | None,
-    settings: list[str],
-    version: int | None,
-    tasks: int | None,
-    console: Console,
+    target: Path, run: RunDir | RunConfig, version: int | None, tasks: int | None, console: Console
 ) -> None:
     """What `shoal eval` does: a run's version, or a model directory with a config, measured and printed."""
-    if (target / RUN_FILE).is_file():
-        if config_path or settings:
-            raise ConfigError(f"eval {target}: --config and --set go with a model directory; a run has its own config")
-        run = open_run(target)
+    if isinstance(run, RunDir):
         config, channel = run.config, run.channel()
         found = channel.latest() if version is None else channel.version(version)
         if found is None:
@@ -153,13 +163,12 @@ def evaluate_target(
         policy = load(run.base_model, config.model.dtype)
         policy.set_weights(read_weights(channel.fetch(found), config.model.dtype), f"version {found.number}")
         name = f"{target} version {found.number}"
-    elif config_path is None:
-        raise ConfigError(f"eval {target}: not a run directory; for a model directory give --config with its tasks")
     else:
-        config, name = load_config(config_path, settings), str(target)
+        config, name = run, str(target)
         policy = load(target, config.model.dtype)
-    with console.status(f"evaluating {name}"):
-        result = evaluate(policy, build_source(config.tasks), config, tasks or config.eval.tasks)
+    source = build_source(config.tasks)
+    with console.status(f"evaluating {name}"), Scorer(config.tasks) as judge:
+        result = evaluate(policy, source, judge, config, tasks or config.eval.tasks)
     console.print(
         f"{name}: pass@1 {result.pass_at_1:.3f} (95 % {result.low:.3f}..{result.high:.3f}) at temperature "
         f"{config.sampling.temperature}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks",
