@@ -181,3 +181,10 @@ def test_two_seeds_share_no_noise(tmp_path: Path, tiny_dir: Path) -> None:
 def test_limits_are_the_samplings_own() -> None:
     config = make_config("x", sampling={"group_size": 3, "max_prompt_tokens": 5, "max_new_tokens": 7})
     assert limits_of(config, 11) == Limits(group_size=3, vocab=11, max_prompt_tokens=5, max_new_tokens=7)
+
+
+def test_a_run_that_does_not_say_when_it_was_made_goes_on(tmp_path: Path, tiny_dir: Path) -> None:
+    config = make_config(tiny_dir)
+    run = prepare_run(config, tmp_path / "run", console())
+    (run.path / RUN_FILE).write_text(json.dumps({"config": config.model_dump(mode="json")}))
+    assert prepare_run(config, run.path, console()) == run

@@ -139,7 +139,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
             "give at least as many steps, or another directory with --out"
         )
     base = ensure_base_model(config, console) if newest is None else None
-    created = json.loads(file.read_text())["created"] if file.exists() else time.time()
+    created = json.loads(file.read_text()).get("created", time.time()) if file.exists() else time.time()
     tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
     write_whole(file, json.dumps(tree, indent=1).encode(), durable=True)
     if base is not None:
