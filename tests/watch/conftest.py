@@ -1,11 +1,13 @@
 """A run directory such as forty steps of two workers leave behind, with the dents a real one has."""
 
+import fcntl
 import json
 import math
 import os
 import time
 from pathlib import Path
 from random import Random
+from typing import IO
 
 import pytest
 
@@ -21,12 +23,25 @@ def append(path: Path, *entries: Entry) -> None:
         file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
-def put_status(run_dir: Path, role: str, **changes: object) -> None:
+HELD: list[IO[str]] = []
+
+
+def hold_lock(run_dir: Path, role: str) -> None:
+    """As the role's own process does as long as it lives."""
+    path = run_dir / "locks" / role
+    path.parent.mkdir(exist_ok=True)
+    HELD.append(path.open("w"))
+    fcntl.flock(HELD[-1], fcntl.LOCK_EX)
+
+
+def put_status(run_dir: Path, role: str, *, alive: bool = True, **changes: object) -> None:
     now = time.time()
     status = {"role": role, "pid": os.getpid(), "state": "working", "doing": "", "on": "", "since": now}
     path = run_dir / "status" / f"{role}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(status | {"deadline": None, "beat": now} | changes))
+    if alive:
+        hold_lock(run_dir, role)
 
 
 def step_values(step: int, rng: Random) -> dict[str, object]:

@@ -25,7 +25,7 @@ def role(name: str, state: State) -> RoleStatus:
 def test_status_shows_progress_roles_waits_numbers_and_what_happened(run_dir: Path) -> None:
     put_status(run_dir, "trainer", state="waiting", doing="rollouts of step 40", on="worker", deadline=time.time() + 60)
     put_status(run_dir, "worker-0", doing="submission 3 of step 40")
-    put_status(run_dir, "worker-1", pid=0)
+    put_status(run_dir, "worker-1", alive=False)
     text = shown(run_dir)
     assert text.startswith("chain-sum-async2: 40 of 40 steps done, the last one ")
     assert "; running\n" in text

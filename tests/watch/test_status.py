@@ -9,9 +9,10 @@ from typing import get_args
 import pytest
 
 from shoal.errors import StorageError
+from shoal.files import locked
 from shoal.watch.status import RoleStatus, State, StatusFile, read_status, waits
 
-from .conftest import put_status
+from .conftest import hold_lock, put_status
 
 NOW = 1000.0
 
@@ -23,6 +24,7 @@ def role(
 
 
 def test_a_status_is_read_back_as_it_was_said(tmp_path: Path) -> None:
+    hold_lock(tmp_path, "trainer")
     status = StatusFile(tmp_path / "status/trainer.json", "trainer")
     assert read_status(tmp_path)[0].state == "starting"
     status.waiting("rollouts of step 12", on="worker", timeout_s=600)
@@ -91,9 +93,12 @@ def test_a_wait_still_going_on_counts_in_each_period(tmp_path: Path) -> None:
 
 
 def test_a_role_whose_process_is_gone_is_dead(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from shoal.watch.status import StatusFile\n"
-    script += "StatusFile(Path(sys.argv[1]), 'worker-0').working('generating'); print('up', flush=True); input()"
-    command = [sys.executable, "-c", script, str(tmp_path / "status/worker-0.json")]
+    script = "import sys; from pathlib import Path; from shoal.files import locked\n"
+    script += "from shoal.watch.status import StatusFile\n"
+    script += "with locked(Path(sys.argv[1]) / 'locks/worker-0', 'taken'):\n"
+    script += "    StatusFile(Path(sys.argv[1]) / 'status/worker-0.json', 'worker-0').working('generating')\n"
+    script += "    print('up', flush=True); input()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -103,18 +108,25 @@ def test_a_role_whose_process_is_gone_is_dead(tmp_path: Path) -> None:
     assert (status.state, status.doing) == ("dead", "generating")
 
 
+def test_a_process_that_bears_a_dead_roles_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    put_status(tmp_path, "trainer", pid=os.getpid(), alive=False)
+    put_status(tmp_path, "worker-0", pid=2**40)
+    assert [status.state for status in read_status(tmp_path)] == ["dead", "working"]
+
+
+def test_looking_at_a_role_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+    put_status(tmp_path, "trainer", alive=False)
+    with locked(tmp_path / "locks/trainer", "taken"):
+        assert read_status(tmp_path)[0].state == "working"
+    assert read_status(tmp_path)[0].state == "dead"
+    with locked(tmp_path / "locks/trainer", "taken"):
+        pass
+
+
 def test_a_role_that_said_how_it_ended_is_not_called_dead(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    put_status(tmp_path, "trainer", pid=gone.pid, state="done")
-    put_status(tmp_path, "worker-0", pid=gone.pid, state="failed")
+    put_status(tmp_path, "trainer", alive=False, state="done")
+    put_status(tmp_path, "worker-0", alive=False, state="failed")
     assert [status.state for status in read_status(tmp_path)] == ["done", "failed"]
-
-
-@pytest.mark.parametrize("pid", [0, -1, 2**40])
-def test_a_pid_no_process_can_have_is_dead(tmp_path: Path, pid: int) -> None:
-    put_status(tmp_path, "worker-0", pid=pid)
-    assert [status.state for status in read_status(tmp_path)] == ["dead"]
 
 
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"role": "trainer"}', "\x00\xff"])

@@ -1,9 +1,11 @@
 """What each role is doing now, whom it waits for, and until when.
 
 Every role keeps one small file, replaced whole at each change, so a reader never sees half a status. A killed role
-cannot write its own end: a reader finds that its process is gone and calls it dead.
+cannot write its own end: a reader finds that nobody holds the role's lock and calls it dead. (Its process number proves
+nothing: another process may have it by now.)
 """
 
+import fcntl
 import functools
 import json
 import os
@@ -116,7 +118,7 @@ class StatusFile:
 def read_status(run_dir: Path) -> list[RoleStatus]:
     """Every role of a run: the trainer, the workers in their order, then the rest.
 
-    A role whose process is gone without having said "done" or "failed" is "dead". A file that is no status is reported
+    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is no status is reported
     as "unreadable", for a role that seems absent would be worse.
     """
     statuses = [_read(path) for path in run_dir.glob("status/*.json")]
@@ -128,7 +130,7 @@ def _read(path: Path) -> RoleStatus:
         status = _schema().validate_json(path.read_bytes())
     except (ValueError, OSError):
         return RoleStatus(path.stem, 0, "unreadable", f"{path} is not a status file", "", 0.0, None, 0.0)
-    if status.state not in ENDED and not _alive(status.pid):
+    if status.state not in ENDED and not _held(path.parent.parent / "locks" / path.stem):
         return replace(status, state="dead")
     return status
 
@@ -140,16 +142,16 @@ def _schema() -> "TypeAdapter[RoleStatus]":
     return TypeAdapter(RoleStatus)
 
 
-def _alive(pid: int) -> bool:
-    if pid <= 0:  # to kill(2) these mean groups of processes
-        return False
+def _held(lock: Path) -> bool:
+    """Whether some process holds the lock; the system lets it go when that process ends, however it ends."""
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it is there, and belongs to someone else
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    except OSError:  # it was never taken
+        return False
+    return False
 
 
 def role_order(role: str) -> tuple[int, str, int]:
