@@ -3,8 +3,12 @@
 import io
 import json
 import math
+import os
+import random
 import re
-from dataclasses import asdict, replace
+import subprocess
+import sys
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import RolloutError
-from shoal.rollout import record
+from shoal.rollout import decode, record
+from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import (
     SCHEMA,
@@ -257,14 +262,91 @@ def test_text_that_is_not_utf8_is_refused_without_a_crash(path: Path) -> None:
 
 
 def test_a_small_file_that_unfolds_to_far_more_than_samples_can_be_is_refused(path: Path) -> None:
-    size = 2_000_000
-    values = pa.array(np.zeros(8 * size, np.int32))
-    bomb = pa.ListArray.from_arrays(pa.array(np.arange(9, dtype=np.int32) * size), values)
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
-    data = write_table(table.set_column(4, SCHEMA.field("prompt"), bomb))
+    data = bomb(2_000_000)
     assert len(data) < 200_000
-    with pytest.raises(RolloutError, match=r"unfolds to \d+ bytes, allowed"):
+    with pytest.raises(RolloutError, match=r"unfolds to (\d+ bytes, allowed|far more)"):
         read(path, data)
+
+
+def bomb(values_a_sample: int) -> bytes:
+    """A good file but for prompts of so many zeros, which take next to no room in it."""
+    values = pa.array(np.zeros(8 * values_a_sample, np.int32))
+    prompts = pa.ListArray.from_arrays(pa.array(np.arange(9, dtype=np.int32) * values_a_sample), values)
+    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    return write_table(table.set_column(4, SCHEMA.field("prompt"), prompts))
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from shoal.errors import RolloutError
+from shoal.rollout.decode import READER
+from shoal.rollout.lease import Lease
+from shoal.rollout.record import Limits, read_rollouts
+try:
+    read_rollouts(Path(sys.argv[1]), Lease.from_json(sys.argv[2]), Limits(*map(int, sys.argv[3:])))
+except RolloutError as error:
+    print(error)
+READER.close()
+peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]  # ru_maxrss knows what forked us, too
+print(int(peak) >> 10, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_bomb_is_refused_within_little_memory(path: Path) -> None:
+    path.write_bytes(bomb(8_000_000))
+    assert path.stat().st_size < 50_000
+    limits = [str(value) for value in astuple(LIMITS)]
+    command = [sys.executable, "-c", MEASURE, str(path), LEASE.to_json(), *limits]
+    said, peaks = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "unfolds to" in said
+    assert all(int(peak) < 200 for peak in peaks.split()), peaks
+
+
+def test_thousands_of_altered_files_end_nothing(path: Path) -> None:
+    """Footer bytes above all: they say how much there is to read, and of what kind."""
+    rng, refused = random.Random(0), 0
+    for _ in range(3000):
+        data = bytearray(GOOD_BYTES)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            data[rng.randrange(len(data) // 2 if rng.random() < 0.7 else 4, len(data) - 8)] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            assert_within_limits(read_rollouts(path, LEASE, LIMITS))
+        except RolloutError:
+            refused += 1
+    assert refused > 2000
+    assert read(path, GOOD_BYTES) == GOOD
+
+
+def test_an_honest_file_is_read_though_somebody_killed_the_reader(path: Path) -> None:
+    assert read(path, GOOD_BYTES) == GOOD
+    process = READER._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert read(path, GOOD_BYTES) == GOOD
+
+
+def test_a_file_that_takes_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "READ_S", 0.0)
+    with pytest.raises(RolloutError, match="ends its reader"):
+        read(path, GOOD_BYTES)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "dangling link", "link"])
+def test_only_a_regular_file_is_opened(path: Path, kind: str) -> None:
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case _:
+            path.symlink_to("good" if kind == "link" else "nowhere")
+            (path.parent / "good").write_bytes(GOOD_BYTES)
+    with pytest.raises(RolloutError, match="not a readable Parquet file"):
+        read_rollouts(path, LEASE, LIMITS)
 
 
 def test_a_file_larger_than_any_submission_is_refused_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ truncated, foreign, of another lease or out of bounds is a RolloutError that say
 import io
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.errors import RolloutError
+from shoal.files import open_regular
+from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
 
 SCHEMA_VERSION = "1"
@@ -114,7 +117,10 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
 
 def read_summary(path: Path) -> Summary:
     """The counts a file claims, from its footer alone."""
-    footer = _open(path).metadata.metadata or {}
+    return _summary(path, _open(path).schema.metadata)
+
+
+def _summary(path: Path, footer: Mapping[bytes, bytes]) -> Summary:
     try:
         counts = json.loads(footer[b"shoal.summary"])
         summary = Summary(int(counts["groups"]), int(counts["signal"]))
@@ -127,8 +133,8 @@ def read_summary(path: Path) -> Summary:
 
 def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     """Reads and checks a file that claims to be the submission of `lease`."""
-    file = _open(path)
-    metadata = file.metadata.metadata or {}
+    schema = _open(path).schema
+    metadata = schema.metadata
     footer = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
     if footer.get("shoal.schema") != SCHEMA_VERSION:
         raise RolloutError(
@@ -137,24 +143,24 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         )
     if Lease.from_json(footer.get("shoal.lease", "")) != lease:
         raise RolloutError(f"{path.name}: made under another lease than {lease}")
-    if not file.schema_arrow.remove_metadata().equals(SCHEMA.remove_metadata()):
-        raise RolloutError(f"{path.name}: its columns are {file.schema_arrow.names}, expected {SCHEMA.names}")
+    if not schema.remove_metadata().equals(SCHEMA.remove_metadata()):
+        raise RolloutError(f"{path.name}: its columns are {schema.names}, expected {SCHEMA.names}")
     expected = lease.groups * limits.group_size
-    if file.metadata.num_rows != expected:
-        raise RolloutError(f"{path.name}: {file.metadata.num_rows} samples, the lease is for {expected}")
-    if (groups := read_summary(path).groups) != lease.groups:
+    if (found := int(footer["shoal.rows"])) != expected:
+        raise RolloutError(f"{path.name}: {found} samples, the lease is for {expected}")
+    if (groups := _summary(path, metadata).groups) != lease.groups:
         raise RolloutError(f"{path.name}: claims {groups} groups, the lease is for {lease.groups}")
     try:
         version = int(footer.get("shoal.version", ""))
     except ValueError:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
+    # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
+    most = expected * (8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + ROOM_FOR_TEXT)
+    table = READER.read(path, most)
+    if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
+        raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")
     try:
-        table = file.read()
-        # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded further.
-        most = expected * (8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + ROOM_FOR_TEXT)
-        if table.nbytes > most:
-            raise RolloutError(f"{path.name}: unfolds to {table.nbytes} bytes, allowed {most}")
         rows = table.to_pylist()
     except BROKEN as error:
         raise RolloutError(f"{path.name}: damaged ({error})") from error
@@ -168,12 +174,15 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
 
 
 def _open(path: Path) -> Any:
+    """The file's footer and schema, as a table without rows."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise RolloutError(f"{path.name}: {path.stat().st_size} bytes, at most {MAX_BYTES} are read")
-        return pq.ParquetFile(path, page_checksum_verification=True)
-    except BROKEN as error:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
         raise RolloutError(f"{path.name}: not a readable Parquet file ({error})") from error
+    if size > MAX_BYTES:
+        raise RolloutError(f"{path.name}: {size} bytes, at most {MAX_BYTES} are read")
+    return READER.read(path, None)
 
 
 def _check(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
