@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from shoal.errors import StorageError
 
@@ -57,12 +58,19 @@ def make_directory(path: Path) -> None:
             ) from error
 
 
-def read_regular(path: Path, most: int = 1 << 24) -> bytes:
-    """The bytes of a regular file; OSError for anything else, such as a pipe that would block its reader for ever."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file for reading; OSError for anything else, such as a pipe that would block its reader for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
+
+
+def read_regular(path: Path, most: int = 1 << 24) -> bytes:
+    """The bytes of a regular file that has at most so many; OSError otherwise."""
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
@@ -172,8 +180,15 @@ def locked(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def numbered(name: str, prefix: str) -> int | None:
+    """The number in a name such as `step-000012`; None for any other, so that nothing counts under two names."""
+    digits = name.removeprefix(prefix)
+    plain = name.startswith(prefix) and digits.isascii() and digits.isdecimal() and len(digits) <= 9
+    return int(digits) if plain and name == f"{prefix}{int(digits):06d}" else None
 
 
 def remove_staging(parent: Path, label: str = "") -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError
+from shoal.exchange.interfaces import Version
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
 from shoal.files import locked, write_whole
@@ -132,7 +133,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     if file.exists():
         check_unchanged(open_run(path).config, config, path, MAY_CHANGE)
         console.print(f"going on with the run in {path}")
-    newest = channel.latest()
+    newest = _newest_whole(channel)
     if newest is not None and newest.number > config.steps:
         raise ConfigError(
             f"run {path}: steps = {config.steps}, but it has come to version {newest.number}; "
@@ -148,6 +149,15 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
                 if file.is_file() and file.suffix in MODEL_FILES:
                     shutil.copy2(file, staging)
     return run
+
+
+def _newest_whole(channel: DirectoryChannel) -> Version | None:
+    """The newest version that is what was published. Damaged ones after it go: the trainer publishes them again."""
+    while (newest := channel.latest()) is not None and not channel.is_whole(newest.number):
+        if newest.number == 0:
+            return None
+        channel.retract(newest.number - 1)
+    return newest
 
 
 def locate_run(target: Path, settings: list[str], out: Path | None, console: Console) -> RunDir:

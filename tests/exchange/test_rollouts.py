@@ -1,6 +1,7 @@
 """The store of rollouts: leases by the rules, one file a lease, and bad files that cost nobody but their sender."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def test_a_node_whose_step_has_passed_gets_a_lease_of_a_step_to_come(store: Stor
 def test_a_lease_that_somebody_deleted_does_not_hold_the_others_up(store: Store) -> None:
     first, _ = store.take("a"), store.take("b")
     (store.path / "step-000000" / f"{first.submission:04d}.lease.json").unlink()
-    assert store.take("c").submission == 2
+    assert store.take("c").submission == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": 1}', b"\xff"])
@@ -579,3 +580,69 @@ def test_steps_that_are_long_trained_are_forgotten(store: Store) -> None:
 def test_a_lease_on_disk_is_the_lease_that_was_given(store: Store) -> None:
     lease = store.take("a")
     assert json.loads((store.path / "step-000000" / "0000.lease.json").read_text()) == asdict(lease)
+
+
+# Things that nobody of ours put there
+
+
+def plant(path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "file":
+            path.write_bytes(b"foreign")
+        case "pipe":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+            (path / "file").write_bytes(b"foreign")
+        case "link":
+            path.symlink_to("nowhere")
+
+
+def test_a_file_in_the_place_of_a_step_is_set_aside(store: Store) -> None:
+    for kind, step in (("file", 0), ("link", 1), ("pipe", 2)):
+        plant(store.path / f"step-{step:06d}", kind)
+    leases = store.take_all(version=0)
+    assert {lease.step for lease in leases} == {0, 1, 2}
+    assert store.accepted_numbers(0) == []
+    assert len(list(store.path.glob(".foreign-*"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "directory", "link"])
+@pytest.mark.parametrize(
+    "name",
+    ["0000.lease.json", "0000.parquet", "0000.verdict.json", "999999999.lease.json", "9999999999.lease.json", "00.x"],
+)
+def test_whatever_lies_among_the_rollouts_a_step_is_filled_and_judged(tmp_path: Path, name: str, kind: str) -> None:
+    store = Store(tmp_path, async_level=0)
+    plant(tmp_path / "step-000000" / name, kind)
+    for lease in store.take_all(version=0):
+        store.hand_in(lease)
+    assert store.count(0) == StepCount(seen=4, signal=4, leased=0)
+    assert len(store.accepted_numbers(0)) == 2
+    assert store.lease("late", 0) is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link"])
+def test_a_verdict_can_be_given_whatever_stands_in_its_place(store: Store, kind: str) -> None:
+    path = store.hand_in(store.take("a"))
+    path.write_bytes(b"PAR1")
+    plant(path.with_suffix(".verdict.json"), kind)
+    assert store.accepted_numbers(0) == []
+    assert json.loads(path.with_suffix(".verdict.json").read_text())["accept"] is False
+
+
+@pytest.mark.parametrize("change", [{"groups": 10**9}, {"deadline": 1e300}, {"run": "other"}, {"beacon": 8}])
+def test_a_lease_that_this_run_does_not_give_holds_nothing_up(store: Store, change: dict[str, Any]) -> None:
+    lease = store.take("a")
+    forged = store.path / "step-000000" / "0000.lease.json"
+    forged.write_text(json.dumps(asdict(lease) | change))
+    assert store.count(0).leased == 0
+
+
+def test_names_that_are_no_steps_stop_no_clearing(store: Store) -> None:
+    for name in ("step-1x", "step-²", "step-1", "step-99999999999"):
+        (store.path / name).mkdir(parents=True)
+    store.hand_in(store.take("a", 0))
+    store.forget(before=9)
+    assert len(list(store.path.iterdir())) == 4

@@ -1,6 +1,7 @@
 """What is fetched is what was published, or an error; what is half written is not there."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -129,13 +130,12 @@ def test_a_root_that_its_own_manifest_does_not_have_is_refused(channel: Director
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3", '"x"', "null"])
-def test_a_manifest_that_is_none_is_an_error_and_no_crash(channel: DirectoryChannel, text: str) -> None:
+def test_a_version_with_a_manifest_that_is_none_is_no_version(channel: DirectoryChannel, text: str) -> None:
     version = publish(channel, 1)
     (channel.fetch(version) / MANIFEST).write_text(text)
     with pytest.raises(WeightsError, match="version 1"):
         channel.fetch(version)
-    with pytest.raises(WeightsError, match="is not a manifest"):
-        channel.version(1)
+    assert channel.version(1) is None
 
 
 def test_a_half_written_version_is_invisible(channel: DirectoryChannel) -> None:
@@ -247,6 +247,36 @@ def test_a_reader_always_finds_a_version_while_others_are_published_and_retracte
 
 def test_other_things_in_the_directory_are_not_versions(channel: DirectoryChannel, tmp_path: Path) -> None:
     publish(channel, 2)
-    for name in ("v", "vx", "version3", "v3.bak", ".v000009"):
+    for name in ("v", "vx", "version3", "v3.bak", ".v000009", "v²", "v3", "v0000003", "v999999", "v99999999999"):
         (tmp_path / "weights" / name).mkdir()
+    shutil.copytree(tmp_path / "weights" / "v000002", tmp_path / "weights" / "v000900")
+    os.mkfifo(tmp_path / "weights" / "v999999" / MANIFEST)
     assert channel.numbers() == [2]
+    for number in range(3, 9):
+        publish(channel, number)
+    assert channel.numbers() == [6, 7, 8]
+
+
+def test_what_was_just_published_is_never_cleared_away(channel: DirectoryChannel) -> None:
+    for number in (50, 51, 52, 53):
+        publish(channel, number)
+    assert channel.fetch(publish(channel, 3))
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "damaged", "without manifest"])
+def test_what_is_no_whole_version_is_replaced_by_one(channel: DirectoryChannel, tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "weights" / "v000001"
+    publish(channel, 0)
+    match kind:
+        case "file":
+            target.write_bytes(b"foreign")
+        case "link":
+            target.symlink_to("nowhere")
+        case "damaged":
+            publish(channel, 1)
+            (target / "model.safetensors").write_bytes(b"other")
+        case _:
+            publish(channel, 1)
+            (target / MANIFEST).unlink()
+    assert not channel.is_whole(1)
+    assert channel.fetch(publish(channel, 1)) == target

@@ -113,6 +113,29 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path, tiny_policy: Policy) ->
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-000009", "step-000010"]
 
 
+def test_foreign_folders_are_neither_counted_nor_touched(tmp_path: Path, tiny_policy: Policy) -> None:
+    foreign = ["step-²", "step-1x", "step-7", "step-999998", "step-999999"]
+    for name in foreign:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-999998" / "notes").write_text("mine")
+    assert load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))[0] is None
+    for version in (1, 2, 3):
+        save(tmp_path, tiny_policy, version)
+    expected = ["step-000002", "step-000003", *foreign]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(expected)
+    shutil.copytree(tmp_path / "step-000003", tmp_path / "step-000900")
+    progress, _ = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    assert progress is not None
+    assert progress.version == 3
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_replaced(tmp_path: Path, tiny_policy: Policy) -> None:
+    (tmp_path / "step-000001").write_text("foreign")
+    save(tmp_path, tiny_policy, 1)
+    progress, _ = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    assert progress is not None
+
+
 def test_a_checkpoint_is_safetensors_and_json_only(tmp_path: Path, tiny_policy: Policy) -> None:
     save(tmp_path, tiny_policy, 1)
     files = {file.name for file in (tmp_path / "step-000001").iterdir()}

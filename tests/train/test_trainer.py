@@ -244,6 +244,31 @@ def test_a_version_that_was_checkpointed_but_not_published_is_published_on_resum
     assert run.channel().version(2) == before
 
 
+@pytest.mark.parametrize("prepare", [True, False])
+@pytest.mark.parametrize("damage", ["altered", "without manifest", "a file"])
+def test_a_damaged_newest_version_is_published_again_from_its_checkpoint(
+    tmp_path: Path, tiny_dir: Path, damage: str, prepare: bool
+) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
+    before, target = run.channel().version(2), run.path / "weights" / "v000002"
+    match damage:
+        case "altered":
+            (target / WEIGHTS).write_bytes(b"other")
+        case "without manifest":
+            (target / "manifest.json").unlink()
+        case _:
+            shutil.rmtree(target)
+            target.write_text("foreign")
+    if prepare:  # as shoal run does, before any role sees what is damaged
+        make_run(run.path, run.config)
+        newest = run.channel().latest()
+        assert newest is not None
+        assert newest.number == 1
+    start_trainer(run)
+    assert run.channel().version(2) == before
+    assert run.channel().is_whole(2)
+
+
 def cut_the_optimizer_short(checkpoint: Path) -> None:
     path = checkpoint / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

@@ -32,6 +32,10 @@ class WeightChannel(Protocol):
         """What is known of a version, or None if it is not to be had."""
         ...
 
+    def is_whole(self, number: int) -> bool:
+        """Whether a version is there, and what was published."""
+        ...
+
     def retract(self, after: int) -> list[int]:
         """Takes back versions above `after`, which no checkpoint backs; says which."""
         ...

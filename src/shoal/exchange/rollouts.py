@@ -5,15 +5,17 @@
 """
 
 import json
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from shoal.errors import RolloutError
-from shoal.files import write_whole
+from shoal.files import numbered, read_regular, set_aside, write_whole
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount, next_grant
 from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
@@ -94,6 +96,9 @@ class DirectoryStore:
                 beacon=rules.beacon,
                 deadline=time.time() + rules.lease_s,
             )
+            folder = self._folder(lease.step)
+            if os.path.lexists(folder) and not folder.is_dir():
+                set_aside(folder)
             try:
                 write_whole(self._lease_path(lease), lease.to_json().encode(), once=True)
             except FileExistsError:
@@ -139,7 +144,8 @@ class DirectoryStore:
     def forget(self, before: int) -> None:
         """Removes the rollouts of steps that are long trained."""
         for folder in self._path.glob("step-*"):
-            if folder.name[5:].isdigit() and int(folder.name[5:]) < before:
+            step = numbered(folder.name, "step-")
+            if step is not None and step < before:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _judge(self, path: Path, step: int) -> Submission:
@@ -168,17 +174,21 @@ class DirectoryStore:
         """The lease must be one that this run gives: a file in the directory is no proof of it."""
         rules = self._rules
         given = (rules.run, rules.beacon, max(0, lease.step - rules.async_level), lease.step)
-        if (lease.run, lease.beacon, lease.oldest, lease.newest) != given or lease.groups < 1:
+        right = (lease.run, lease.beacon, lease.oldest, lease.newest) == given
+        if not right or not 1 <= lease.groups <= rules.most_groups:
             raise RolloutError(
                 f"{path.name}: {lease} is not one that this run gives: versions {lease.oldest}..{lease.newest}, "
-                f"expected {given[2]}..{given[3]}; {lease.groups} groups, at least 1"
+                f"expected {given[2]}..{given[3]}; {lease.groups} groups, allowed 1..{rules.most_groups}"
             )
 
     def _verdict(self, path: Path, reason: str) -> None:
         if _number(path, ".parquet") is None:
             return  # counted by nobody; and its name may leave no room for a longer one
         verdict = {"accept": not reason, "reason": reason}
-        write_whole(path.with_suffix(".verdict.json"), json.dumps(verdict).encode())
+        target = path.with_suffix(".verdict.json")
+        if target.is_dir():
+            set_aside(target)
+        write_whole(target, json.dumps(verdict).encode())
 
     def _summary(self, path: Path) -> Summary:
         """Counts of a file; one that was refused or cannot be read counts for nothing.
@@ -187,8 +197,8 @@ class DirectoryStore:
         later if a resumed trainer has retracted the weights it was made with.
         """
         try:
-            refused = json.loads(path.with_suffix(".verdict.json").read_text())["accept"] is False
-        except (OSError, ValueError, KeyError, TypeError):
+            refused = json.loads(read_regular(path.with_suffix(".verdict.json")))["accept"] is False
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             refused = False
         if not refused and path not in self._summaries:
             try:
@@ -198,22 +208,29 @@ class DirectoryStore:
         return Summary(0, 0) if refused else self._summaries[path]
 
     def _open_leases(self, step: int) -> Iterator[Lease]:
+        """Leases that are still out. One that this run does not give, or not for so long, holds nothing up."""
         now = time.time()
         folder = self._folder(step)
         for path in sorted(folder.glob("*.lease.json")):
             number = _number(path, ".lease.json")
-            if number is not None and not (folder / f"{number:04d}.parquet").exists():
-                lease = self._read_lease(step, number)
-                if lease is not None and now <= lease.deadline:
+            if number is None or os.path.lexists(folder / f"{number:04d}.parquet"):
+                continue
+            lease = self._read_lease(step, number)
+            try:
+                if lease is not None and now <= lease.deadline <= now + self._rules.lease_s:
+                    self._check_lease(path, lease)
                     yield lease
+            except RolloutError:
+                continue
 
     def _next_number(self, step: int) -> int:
-        numbers = (_number(path, ".lease.json") for path in self._folder(step).glob("*.lease.json"))
-        return max((number for number in numbers if number is not None), default=-1) + 1
+        """The smallest number that nothing in the folder bears, be it a lease or not."""
+        taken = {path.name.split(".")[0] for path in self._folder(step).glob("*.*")}
+        return next(number for number in count() if f"{number:04d}" not in taken)
 
     def _read_lease(self, step: int, submission: int) -> Lease | None:
         try:
-            lease = Lease.from_json((self._folder(step) / f"{submission:04d}.lease.json").read_bytes())
+            lease = Lease.from_json(read_regular(self._folder(step) / f"{submission:04d}.lease.json"))
         except (OSError, RolloutError):
             return None
         return lease if (lease.step, lease.submission) == (step, submission) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import STAGING, remove_staging, sha256_file, whole_directory
+from shoal.files import STAGING, numbered, read_regular, remove_staging, sha256_file, whole_directory
 
 MANIFEST = "manifest.json"
 
@@ -27,11 +27,12 @@ class DirectoryChannel:
 
     @contextmanager
     def publish(self, number: int) -> Iterator[Path]:
+        """Writes a version once; a damaged one, or whatever else has its name, is replaced."""
         target = self._folder(number)
         remove_staging(self._path)
-        if target.exists():
+        if self.is_whole(number):
             raise WeightsError(f"version {number}: already published at {target}; a version is written once")
-        with whole_directory(target) as staging:
+        with whole_directory(target, replace=True) as staging:
             yield staging
             files = {
                 str(file.relative_to(staging)): {"size": file.stat().st_size, "sha256": sha256_file(file)}
@@ -41,40 +42,45 @@ class DirectoryChannel:
             root = _root(number, files)
             manifest = {"version": number, "root": root, "time": time.time(), "files": files}
             (staging / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for old in self.numbers()[: -self._keep]:
+        for old in [other for other in self.numbers() if other <= number][: -self._keep]:
             if old != 0:
                 shutil.rmtree(self._folder(old), ignore_errors=True)
 
     def numbers(self) -> list[int]:
-        """All versions that are here, oldest first."""
-        return sorted(int(folder.name[1:]) for folder in self._path.glob("v[0-9]*") if folder.name[1:].isdigit())
+        """All versions that are here, oldest first; a folder without a manifest is none."""
+        return [number for number in self._names() if self.version(number) is not None]
 
     def latest(self) -> Version | None:
         # A version that is being removed loses its manifest before its folder.
-        found = (self.version(number) for number in reversed(self.numbers()))
+        found = (self.version(number) for number in reversed(self._names()))
         return next((version for version in found if version is not None), None)
 
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is not here (any more)."""
-        path = self._folder(number) / MANIFEST
         try:
-            return Version(number, str(json.loads(path.read_text())["root"]))
-        except FileNotFoundError:
+            manifest = json.loads(read_regular(self._folder(number) / MANIFEST))
+            return Version(number, str(manifest["root"])) if manifest["version"] == number else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WeightsError(f"version {number}: {path} is not a manifest ({error})") from error
+
+    def is_whole(self, number: int) -> bool:
+        version = self.version(number)
+        try:
+            return version is not None and self.fetch(version).is_dir()
+        except WeightsError:
+            return False
 
     def fetch(self, version: Version) -> Path:
         folder = self._folder(version.number)
         try:
-            files = json.loads((folder / MANIFEST).read_text())["files"]
+            files = json.loads(read_regular(folder / MANIFEST))["files"]
             root = _root(version.number, files)
             if root != version.root:
                 raise WeightsError(f"version {version.number}: root {root[:12]}, expected {version.root[:12]}")
             for name, facts in files.items():
                 if sha256_file(folder / name) != facts["sha256"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
         return folder
 
@@ -86,6 +92,9 @@ class DirectoryChannel:
             # In one move: a reader must not take half a version for a damaged one.
             shutil.rmtree(self._folder(number).rename(self._path / f"{STAGING}retracted-{number}"))
         return lost
+
+    def _names(self) -> list[int]:
+        return sorted(n for path in self._path.glob("v*") if (n := numbered(path.name, "v")) is not None)
 
     def _folder(self, number: int) -> Path:
         return self._path / f"v{number:06d}"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shoal.errors import ModelError
-from shoal.files import remove_staging, sha256_file, whole_directory
+from shoal.files import numbered, read_regular, remove_staging, sha256_file, whole_directory
 from shoal.models.load import WEIGHTS, Policy, trainable
 
 STATE = "state.json"
@@ -42,8 +42,7 @@ def save_checkpoint(
     """Writes a checkpoint and removes all but the newest `keep`."""
     remove_staging(path)
     target = _folder(path, progress.version)
-    shutil.rmtree(target, ignore_errors=True)
-    with whole_directory(target, durable=True) as staging:
+    with whole_directory(target, durable=True, replace=True) as staging:
         save_file({name: t.contiguous() for name, t in policy.weights().items()}, staging / WEIGHTS)
         save_file(_moments(policy, optimizer), staging / OPTIMIZER)
         state = {
@@ -53,38 +52,38 @@ def save_checkpoint(
             "sha256": {name: sha256_file(staging / name) for name in (WEIGHTS, OPTIMIZER)},
         }
         (staging / STATE).write_text(json.dumps(state))
-    for old in _found(path)[:-keep]:
+    ours = [found for found in _found(path) if found <= progress.version and _is_ours(path, found)]
+    for old in ours[:-keep]:
         shutil.rmtree(_folder(path, old), ignore_errors=True)
 
 
 def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[Progress | None, list[str]]:
     """Restores the newest whole checkpoint; also says which ones were damaged and passed over."""
     damaged: list[str] = []
+    lost = False  # a folder with nothing of ours in it never was a checkpoint
     for version in reversed(_found(path)):
         folder = _folder(path, version)
         try:
-            state: dict[str, Any] = json.loads((folder / STATE).read_text())
+            state = _state(folder, version)
             for name, digest in state["sha256"].items():
                 if sha256_file(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
             weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
             used = {int(k): {int(s): int(v) for s, v in made.items()} for k, made in state["used"].items()}
             progress = Progress(int(state["version"]), int(state["bad_steps"]), used)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             damaged.append(f"checkpoint {folder.name}: damaged ({error}); passed over")
+            lost = lost or any((folder / name).exists() for name in (STATE, WEIGHTS, OPTIMIZER))
             continue
-        for newer in _found(path):
-            if newer > version:
-                shutil.rmtree(_folder(path, newer), ignore_errors=True)
         policy.set_weights(weights, str(folder))
         _set_moments(policy, optimizer, moments, folder)
         return progress, damaged
-    if damaged:
+    if lost:
         raise ModelError(
             f"checkpoints in {path}: none can be read: {'; '.join(damaged)}; restore one, or delete the directory to "
             "train from the base model again"
         )
-    return None, []
+    return None, damaged
 
 
 def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -104,8 +103,23 @@ def _set_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: dict
             optimizer.state[parameter] = state
 
 
+def _state(folder: Path, version: int) -> dict[str, Any]:
+    state = json.loads(read_regular(folder / STATE, most=1 << 30))
+    if not isinstance(state, dict) or state["version"] != version:
+        raise ValueError(f"its {STATE} is not that of version {version}")
+    return state
+
+
+def _is_ours(path: Path, version: int) -> bool:
+    """Whether this is a checkpoint by its state: only those are counted and cleared away."""
+    try:
+        return bool(_state(_folder(path, version), version))
+    except (OSError, ValueError, KeyError, RecursionError):
+        return False
+
+
 def _found(path: Path) -> list[int]:
-    return sorted(int(f.name[5:]) for f in path.glob("step-[0-9]*") if f.name[5:].isdigit())
+    return sorted(n for folder in path.glob("step-*") if (n := numbered(folder.name, "step-")) is not None)
 
 
 def _folder(path: Path, version: int) -> Path:

@@ -71,7 +71,7 @@ class Trainer:
             self.metrics.write("note", text=f"going on with step {progress.version}")
         if lost := self.channel.retract(self.progress.version):
             self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
-        if self.progress.version and self.channel.version(self.progress.version) is None:
+        if self.progress.version and not self.channel.is_whole(self.progress.version):
             self._publish()
 
     def _collect(self, step: int) -> tuple[list[Submission], StepGroups]:
