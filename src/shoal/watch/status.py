@@ -118,8 +118,8 @@ class StatusFile:
 def read_status(run_dir: Path) -> list[RoleStatus]:
     """Every role of a run: the trainer, the workers in their order, then the rest.
 
-    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is no status is reported
-    as "unreadable", for a role that seems absent would be worse.
+    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is no status is
+    reported as "unreadable", for a role that seems absent would be worse.
     """
     statuses = [_read(path) for path in run_dir.glob("status/*.json")]
     return sorted(statuses, key=lambda status: role_order(status.role))
