@@ -73,6 +73,11 @@ class SamplingConfig(_Table):
 
     group_size: int = Field(16, ge=2, le=65536, description="Answers to one prompt.")
     temperature: float = Field(1.0, gt=0, le=10, description="Logits are divided by it, in the loss as well.")
+    mode: Literal["seeded", "free"] = Field(
+        "seeded",
+        description="Noise redrawn from the lease, so that every token can be checked, or the worker's own, which only "
+        "statistics can judge.",
+    )
     max_new_tokens: Positive = Field(64, description="Longest answer.")
     max_prompt_tokens: Positive = Field(256, description="Longest prompt; a longer one is an error.")
 
@@ -116,6 +121,39 @@ class WorkerConfig(_Table):
     lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
 
 
+class ThresholdsConfig(_Table):
+    """How far an honest worker may be off; `shoal calibrate MODEL` measures them. Defaults fit float32 models."""
+
+    shortfall: float = Field(0.02, ge=0, description="Most a token may lie below the best under the lease's noise.")
+    inexact_share: float = Field(0.002, ge=0, le=1, description="Share of a file's tokens that may not be the best.")
+    inexact_tokens: int = Field(2, ge=0, description="Tokens of a file that may not be the best, besides that share.")
+    logprob: float = Field(0.01, ge=0, description="Most a claimed log-prob may be off.")
+    exponents: int = Field(4, ge=0, le=128, description="Of 128 proven values, how many exponents may differ.")
+    mantissa_mean: float = Field(1.0, ge=0, description="Mean difference of the other values' 7-bit mantissas.")
+    mantissa_median: float = Field(1.0, ge=0, description="Median difference of these mantissas.")
+    surprise_sample: float = Field(12.0, gt=0, description="Free sampling: most standard deviations of an answer.")
+    surprise_file: float = Field(6.0, gt=0, description="Free sampling: most standard deviations of a file.")
+
+
+class AuditConfig(_Table):
+    """The judgement of rollouts before they are trained on."""
+
+    rate: float = Field(
+        1.0, ge=0, le=1, description="Share of files that are computed again; the cheap checks see every file."
+    )
+    probation: int = Field(20, ge=0, description="Files of a new node that are all computed again.")
+    strikes: Positive = Field(2, description="Rejected files after which a node gets no more leases.")
+    token_budget: Positive = Field(4096, description="Tokens computed again in one forward pass.")
+    threads: Threads = Field(1, description="CPU threads of the validator.")
+    thresholds: ThresholdsConfig = ThresholdsConfig()
+
+
+class CheaterConfig(_Table):
+    """A worker of this run that cheats, to see it caught."""
+
+    attack: str = Field(description="What it does; shoal attacks lists them.")
+
+
 class EvalConfig(_Table):
     """The held-out measurement that runs beside training, without holding it up."""
 
@@ -145,6 +183,8 @@ class RunConfig(_Table):
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
     workers: WorkerConfig = WorkerConfig()
+    cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one a table.")
+    audit: AuditConfig = AuditConfig()
     eval: EvalConfig = EvalConfig()
     keep: KeepConfig = KeepConfig()
 

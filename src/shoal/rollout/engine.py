@@ -159,7 +159,7 @@ class TorchEngine:
             tokens_B, logp_B = greedy(logits_BV)
         else:
             bits = [r.noise.next() for r in drawn if r.noise is not None]
-            tokens_B, logp_B = choose(logits_BV / self.temperature, bits)
+            tokens_B, logp_B = choose(self.scaled(logits_BV), bits)
         for row, (r, token, logp) in enumerate(zip(drawn, tokens_B.tolist(), logp_B.tolist(), strict=True)):
             r.tokens.append(token)
             r.logprobs.append(logp)
@@ -170,6 +170,10 @@ class TorchEngine:
             ended = r.tokens[-1] in self.policy.eos_ids
             if ended or len(r.tokens) == r.request.max_new_tokens:
                 yield self._retire(running, slot, "eos" if ended else "length")
+
+    def scaled(self, logits_BV: Tensor) -> Tensor:
+        """Logits of the distribution that is sampled."""
+        return logits_BV / self.temperature
 
     def _retire(self, running: list[_Running], slot: int, finish: Literal["eos", "length"]) -> Completion:
         """Takes one sequence out and closes its gap with the last one."""

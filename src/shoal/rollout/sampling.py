@@ -70,7 +70,26 @@ def choose(scaled_BV: Tensor, bits: Sequence[Words]) -> tuple[Tensor, Tensor]:
     return tokens_B, logp_B
 
 
+def shortfalls(scaled_BV: Tensor, bits: Sequence[Words], tokens_B: Tensor) -> npt.NDArray[np.float64]:
+    """How far each token's scaled logit + g lies below the best one's: 0 where the token is what `choose` draws."""
+    logits_BV, bits_BV, chosen_B = scaled_BV.numpy(), np.stack(bits), tokens_B.numpy()
+    rows_B = np.arange(len(logits_BV))
+    _, _, _, highest_B = _candidates(logits_BV, bits_BV)
+    own_B = logits_BV[rows_B, chosen_B].astype(np.float64) + gumbel(bits_BV[rows_B, chosen_B])
+    return np.asarray(np.maximum(highest_B - own_B, 0.0))
+
+
 def _winners(logits_BV: npt.NDArray[np.float32], bits_BV: Words) -> npt.NDArray[np.int64]:
+    rows, tokens, scores, highest_B = _candidates(logits_BV, bits_BV)
+    won = np.flatnonzero(scores == highest_B[rows])
+    _, first = np.unique(rows[won], return_index=True)
+    return np.asarray(tokens[won[first]], dtype=np.int64)
+
+
+def _candidates(
+    logits_BV: npt.NDArray[np.float32], bits_BV: Words
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Rows, tokens and scores of all that may win, in row and token order, and each row's highest score."""
     rows_B = np.arange(len(logits_BV))
     best_B = logits_BV.argmax(axis=1)
     # A token below the best by NEAR or more must draw g > g_best + NEAR to beat it: bits above `rare`, rounded down.
@@ -82,11 +101,8 @@ def _winners(logits_BV: npt.NDArray[np.float32], bits_BV: Words) -> npt.NDArray[
     near_B = np.nextafter(peak_B - np.float32(NEAR), np.float32(-np.inf))  # the difference may have been rounded up
     rows, tokens = np.nonzero((logits_BV > near_B[:, None]) | (bits_BV >= rare_B[:, None]))
     scores = logits_BV[rows, tokens].astype(np.float64) + gumbel(bits_BV[rows, tokens])
-    # Candidates come row by row in token order; every row holds at least its best.
-    highest_B = np.maximum.reduceat(scores, np.searchsorted(rows, rows_B))
-    won = np.flatnonzero(scores == highest_B[rows])
-    _, first = np.unique(rows[won], return_index=True)
-    return np.asarray(tokens[won[first]], dtype=np.int64)
+    # Every row holds at least its best.
+    return rows, tokens, scores, np.maximum.reduceat(scores, np.searchsorted(rows, rows_B))
 
 
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:

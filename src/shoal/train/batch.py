@@ -90,6 +90,8 @@ class MicroBatch:
     engine_logp_A: Tensor
     version_A: Tensor
     """The policy version that sampled each token."""
+    rollouts: list[Rollout]
+    """The samples themselves, in the order of their tokens."""
 
 
 def deal(groups: Sequence[Group], parts: int, rng: Random) -> list[list[Group]]:
@@ -145,4 +147,5 @@ def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
         advantage_A=torch.tensor([a for _, _, a in samples]).repeat_interleave(lengths),
         engine_logp_A=torch.tensor([p for _, s, _ in samples for p in s.logprobs]),
         version_A=torch.tensor([g.version for g, _, _ in samples]).repeat_interleave(lengths),
+        rollouts=[s for _, s, _ in samples],
     )

@@ -1,0 +1,75 @@
+"""The list of attacks, and what several of them need."""
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.models.load import Policy
+from shoal.rollout.engine import Completion, Request
+from shoal.rollout.maker import Maker
+from shoal.rollout.record import Rollout
+from shoal.validate.prefill import replay
+
+ATTACKS: dict[str, type[Maker]] = {}
+
+
+def attack(kind: type[Maker]) -> type[Maker]:
+    """Lists a class under its name in lower case: `FalseReward` is `false_reward`."""
+    name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).removeprefix("_")
+    ATTACKS[name] = kind
+    return kind
+
+
+def attack_named(name: str) -> type[Maker]:
+    if name not in ATTACKS:
+        near = difflib.get_close_matches(name, ATTACKS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"attack {name!r}: there is none of that name{hint} Known: {', '.join(ATTACKS)}")
+    return ATTACKS[name]
+
+
+@contextmanager
+def changed(policy: Policy, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """The policy with its matrices changed, for a while."""
+    honest = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    with torch.no_grad():
+        for name, tensor in policy.weights().items():
+            if tensor.ndim == 2:
+                tensor.copy_(change(name, tensor))
+        try:
+            yield
+        finally:
+            for name, tensor in policy.weights().items():
+                tensor.copy_(honest[name])
+
+
+@contextmanager
+def fewer_layers(policy: Policy) -> Iterator[None]:
+    """The policy without the last third of its layers: a smaller model that speaks much like it."""
+    body = policy.model.base_model
+    layers = body.layers
+    body.layers = layers[: max(1, 2 * len(layers) // 3)]
+    try:
+        yield
+    finally:
+        body.layers = layers
+
+
+def through_the_right_model(
+    maker: Maker, requests: Sequence[Request], texts: Sequence[list[int]], ended: Sequence[bool]
+) -> list[Completion]:
+    """Texts of any origin with the states and log-probs that the claimed model has for them."""
+    samples = [
+        Rollout(0, 0, "", 0, list(request.prompt), text, [0.0] * len(text), "eos", None, 0.0, "", b"")
+        for request, text in zip(requests, texts, strict=True)
+    ]
+    config = maker.config
+    found = replay(maker.policy, samples, None, config.sampling.temperature, config.audit.token_budget)
+    return [
+        Completion(number, text, own.logprobs_T.tolist(), "eos" if end else "length", own.states_TD)
+        for number, (text, own, end) in enumerate(zip(texts, found, ended, strict=True))
+    ]

@@ -1,0 +1,98 @@
+"""Files that are not what they should be: out of bounds, of other types, or far larger than they look."""
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shoal.attacks.base import attack
+from shoal.exchange.interfaces import Version
+from shoal.rollout.lease import Lease
+from shoal.rollout.maker import Maker
+from shoal.rollout.record import Submission
+
+
+@attack
+class OutOfBounds(Maker):
+    """A token that the vocabulary does not have."""
+
+    def make(self, lease: Lease, version: Version) -> Submission:
+        honest = Maker.make(self, lease, version)
+        first = honest.rollouts[0]
+        beyond = replace(first, completion=[self.policy.vocab, *first.completion[1:]])
+        return replace(honest, rollouts=[beyond, *honest.rollouts[1:]])
+
+
+@attack
+class NotANumber(Maker):
+    """Log-probs that would turn the loss into NaN."""
+
+    def make(self, lease: Lease, version: Version) -> Submission:
+        honest = Maker.make(self, lease, version)
+        return replace(
+            honest, rollouts=[replace(r, logprobs=[math.nan] * len(r.logprobs)) for r in honest.rollouts]
+        )
+
+
+class _Rewritten(Maker):
+    """An honest file with its table changed."""
+
+    def change(self, table: Any) -> Any:
+        raise NotImplementedError
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        submission, data = Maker.file(self, lease, version)
+        return submission, rewritten(data, self.change)
+
+
+def rewritten(data: bytes, change: Callable[[Any], Any], **options: Any) -> bytes:
+    table = pq.read_table(io.BytesIO(data))
+    sink = io.BytesIO()
+    pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), sink, compression="zstd", **options)
+    return sink.getvalue()
+
+
+def replaced(table: Any, name: str, column: Any) -> Any:
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+@attack
+class WrongTypes(_Rewritten):
+    """Tokens as text."""
+
+    def change(self, table: Any) -> Any:
+        texts = [[str(token) for token in row] for row in table["completion"].to_pylist()]
+        return replaced(table, "completion", pa.array(texts, pa.list_(pa.string())))
+
+
+@attack
+class NestedTypes(_Rewritten):
+    """Lists in lists in lists."""
+
+    def change(self, table: Any) -> Any:
+        nested = [[[row]] for row in table["completion"].to_pylist()]
+        return replaced(table, "completion", pa.array(nested))
+
+
+@attack
+class ParquetBomb(_Rewritten):
+    """A few kilobytes that unfold to gigabytes: one token, repeated."""
+
+    def change(self, table: Any) -> Any:
+        share = (1 << 27) // len(table)
+        values = pa.repeat(pa.scalar(7, pa.int32()), share * len(table))
+        offsets = pa.array(range(0, share * len(table) + 1, share), pa.int32())
+        return replaced(table, "completion", pa.ListArray.from_arrays(offsets, values))
+
+
+@attack
+class Truncated(Maker):
+    """Half a file."""
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        submission, data = Maker.file(self, lease, version)
+        return submission, data[: len(data) // 2]

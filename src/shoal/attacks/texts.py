@@ -1,0 +1,130 @@
+"""Other texts than the lease's noise draws from the claimed model, and other prompts than it draws from the tasks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from shoal.attacks.base import attack, fewer_layers, through_the_right_model
+from shoal.rollout.engine import Completion, Request, TorchEngine
+from shoal.rollout.lease import Lease
+from shoal.rollout.maker import Maker
+from shoal.tasks.source import Task
+
+CANDIDATES = 4
+COOLER = 0.7
+TOP_K = 5
+
+
+@attack
+class SmallModelText(Maker):
+    """A smaller model's text, with states, log-probs and proofs that the right one has for it."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        with fewer_layers(self.policy):
+            drafts = Maker.answer(self, requests)
+        return through_the_right_model(self, requests, [c.tokens for c in drafts], [c.finish == "eos" for c in drafts])
+
+
+@attack
+class BestOfN(Maker):
+    """Of several answers, the longest: chosen, not drawn."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        many = [
+            replace(request, sample=request.sample + candidate * (1 << 20))
+            for request in requests
+            for candidate in range(CANDIDATES)
+        ]
+        answers = groupby(Maker.answer(self, many), key=lambda c: c.index // CANDIDATES)
+        return [replace(max(some, key=lambda c: (sum(c.logprobs), -c.index)), index=index) for index, some in answers]
+
+
+@attack
+class EditedTokens(Maker):
+    """One token of each answer changed afterwards, the rest made consistent with it."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        drafts = Maker.answer(self, requests)
+        texts = []
+        for draft in drafts:
+            place = len(draft.tokens) // 2 if len(draft.tokens) > 1 else 0
+            text = list(draft.tokens)
+            if text[place] not in self.policy.eos_ids:
+                text[place] = next(
+                    t for t in range(3, self.policy.vocab) if t != text[place] and t not in self.policy.eos_ids
+                )
+            texts.append(text)
+        return through_the_right_model(self, requests, texts, [c.finish == "eos" for c in drafts])
+
+
+@attack
+class EarlyEnding(Maker):
+    """Answers cut in half and ended there."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        drafts = Maker.answer(self, requests)
+        end = min(token for token in self.policy.eos_ids if token < self.policy.vocab)
+        texts = [[*draft.tokens[: len(draft.tokens) // 2], end] for draft in drafts]
+        return through_the_right_model(self, requests, texts, [True] * len(texts))
+
+
+class _OtherDraws(Maker):
+    """Tokens of another distribution, with log-probs of the right one."""
+
+    def scaled(self, logits_BV: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        engine = self.engine
+        assert isinstance(engine, TorchEngine)
+        honest = engine.scaled
+        engine.scaled = self.scaled  # type: ignore[method-assign]
+        try:
+            drafts = Maker.answer(self, requests)
+        finally:
+            engine.scaled = honest  # type: ignore[method-assign]
+        return through_the_right_model(self, requests, [c.tokens for c in drafts], [c.finish == "eos" for c in drafts])
+
+
+@attack
+class Temperature(_OtherDraws):
+    """Sampled at 0.7 of the run's temperature."""
+
+    def scaled(self, logits_BV: Tensor) -> Tensor:
+        return logits_BV / (self.config.sampling.temperature * COOLER)
+
+
+@attack
+class TopK(_OtherDraws):
+    """Sampled from the five likeliest tokens."""
+
+    def scaled(self, logits_BV: Tensor) -> Tensor:
+        scaled_BV = logits_BV / self.config.sampling.temperature
+        least_B1 = scaled_BV.topk(min(TOP_K, scaled_BV.shape[1])).values[:, -1:]
+        return torch.where(scaled_BV < least_B1, -1e9, scaled_BV)
+
+
+@attack
+class CherryPickedTasks(Maker):
+    """Of several tasks, the shortest."""
+
+    def draw(self, lease: Lease) -> list[Task]:
+        return [
+            min(
+                (self.tasks.task("train", lease.task_index(group + (n << 16))) for n in range(CANDIDATES)),
+                key=lambda task: (len(task.prompt), task.index),
+            )
+            for group in range(lease.groups)
+        ]
+
+
+@attack
+class ChangedPrompt(Maker):
+    """The right task, asked in other words."""
+
+    def prompt(self, task: Task) -> tuple[int, ...]:
+        ids = Maker.prompt(self, task)
+        return (*ids[:-2], ids[-1]) if len(ids) > 2 else ids * 2

@@ -1,0 +1,25 @@
+"""Which files are computed again: a choice that nobody can foresee, made after the file is in."""
+
+import hashlib
+import hmac
+import os
+from collections import Counter
+
+from shoal.config import AuditConfig
+
+
+class Audits:
+    """Draws files to audit with a secret that never leaves this process; the first files of each node are all drawn."""
+
+    def __init__(self, config: AuditConfig, secret: bytes | None = None) -> None:
+        self._config = config
+        self._secret = secret or os.urandom(32)
+        self._seen: Counter[str] = Counter()
+
+    def drawn(self, node: str, sha256: str) -> bool:
+        """Whether the file of that hash is audited. The hash is the file's own, so it was fixed before the draw."""
+        self._seen[node] += 1
+        if self._config.rate > 0 and self._seen[node] <= self._config.probation:
+            return True
+        digest = hmac.digest(self._secret, sha256.encode(), hashlib.sha256)
+        return int.from_bytes(digest[:8], "big") < self._config.rate * 2**64

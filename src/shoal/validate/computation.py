@@ -1,0 +1,28 @@
+"""The right weights made it: TOPLOC proofs of the final states, against the states of the claimed version."""
+
+from collections.abc import Sequence
+
+from shoal import toploc
+from shoal.config import ThresholdsConfig
+from shoal.rollout.record import Submission
+from shoal.validate.finding import Finding
+from shoal.validate.prefill import Replayed
+
+CHECK = "computation"
+
+
+def check_computation(
+    submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig
+) -> Finding | None:
+    """Every chunk of every answer must have a proof, and every proof must fit."""
+    limits = toploc.Thresholds(
+        exponent_mismatches=thresholds.exponents,
+        mantissa_mean=thresholds.mantissa_mean,
+        mantissa_median=thresholds.mantissa_median,
+    )
+    for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
+        for result in toploc.verify(own.states_TD.bfloat16(), sample.proof):
+            if refusal := toploc.refusal(result, limits):
+                rule = "a proof fits the states of the claimed version"
+                return Finding(CHECK, rule, f"a proof of {len(sample.proof)} bytes", refusal, number)
+    return None

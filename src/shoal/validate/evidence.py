@@ -1,0 +1,155 @@
+"""Evidence: what a rejection rests on, small enough to send and whole enough to judge anew.
+
+A bundle holds the accused sample's group (the whole file where the finding is about all of it), the lease, the run's
+config, the version's root hash, and the finding. `replay_bundle` runs the one check that was not passed; the weights of
+the version, where the check needs them, are hard-linked beside the bundles so that they outlive the run's pruning.
+"""
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.config import RunConfig, check_config
+from shoal.errors import RolloutError, WeightsError
+from shoal.files import read_regular, sha256_file, write_whole
+from shoal.rollout.lease import Lease
+from shoal.rollout.record import Rollout, Submission
+from shoal.validate.finding import Finding
+
+FORMAT = 1
+MAX_FILE = 1 << 20
+COSTLY = ("logprobs", "sampling", "computation", "termination")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A rejection and all it rests on."""
+
+    config: RunConfig
+    finding: Finding
+    sha256: str
+    lease: Lease | None
+    version: int | None
+    root: str
+    first: int
+    """Number in the file of the first sample that is here."""
+    rollouts: list[Rollout]
+    file: bytes | None
+    """The file itself where it could not even be read, if it is small."""
+
+    @property
+    def submission(self) -> Submission:
+        assert self.lease is not None
+        assert self.version is not None
+        return Submission(self.lease, self.version, self.root, self.rollouts)
+
+
+def bundle_of(config: RunConfig, path: Path, lease: Lease | None, submission: Submission | None, finding: Finding) -> Bundle:
+    """What is worth keeping of a rejected file."""
+    sha256 = sha256_file(path)
+    if submission is None:
+        data = None
+        with suppress(OSError):
+            data = read_regular(path, MAX_FILE)
+        return Bundle(config, finding, sha256, lease, None, "", 0, [], data)
+    first, rollouts = 0, submission.rollouts
+    if finding.sample is not None:
+        group = rollouts[finding.sample].group
+        first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
+        rollouts = [sample for sample in rollouts if sample.group == group]
+    return Bundle(
+        config, finding, sha256, submission.lease, submission.version, submission.weights, first, rollouts, None
+    )
+
+
+def write_bundle(bundle: Bundle, target: Path) -> None:
+    tree = {
+        "format": FORMAT,
+        "config": bundle.config.model_dump(mode="json", exclude_none=True),
+        "finding": asdict(bundle.finding),
+        "sha256": bundle.sha256,
+        "lease": asdict(bundle.lease) if bundle.lease else None,
+        "version": bundle.version,
+        "root": bundle.root,
+        "first": bundle.first,
+        "rollouts": [
+            {**asdict(sample), "proof": base64.b64encode(sample.proof).decode()} for sample in bundle.rollouts
+        ],
+        "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
+    }
+    write_whole(target, json.dumps(tree).encode())
+
+
+def read_bundle(path: Path) -> Bundle:
+    """A bundle, or a RolloutError that says what is wrong with it."""
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        if tree["format"] != FORMAT:
+            raise RolloutError(f"{path}: bundle format {tree['format']!r}, this program reads {FORMAT}")
+        names = {field.name for field in fields(Rollout)}
+        rollouts = [
+            Rollout(**{**{name: row[name] for name in names}, "proof": base64.b64decode(row["proof"])})
+            for row in tree["rollouts"]
+        ]
+        return Bundle(
+            config=check_config(tree["config"], str(path)),
+            finding=Finding(**tree["finding"]),
+            sha256=str(tree["sha256"]),
+            lease=Lease.from_json(json.dumps(tree["lease"])) if tree["lease"] else None,
+            version=tree["version"],
+            root=str(tree["root"]),
+            first=int(tree["first"]),
+            rollouts=rollouts,
+            file=base64.b64decode(tree["file"]) if tree["file"] else None,
+        )
+    except OSError as error:
+        raise RolloutError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RolloutError(f"{path}: not an evidence bundle ({error})") from error
+
+
+def keep_version(folder: Path, weights: Path, root: str) -> None:
+    """Links a version's files into the evidence folder, where they stay when the run prunes its own."""
+    target = folder / "versions" / root[:16]
+    if target.exists():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    for file in weights.iterdir():
+        with suppress(FileExistsError):
+            try:
+                os.link(file, target / file.name)
+            except OSError:
+                shutil.copy2(file, target / file.name)
+
+
+def same(bundle: Bundle, again: Finding | None) -> bool:
+    """Whether a check run anew says what the bundle says: the same rule broken at the same place."""
+    if again is None:
+        return False
+    moved = replace(again, sample=None if again.sample is None else again.sample + bundle.first)
+    return (moved.check, moved.sample) == (bundle.finding.check, bundle.finding.sample)
+
+
+def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Finding | None:
+    """The finding of a check on the bundle's samples, numbered as in the file."""
+    again = check(bundle.submission)
+    if again is None or again.sample is None:
+        return again
+    return replace(again, sample=again.sample + bundle.first)
+
+
+def find_version(bundle: Bundle, folder: Path) -> Path:
+    """The directory with the accused version's files, beside the bundle or in its run."""
+    for candidate in (folder / "versions" / bundle.root[:16], folder.parent / "weights" / f"v{bundle.version:06d}"):
+        if (candidate / "manifest.json").is_file():
+            return candidate
+    raise WeightsError(
+        f"version {bundle.version} (root {bundle.root[:12]}) is not here any more: without its weights the finding of "
+        f"{bundle.finding.check} cannot be computed again"
+    )

@@ -1,0 +1,64 @@
+"""What a check says of a submission that does not pass it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+Value = float | int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken rule: which check, where, what was claimed, what was found instead, and the rule itself."""
+
+    check: str
+    rule: str
+    claimed: Value
+    found: Value
+    sample: int | None = None
+    """Number of the sample in the file; None where it is the file as a whole."""
+
+    def __str__(self) -> str:
+        where = "" if self.sample is None else f" sample {self.sample}:"
+        return f"{self.check}:{where} claimed {self.claimed}, found {self.found}; {self.rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one file, bound to its bytes."""
+
+    accept: bool
+    sha256: str
+    audited: bool
+    """Whether the costly checks ran as well."""
+    finding: Finding | None = None
+    evidence: str = ""
+    """Where a rejected file's bundle lies, relative to the run."""
+
+    @property
+    def reason(self) -> str:
+        return str(self.finding) if self.finding else ""
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "reason": self.reason}, default=str)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """A verdict out of its JSON; ValueError for anything else."""
+        tree: Any = json.loads(text)
+        try:
+            tree.pop("reason", None)
+            finding = tree.pop("finding")
+            verdict = cls(**tree, finding=Finding(**finding) if finding is not None else None)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a verdict: {error}") from error
+        if type(verdict.accept) is not bool or not isinstance(verdict.sha256, str):
+            raise ValueError("not a verdict: a field has the wrong type")
+        return verdict
+
+
+def shown(values: Sequence[object], most: int = 8) -> str:
+    """A list in a message, cut where it gets long."""
+    text = ", ".join(str(value) for value in values[:most])
+    return f"[{text}{', ...' if len(values) > most else ''}]"

@@ -1,0 +1,107 @@
+"""Answers computed again in one forward pass: states, log-probs and, from the lease's noise, what should have been
+drawn. This costs a fraction of generating them, because all tokens of a file go through the model side by side.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shoal.models.load import Policy
+from shoal.rollout.record import Rollout
+from shoal.rollout.sampling import NoiseStream, Words, shortfalls
+from shoal.train.batch import Group, pack
+
+Floats = npt.NDArray[np.float64]
+# Logits that exist at a time: 16 MB of them.
+MAX_LOGITS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One answer as the claimed version computes it, an entry a token."""
+
+    states_TD: Tensor
+    """State t is the one token t was drawn from."""
+    logprobs_T: Floats
+    shortfalls_T: Floats | None
+    """How far each token lies below the best one under the lease's noise; None without noise to redraw."""
+    entropies_T: Floats
+    """Expected -log p of a token, and its variance."""
+    variances_T: Floats
+    ends_T: Floats
+    """Probability of the end tokens."""
+
+
+@torch.inference_mode()
+def replay(
+    policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, temperature: float, budget: int
+) -> list[Replayed]:
+    """Replays answers in rows of up to `budget` tokens.
+
+    `keys` holds each one's lease seed and number under it, which fix its noise; None where sampling is free. Samples
+    that share a prompt and stand side by side share its computation.
+    """
+    at = {id(sample): number for number, sample in enumerate(samples)}
+    found: dict[int, Replayed] = {}
+    for batch in pack(list(_groups(samples)), budget):
+        hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
+        states_AD = hidden_TD.index_select(0, batch.source_A)
+        numbers = [at[id(sample)] for sample in batch.rollouts]
+        bits = None
+        if keys is not None:
+            bits = _noise([(*keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
+        columns = _columns(policy, states_AD, batch.target_A, bits, temperature)
+        ends = np.cumsum([0, *(len(sample.completion) for sample in batch.rollouts)])
+        for number, (begin, end) in zip(numbers, pairwise(ends.tolist()), strict=True):
+            logp, below, entropy, variance, ending = (column[begin:end] for column in columns)
+            found[number] = Replayed(
+                states_AD[begin:end], logp, below if bits is not None else None, entropy, variance, ending
+            )
+    return [found[number] for number in range(len(samples))]
+
+
+def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
+    for prompt, same in groupby(samples, key=lambda sample: tuple(sample.prompt)):
+        answers = list(same)
+        yield Group(list(prompt), answers, [0.0] * len(answers), 0)
+
+
+def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
+    """The noise of every token, answer after answer."""
+    for seed, number, length in keys:
+        stream = NoiseStream(seed, number, vocab)
+        for _ in range(length):
+            yield stream.next()
+
+
+def _columns(
+    policy: Policy, states_AD: Tensor, tokens_A: Tensor, bits: Iterator[Words] | None, temperature: float
+) -> list[Floats]:
+    """Log-probs, shortfalls, entropies, variances and end probabilities of all tokens, a few rows of logits at a time.
+
+    Entropies and what goes with them are needed, and computed, only without noise to redraw.
+    """
+    rows = max(1, MAX_LOGITS // policy.vocab)
+    ends = [token for token in policy.eos_ids if token < policy.vocab]
+    parts: list[list[Floats]] = []
+    for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
+        scaled_RV = policy.head(states_RD).float() / temperature
+        norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
+        logp_R = (scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy()
+        nothing_R = np.zeros(len(tokens_R))
+        if bits is not None:
+            below_R = shortfalls(scaled_RV, [next(bits) for _ in range(len(tokens_R))], tokens_R)
+            parts.append([logp_R, below_R, nothing_R, nothing_R, nothing_R])
+            continue
+        logp_RV = (scaled_RV - norm_R1).double()
+        p_RV = logp_RV.exp()
+        entropy_R = -(p_RV * logp_RV).sum(1)
+        variance_R = (p_RV * logp_RV.square()).sum(1) - entropy_R.square()
+        ending_R = p_RV[:, ends].sum(1)
+        parts.append([logp_R, nothing_R, entropy_R.numpy(), variance_R.numpy(), ending_R.numpy()])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

@@ -1,0 +1,28 @@
+"""Tasks redrawn: which ones a submission answers, in what words, follows from its lease alone."""
+
+from collections.abc import Callable
+
+from shoal.rollout.record import Submission
+from shoal.tasks.source import TaskSource
+from shoal.validate.finding import Finding, shown
+
+CHECK = "tasks"
+
+
+def check_tasks(submission: Submission, tasks: TaskSource, encode: Callable[[str], list[int]]) -> Finding | None:
+    """Every group must answer the task that its lease draws, in the tokens that its prompt has."""
+    where = 0
+    for group in submission.groups():
+        first = group[0]
+        task = tasks.task("train", submission.lease.task_index(first.group))
+        if (first.source, first.task) != (task.source, task.index):
+            rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
+            claimed, drawn = f"{first.source} task {first.task}", f"{task.source} task {task.index}"
+            return Finding(CHECK, rule, claimed, drawn, where)
+        prompt = encode(task.prompt)
+        for number, sample in enumerate(group, where):
+            if sample.prompt != prompt:
+                rule = f"the prompt of {task.source} task {task.index} is as the task words it"
+                return Finding(CHECK, rule, shown(sample.prompt), shown(prompt), number)
+        where += len(group)
+    return None

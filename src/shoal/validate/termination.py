@@ -1,0 +1,28 @@
+"""Where an answer ends: in its only end token, or at the length limit without one."""
+
+from shoal.rollout.record import Rollout, Submission
+from shoal.validate.finding import Finding
+
+CHECK = "termination"
+
+
+def check_termination(submission: Submission, eos_ids: frozenset[int], max_new_tokens: int) -> Finding | None:
+    """Holds for every way of sampling; that the end token was drawn fairly is another check's concern."""
+    for number, sample in enumerate(submission.rollouts):
+        if finding := _check(number, sample, eos_ids, max_new_tokens):
+            return finding
+    return None
+
+
+def _check(number: int, sample: Rollout, eos_ids: frozenset[int], most: int) -> Finding | None:
+    ends = [place for place, token in enumerate(sample.completion) if token in eos_ids]
+    length = len(sample.completion)
+    if ends and ends[0] != length - 1:
+        rule = "nothing follows an end token"
+        return Finding(CHECK, rule, f"{length} tokens", f"an end token at {ends[0]}", number)
+    if sample.finish == "eos" and not ends:
+        return Finding(CHECK, "an answer that ended has an end token", "finish eos", "no end token", number)
+    if sample.finish == "length" and (ends or length != most):
+        rule = f"an answer is cut off at {most} tokens and not before"
+        return Finding(CHECK, rule, "finish length", f"{length} tokens{', ended' if ends else ''}", number)
+    return None
