@@ -165,9 +165,7 @@ def test_a_published_directory_can_be_read_by_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
-def test_what_is_written_follows_the_umask_whoever_wrote_it(
-    tmp_path: Path, umask: int, file: int, folder: int
-) -> None:
+def test_what_is_written_follows_the_umask_whoever_wrote_it(tmp_path: Path, umask: int, file: int, folder: int) -> None:
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "file", b"data")

@@ -172,23 +172,38 @@ def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
     prefilled(run, make_worker(run))
     monkeypatch.setattr("shoal.train.trainer.load", load_poisoned)
-    with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* lower train\.lr \(0\.001\)"):
+    with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* --set train\.lr=0\.0001 --out NEWDIR"):
         start_trainer(run)
     assert [entry["skipped"] for entry in steps_of(run)] == [True, True]
     assert "step 0 was skipped" in notes(run)
     assert "(1 in a row, the run stops at 2)" in notes(run)
 
 
-def test_bad_steps_are_counted_across_a_restart(
+def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at_once(
     tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
+    config = make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2})
+    run = make_run(tmp_path / "run", config)
     prefilled(run, make_worker(run))
     monkeypatch.setattr("shoal.train.trainer.load", load_poisoned)
     with pytest.raises(DivergedError, match="up to step 1 "):
         start_trainer(run)
-    with pytest.raises(DivergedError, match="3 steps in a row up to step 2 "):
+    with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* this run ends here"):
         start_trainer(run)
+    assert len(steps_of(run)) == 2
+
+
+def test_a_learning_rate_that_is_far_too_high_never_publishes_weights_that_are_not_finite(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    changes = {"lr": 3e37, "max_bad_steps": 2, "weight_decay": 1.0}
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train=changes))
+    prefilled(run, make_worker(run))
+    with pytest.raises(DivergedError, match="2 steps in a row"):
+        start_trainer(run)
+    for number in run.channel().numbers():
+        weights = read_weights(run.path / "weights" / f"v{number:06d}", "float32")
+        assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
 def test_a_trainer_without_workers_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:

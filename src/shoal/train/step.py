@@ -1,7 +1,8 @@
 """One training step as a function: a policy, its optimizer and a batch of groups in, changed weights and numbers out.
 
 Every token of an optimizer batch weighs the same, however its samples were packed. A gradient that is not finite
-changes nothing: that optimizer step is left out and counted.
+changes no weight, and weights that would not be finite, or give log-probs that are not, are taken back: that optimizer
+step is left out and counted.
 """
 
 from collections.abc import Sequence
@@ -91,7 +92,8 @@ def train_step(
         update = step * train.optimizer_steps + number + 1
         for group in optimizer.param_groups:
             group["lr"] = train.lr * min(1.0, update / max(1, train.warmup_steps))
-        _optimizer_step(policy, optimizer, batch, now[number], base[number], config, step, result)
+        probe = pack(dealt[number][:1], train.token_budget)[0]
+        _optimizer_step(policy, optimizer, batch, now[number], base[number], probe, config, step, result)
     return result
 
 
@@ -101,6 +103,7 @@ def _optimizer_step(
     batch: Sequence[MicroBatch],
     now: Sequence[Tensor | None],
     base: Sequence[Tensor | None],
+    probe: MicroBatch,
     config: RunConfig,
     step: int,
     result: StepResult,
@@ -123,9 +126,25 @@ def _optimizer_step(
         result.skipped += 1
         optimizer.zero_grad(set_to_none=True)
         return
+    before = [p.detach().clone() for p in parameters]
     optimizer.step()
+    if not _is_sound(policy, parameters, probe, config.sampling.temperature):
+        # The moments stay: they hold a gradient, which was finite.
+        with torch.no_grad():
+            for parameter, old in zip(parameters, before, strict=True):
+                parameter.copy_(old)
+        result.skipped += 1
+        return
     result.losses.append(loss)
     result.grad_norms.append(norm)
+
+
+@torch.no_grad()
+def _is_sound(policy: Policy, parameters: Sequence[Tensor], probe: MicroBatch, temperature: float) -> bool:
+    """Whether weights are finite, and the log-probs that they give to one group."""
+    return all(bool(p.isfinite().all()) for p in parameters) and bool(
+        logprobs(policy, probe, temperature)[0].isfinite().all()
+    )
 
 
 def _count(

@@ -7,7 +7,6 @@ Versions that no checkpoint backs are retracted on resume, and what was generate
 """
 
 import copy
-import shutil
 import time
 from dataclasses import dataclass, field
 
@@ -68,6 +67,7 @@ class Trainer:
             self.metrics.write("note", text=text)
         if progress is not None:
             self.progress = progress
+            self._refuse_if_diverged()
             self.metrics.write("note", text=f"going on with step {progress.version}")
         if lost := self.channel.retract(self.progress.version):
             self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
@@ -175,21 +175,25 @@ class Trainer:
         if bad:
             self.metrics.write(
                 "note",
-                text=f"step {step} was skipped: its loss or gradient was not finite "
+                text=f"step {step} was skipped: its loss, gradient or weights were not finite "
                 f"({bad} in a row, the run stops at {most})",
             )
-        if bad >= most:
+        self._refuse_if_diverged()
+
+    def _refuse_if_diverged(self) -> None:
+        bad, train = self.progress.bad_steps, self.config.train
+        if bad >= train.max_bad_steps:
             raise DivergedError(
-                f"trainer: {bad} steps in a row up to step {step} had a loss or gradient that is not finite; "
-                f"lower train.lr ({self.config.train.lr}) or train.grad_clip ({self.config.train.grad_clip}), "
-                "or look for NaN in the base model"
+                f"trainer: {bad} steps in a row up to step {self.progress.version - 1} had a loss, gradient or weights "
+                f"that are not finite; this run ends here. Start another one with a lower train.lr (now {train.lr}) or "
+                f"train.grad_clip (now {train.grad_clip}): shoal run CONFIG --set train.lr={train.lr / 10:g} "
+                "--out NEWDIR; if that diverges too, look for NaN in the base model"
             )
 
     def _export(self) -> None:
         """The trained policy as an ordinary model directory."""
         target = self.run_dir.path / "model"
-        shutil.rmtree(target, ignore_errors=True)  # of a run that was shorter before
-        with whole_directory(target, durable=True) as staging:
+        with whole_directory(target, durable=True, replace=True) as staging:  # a shorter run may have left one
             self.policy.model.save_pretrained(staging)
             self.policy.tokenizer.save_pretrained(staging)
 
