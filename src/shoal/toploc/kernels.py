@@ -75,10 +75,19 @@ def _high_half(builder, a, b):
 
 
 def _minus(builder, a, b):
-    """a - b modulo the prime; b may be the prime itself."""
-    difference = builder.sub(a, b)
-    borrowed = builder.add(difference, _constant(a.type, PRIME))
-    return builder.select(builder.icmp_unsigned("<", a, b), borrowed, difference)
+    """a - b modulo the prime; b may be the prime itself.
+
+    The borrow is asked for by name: a comparison of two high halves LLVM would widen to 32 bits, at twice the time.
+    """
+    vector = isinstance(a.type, ir.VectorType)
+    kind, name = (ir.VectorType(_I1, LANES), f"v{LANES}i16") if vector else (_I1, "i16")
+    result = ir.LiteralStructType([a.type, kind])
+    subtract = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(result, [a.type, a.type]), f"llvm.usub.with.overflow.{name}"
+    )
+    both = builder.call(subtract, [a, b])
+    difference, borrowed = builder.extract_value(both, 0), builder.extract_value(both, 1)
+    return builder.select(borrowed, builder.add(difference, _constant(a.type, PRIME)), difference)
 
 
 def _times(builder, a, b):
@@ -133,6 +142,18 @@ def horner(typing, values, x, start, negated):  # noqa: ARG001
         builder.store(_minus(builder, product, _everywhere(builder, _VECTOR, args[3])), values, align=2)
 
     return types.void(values, x, types.intp, types.uint16), codegen
+
+
+@intrinsic
+def join(typing, values, odd, x, start):  # noqa: ARG001
+    """values = odd * x - values, in the vector from `start`."""
+
+    def codegen(context, builder, signature, args):
+        values, odd, x = (_pointer(context, builder, signature.args[i], args[i], args[3], _VECTOR) for i in range(3))
+        product = _times(builder, builder.load(odd, align=2), builder.load(x, align=2))
+        builder.store(_minus(builder, product, builder.load(values, align=2)), values, align=2)
+
+    return types.void(values, odd, x, types.intp), codegen
 
 
 def _magnitudes(context, builder, signature, args):
@@ -208,8 +229,20 @@ def _safe_bound(bits, start, count, k):
 
 
 @numba.njit
-def _kth(bits, start, found, n, k, tally):
-    """The k-th largest magnitude among the n found, and how many are larger."""
+def _kth(bits, start, found, n, k, bound, tally):
+    """The k-th largest magnitude among the n found, all of at least `bound`, and how many are larger."""
+    # A good bound is just below: counting up from it, all further ones in the last place, ends soon.
+    tally[:] = 0
+    for i in range(n):
+        tally[min(np.int64(bits[start + found[i]] & MAGNITUDE) - bound, 255)] += 1
+    below = 0
+    step = 0
+    while step < 255 and below + tally[step] <= n - k:
+        below += tally[step]
+        step += 1
+    if step < 255:
+        return bound + step, n - below - tally[step]
+    # Else by exponent, then by mantissa.
     tally[:] = 0
     for i in range(n):
         tally[(bits[start + found[i]] & MAGNITUDE) >> 7] += 1
@@ -237,23 +270,21 @@ def _top(bits, start, count, k, seed, found, tally):
     Of equal values at the last rank those of lowest position are taken. `seed` is a guess of the k-th magnitude: a good
     one makes it one pass, a bad one costs a second.
     """
-    n = 0
-    if seed > 0:
-        n = _collect(bits, start, count, np.uint16(seed), found)
+    bound = max(seed, 0)
+    n = _collect(bits, start, count, np.uint16(bound), found) if seed > 0 else 0
     if n < k:
-        n = _collect(bits, start, count, np.uint16(_safe_bound(bits, start, count, k)), found)
-    last, above = _kth(bits, start, found, n, k, tally)
+        bound = _safe_bound(bits, start, count, k)
+        n = _collect(bits, start, count, np.uint16(bound), found)
+    last, above = _kth(bits, start, found, n, k, bound, tally)
     ties = k - above
     taken = 0
-    for i in range(n):
+    for i in range(n):  # no branches: which way they would go cannot be predicted
         position = found[i]
         magnitude = np.int64(bits[start + position] & MAGNITUDE)
+        tie = magnitude == last
         found[taken] = position
-        if magnitude > last:
-            taken += 1
-        elif magnitude == last and ties > 0:
-            ties -= 1
-            taken += 1
+        taken += (magnitude > last) | (tie & (ties > 0))
+        ties -= tie
     return last
 
 
@@ -377,6 +408,7 @@ def _read(proofs, at, n, count, coefficients):
     modulus = np.int64(proofs[at]) << 8 | np.int64(proofs[at + 1])
     degree = 0
     status = OK
+    coefficients[n] = 0
     for i in range(n):
         coefficient = np.int64(proofs[at + 2 + 2 * i]) << 8 | np.int64(proofs[at + 3 + 2 * i])
         coefficients[i] = coefficient
@@ -390,13 +422,18 @@ def _read(proofs, at, n, count, coefficients):
 
 
 @numba.njit
-def _evaluate(coefficients, x, n, values):
-    """The polynomial's values at all points at once."""
-    values[:] = coefficients[n - 1]
-    for i in range(n - 2, -1, -1):
-        negated = np.uint16(PRIME - coefficients[i])
+def _evaluate(coefficients, x, n, squares, odd, values):
+    """The polynomial's values at all points at once: even and odd powers apart, so that neither waits for the other."""
+    values[:] = 0
+    odd[:] = 0
+    for i in range(n):
+        squares[i] = times(x[i], x[i])
+    for i in range((n - 1) // 2 * 2, -1, -2):
         for first in range(0, n, LANES):
-            horner(values, x, first, negated)
+            horner(values, squares, first, coefficients[i])
+            horner(odd, squares, first, np.uint16(PRIME - coefficients[i + 1]))
+    for first in range(0, n, LANES):
+        join(values, odd, x, first)
 
 
 @numba.njit
@@ -484,8 +521,10 @@ def verify(bits, hidden, per_chunk, k, proofs, counts, errors):
     tally = np.empty(256, np.int32)
     seen = np.zeros(_RADIX, np.uint8)
     x = np.zeros(most + LANES, np.uint16)
+    squares = np.zeros(most + LANES, np.uint16)
+    odd = np.zeros(most + LANES, np.uint16)
     values = np.zeros(most + LANES, np.uint16)
-    coefficients = np.zeros(most, np.uint16)
+    coefficients = np.zeros(most + 1, np.uint16)
     table = np.empty(size, np.int64)
     slots = np.empty(most, np.int64)
     repeats = np.empty(size, np.int32)
@@ -509,7 +548,7 @@ def verify(bits, hidden, per_chunk, k, proofs, counts, errors):
         if count > modulus:
             counts[chunk, 3] = _collisions(found, n, modulus, seen)
         _residues(found, n, modulus, x)
-        _evaluate(coefficients, x, n, values)
+        _evaluate(coefficients, x, n, squares, odd, values)
         counts[chunk, 4], counts[chunk, 5], errors[chunk, 0], errors[chunk, 1] = _compare(
             bits, start, found, n, values, tally
         )
