@@ -10,7 +10,7 @@ from rich.console import Console
 from shoal.watch.history import History, one_line, seconds_per_step
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.panels import clock, sparkline
-from shoal.watch.view import LiveView
+from shoal.watch.view import LiveView, Plan, plan
 
 from .conftest import STEPS, put_status, step_values
 
@@ -103,6 +103,49 @@ def test_the_page_shows_progress_numbers_curves_roles_and_notes(run_dir: Path, w
     ):
         assert part in page
     assert len(page.splitlines()) <= height
+
+
+def page_of(run_dir: Path, width: int, height: int, notes: int = 3) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    with LiveView(run_dir, 60, console) as view:
+        for number in range(notes):
+            view.note(f"note {number} " + "that is long " * 20)
+    page = "╭" + out.getvalue().rpartition("╭")[2]
+    return [line for line in page.splitlines() if line[0] in "╭│╰"]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4, 40])
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (80, 24), (40, 10), (60, 6), (100, 24), (200, 60)])
+def test_a_page_fits_its_terminal_and_wraps_nothing(run_dir: Path, width: int, height: int, workers: int) -> None:
+    put_status(
+        run_dir, "trainer", state="waiting", doing="rollouts of step 40: 20 of 32 groups with signal", on="worker"
+    )
+    for worker in range(workers):
+        put_status(run_dir, f"worker-{worker}", doing="step 40 submission 3 with version 39 " * 3)
+    page = page_of(run_dir, width, height)
+    assert len(page) < height
+    assert page[0].startswith("╭")
+    assert page[-1].startswith("╰"), "nothing is cut off"
+    assert {len(line) for line in page} == {width}
+    text = "\n".join(page)
+    assert "step 40/60" in text
+    if height >= 10:
+        assert [line for line in page if line.startswith("│ trainer ")], "who does what is on every page"
+        assert "reward" in text
+    starts = [line[2:].split()[0] for line in page[1:-1] if line[2:].strip() and not line.startswith("│ ──")]
+    heads = {"step", "reward", "solve", "held-out", "length", "entropy", "gradient", "clip", "KL", "drift"}
+    heads |= {"staleness", "trained", "all", "role", "trainer", *(f"worker-{n}" for n in range(workers))}
+    assert [start for start in starts if start not in heads and not re.fullmatch(r"\d\d:\d\d:\d\d", start)] == []
+
+
+def test_a_small_page_keeps_what_is_missed_most() -> None:
+    assert plan(100, numbers=4, roles=3, notes=3) == Plan(True, 4, 2, 3, 3)
+    assert plan(16, numbers=6, roles=3, notes=3) == Plan(False, 6, 2, 3, 3)
+    assert plan(11, numbers=12, roles=3, notes=3) == Plan(False, 3, 2, 3, 1)
+    assert plan(6, numbers=12, roles=3, notes=3) == Plan(False, 1, 0, 3, 0)
+    assert plan(3, numbers=12, roles=30, notes=3) == Plan(False, 0, 0, 1, 0)
+    assert plan(0, numbers=12, roles=30, notes=3) == Plan(False, 0, 0, 0, 0)
 
 
 def test_a_page_of_a_run_that_has_not_begun_is_drawn(tmp_path: Path) -> None:

@@ -12,7 +12,11 @@ from shoal.watch.status import RoleStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 NONE = "–"
-THREE_ACROSS = 96
+# Columns that the numbers take side by side, and the roles with all their columns.
+THREE_ACROSS, TWO_ACROSS = 104, 72
+ALL_COLUMNS = 72
+NUMBERS = 12
+DOING = 2
 STATE_STYLES = {
     "starting": "dim",
     "working": "green",
@@ -61,8 +65,8 @@ def held_out(history: History) -> str:
     return f"{figure(base, 'pass_at_1')} → {figure(latest, 'pass_at_1')}"
 
 
-def numbers(history: History, width: int) -> Table:
-    """The numbers of the latest step and evaluation, three to a row, or two where there is little room."""
+def numbers(history: History, width: int, rows: int | None = None) -> Table:
+    """The numbers of the latest step and evaluation, up to three to a row; the first rows if not all have room."""
     step = history.last_step
     cells = [
         ("reward", figure(step, "reward")),
@@ -82,42 +86,64 @@ def numbers(history: History, width: int) -> Table:
         ),
     ]
     table = Table.grid(padding=(0, 2, 0, 0))
-    across = 3 if width >= THREE_ACROSS else 2
-    for row in range(0, len(cells), across):
-        pairs = cells[row : row + across]
-        table.add_row(*(Text(part, style) for pair in pairs for part, style in zip(pair, ("dim", "bold"), strict=True)))
+    across = numbers_across(width)
+    for row in range(0, len(cells), across)[:rows]:
+        pairs = [(Text(name, "dim"), Text(value, "bold")) for name, value in cells[row : row + across]]
+        table.add_row(*(_on_one_line(part) for pair in pairs for part in pair))
     return table
 
 
-def curves(history: History, width: int) -> Table:
+def numbers_across(width: int) -> int:
+    return 3 if width >= THREE_ACROSS else 2 if width >= TWO_ACROSS else 1
+
+
+def _on_one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def curves(history: History, width: int, rows: int = 2) -> Table:
     """Reward and held-out pass@1 as sparklines with their first and last values."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for label, values, style in (
         ("reward", history.rewards(), "cyan"),
         ("held-out pass@1", history.passes(), "green"),
-    ):
+    )[:rows]:
         ends = f"{values[0]:.3f} → {values[-1]:.3f}" if values else NONE
-        table.add_row(Text(label, "dim"), Text(sparkline(values, width), style), Text(ends))
+        table.add_row(Text(label, "dim"), Text(sparkline(values, width), style, no_wrap=True), Text(ends, no_wrap=True))
     return table
 
 
-def roles(statuses: Sequence[RoleStatus], history: History) -> Table:
-    """One row a role: what it does, whom it waits on, how fast it was and how much it waited when it last said so."""
+def roles(statuses: Sequence[RoleStatus], history: History, width: int | None = None) -> Table:
+    """A row a role: what it does, whom it waits on, how fast it was and how much it waited when it last said so.
+
+    With a width each role has one line, and where there is little room the figures are left out.
+    """
+    rows = [_role(status, history) for status in statuses]
+    heads = [Text(head) for head in ("role", "state", "doing", "waits on", "tokens/s", "waiting")]
+    if width is not None:
+        if width < ALL_COLUMNS:
+            heads, rows = heads[:4], [row[:4] for row in rows]
+        others = [[row[column] for row in (heads, *rows)] for column in range(len(heads)) if column != DOING]
+        room = width - sum(max(cell.cell_len for cell in column) + 2 for column in others) - 2
+        for row in rows:
+            row[DOING].truncate(max(room, 1), overflow="ellipsis")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("role", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("doing", ratio=1)
-    table.add_column("waits on")
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("waiting", justify="right", no_wrap=True)
-    for status in statuses:
-        entry = history.last_step if status.role == "trainer" else history.submissions.get(status.role, {})
-        table.add_row(
-            Text(one_line(status.role)),
-            Text(status.state, STATE_STYLES[status.state]),
-            Text(one_line(status.doing)),
-            Text(one_line(status.on)),
-            Text(figure(entry, "tokens_per_s", ",.0f")),
-            Text(figure(entry, "wait_share", ".0%")),
-        )
+    for column, head in enumerate(heads):
+        wraps = width is None and head.plain in ("doing", "waits on")
+        table.add_column(head, no_wrap=not wraps, justify="right" if column > 3 else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _role(status: RoleStatus, history: History) -> list[Text]:
+    entry = history.last_step if status.role == "trainer" else history.submissions.get(status.role, {})
+    return [
+        Text(one_line(status.role)),
+        Text(status.state, STATE_STYLES[status.state]),
+        Text(one_line(status.doing)),
+        Text(one_line(status.on)),
+        Text(figure(entry, "tokens_per_s", ",.0f")),
+        Text(figure(entry, "wait_share", ".0%")),
+    ]

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,28 @@ from shoal.watch.status import RoleStatus, read_status, waits
 
 NOTES_SHOWN = 3
 QUIET_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many rows of each part a page has."""
+
+    rules: bool
+    numbers: int
+    curves: int
+    roles: int
+    notes: int
+
+
+def plan(room: int, *, numbers: int, roles: int, notes: int) -> Plan:
+    """What of a page fits into so many rows: the rules go first, then what a reader misses least."""
+    rows = {"rules": 3 + (notes > 0), "numbers": numbers, "curves": 2, "roles": roles, "notes": notes}
+    shrink = ("rules", 0), ("numbers", 3), ("notes", 1), ("curves", 0), ("numbers", 1), ("notes", 0), ("roles", 1)
+    for name, least in (*shrink, ("numbers", 0), ("roles", 0)):
+        over = 1 + sum(rows.values()) + (rows["roles"] > 0) - room  # a row for progress, and one for the roles' heads
+        if over > 0:
+            rows[name] = least if name == "rules" else max(min(rows[name], least), rows[name] - over)
+    return Plan(rows["rules"] > 0, rows["numbers"], rows["curves"], rows["roles"], rows["notes"])
 
 
 class LiveView:
@@ -89,20 +112,23 @@ class LiveView:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
     def _page(self, statuses: list[RoleStatus], now: float) -> RenderableType:
-        parts: list[RenderableType] = [
-            self._header(now),
-            Rule(style="dim"),
-            panels.numbers(self._history, self._console.width - 4),
-            Rule(style="dim"),
-            panels.curves(self._history, width=max(10, self._console.width - 50)),
-            Rule(style="dim"),
-            panels.roles(statuses, self._history),
+        width, height = self._console.size
+        width -= 4
+        rows = -(-panels.NUMBERS // panels.numbers_across(width))
+        fits = plan(height - 3, numbers=rows, roles=len(statuses), notes=len(self._notes))
+        notes = list(self._notes)[len(self._notes) - fits.notes :]
+        sections: list[list[RenderableType]] = [
+            [self._header(now)],
+            [panels.numbers(self._history, width, fits.numbers)] if fits.numbers else [],
+            [panels.curves(self._history, max(10, width - 46), fits.curves)] if fits.curves else [],
+            [panels.roles(statuses[: fits.roles], self._history, width)] if fits.roles else [],
+            [Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in notes],
         ]
-        if self._notes:
-            parts += [
-                Rule(style="dim"),
-                *(Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in self._notes),
-            ]
+        parts: list[RenderableType] = []
+        for section in sections:
+            if section and parts and fits.rules:
+                parts.append(Rule(style="dim"))
+            parts += section
         return Panel(Group(*parts), title=Text(self._history.name, "bold"), border_style="cyan", padding=(0, 1))
 
     def _header(self, now: float) -> Table:
