@@ -67,7 +67,8 @@ def run_swarm(run: RunDir, console: Console) -> None:
     plot_run(run.path, run.path / "curves.png")
     print_summary(summarise(run.path), console)
     console.print(
-        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}"
+        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
+        soft_wrap=True,
     )
 
 
