@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config, to_toml
-from shoal.errors import ConfigError, ModelError
-from shoal.files import STAGING
+from shoal.errors import ConfigError, ModelError, StorageError
+from shoal.files import STAGING, locked
 from shoal.models.load import WEIGHTS, load
 from shoal.rollout.record import Limits, write_rollouts
-from shoal.rundir import RUN_FILE, limits_of, locate_run, open_run, prepare_run
+from shoal.rundir import RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
 
 from .conftest import make_submission
 
@@ -188,3 +189,53 @@ def test_a_run_that_does_not_say_when_it_was_made_goes_on(tmp_path: Path, tiny_d
     run = prepare_run(config, tmp_path / "run", console())
     (run.path / RUN_FILE).write_text(json.dumps({"config": config.model_dump(mode="json")}))
     assert prepare_run(config, run.path, console()) == run
+
+
+def test_a_bad_base_model_leaves_no_run_behind_and_does_not_stick(tmp_path: Path, tiny_dir: Path) -> None:
+    mine = shutil.copytree(tiny_dir, tmp_path / "mine")
+    good = (mine / WEIGHTS).read_bytes()
+    (mine / WEIGHTS).write_bytes(b"broken")
+    (tmp_path / "run.toml").write_text(to_toml(make_config(mine)))
+    with pytest.raises(ModelError, match=rf"model {mine}: cannot be loaded"):
+        locate_run(tmp_path / "run.toml", [], tmp_path / "run", console())
+    assert not (tmp_path / "run").exists()
+    (mine / WEIGHTS).write_bytes(good)
+    run = locate_run(tmp_path / "run.toml", [], tmp_path / "run", console())
+    assert load(run.base_model)
+
+
+def test_a_damaged_base_model_is_copied_again_while_nothing_is_trained(tmp_path: Path, config: RunConfig) -> None:
+    run = prepare_run(config, tmp_path / "run", console())
+    (run.base_model / WEIGHTS).write_bytes(b"broken")
+    prepare_run(config, tmp_path / "run", console())
+    assert load(run.base_model)
+
+
+def test_a_directory_that_another_process_prepares_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with locked(path / "lock", ""), pytest.raises(StorageError, match="taken"), claimed(path, "taken"):
+        pass
+    assert path.is_dir()
+
+
+def test_a_run_that_cannot_have_its_directory_is_told_why(tmp_path: Path, config: RunConfig) -> None:
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match=r"file is no directory; remove it or give another place"):
+        locate_run(tmp_path / "run.toml", [], tmp_path / "file", console())
+    with pytest.raises(StorageError, match="File name too long; give a shorter one"):
+        locate_run(tmp_path / "run.toml", [], tmp_path / ("a" * 300), console())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_role_whose_run_was_removed_says_so(tmp_path: Path, config: RunConfig) -> None:
+    run = prepare_run(config, tmp_path / "run", console())
+
+    def work() -> None:
+        with run.role("trainer"):
+            shutil.rmtree(run.path)
+            raise FileNotFoundError("checkpoints")
+
+    with pytest.raises(StorageError, match=r"run .*: its directory was removed while it ran"):
+        work()
+    assert not run.path.exists()

