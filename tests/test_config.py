@@ -75,7 +75,10 @@ def test_a_typo_is_named_with_its_value_and_the_nearest_right_key(tree: dict[str
         ({"train": {"group_size": 8}}, "did you mean sampling.group_size?"),
         ({"loss": {"eps": 0.1}}, "did you mean train.loss?"),
         ({"model": {"options": {}}}, "did you mean tasks.options?"),
-        ({"sampling": {"threads": 1}}, "did you mean train.threads or workers.threads or audit.threads?"),
+        (
+            {"sampling": {"threads": 1}},
+            "did you mean train.threads or workers.threads or audit.threads or eval.threads?",
+        ),
     ],
 )
 def test_a_right_key_in_the_wrong_table_is_told_its_table(tree: dict[str, Any], said: str) -> None:
