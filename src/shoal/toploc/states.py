@@ -51,9 +51,10 @@ def _array_bits(array: Any) -> Bits:
         return _tensor_bits(array, torch)
     if not isinstance(array, np.ndarray):
         raise ToplocError(f"states are of type {type(array).__name__}; give {ACCEPTED}, or a list with one a token")
-    if array.dtype == np.uint16:
+    native = array.dtype.newbyteorder("=")
+    if native == np.uint16:
         return array.astype(np.uint16, copy=False)
-    if array.dtype == np.float32:
+    if native == np.float32:
         return _rounded(array)
     raise ToplocError(f"states are of dtype {array.dtype}; give {ACCEPTED}")
 
