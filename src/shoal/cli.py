@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported until a command needs it: `shoal --help` answers at once."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from shoal.errors import ConfigError, ShoalError, StorageError
-from shoal.process import EXIT_REFUSED, die_with_parent, set_defaults
+from shoal.errors import BannedError, ConfigError, ShoalError, StorageError
+from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_words, set_defaults
 
 if TYPE_CHECKING:
     from shoal.config import RunConfig
@@ -71,6 +72,7 @@ def trainer(run: Target, settings: Settings = None, out: Out = None) -> None:
 def worker(
     run: Target,
     name: Annotated[str, typer.Option(help="Name of this worker; its draws depend on it.")] = "worker-0",
+    attack: Annotated[str | None, typer.Option(help="Cheat in this way; shoal attacks lists them.")] = None,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -80,7 +82,39 @@ def worker(
     located = locate_run(run, settings or [], out, console)
     from shoal.rollout.worker import start_worker
 
-    start_worker(located, name)
+    start_worker(located, name, attack)
+
+
+@app.command()
+def validator(run: Target, settings: Settings = None, out: Out = None) -> None:
+    """Judge rollouts before the trainer may use them, in this process."""
+    from shoal.rundir import locate_run
+
+    located = locate_run(run, settings or [], out, console)
+    from shoal.validate.validator import start_validator
+
+    start_validator(located)
+
+
+@app.command()
+def replay(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
+) -> None:
+    """Compute a rejection again from its evidence, and say whether it holds."""
+    if not bundle.is_file():
+        raise ConfigError(f"replay {bundle}: no such file; give a bundle out of a run's evidence directory")
+    from shoal.validate.again import replay_bundle
+
+    sys.exit(0 if replay_bundle(bundle, console) else 1)
+
+
+@app.command()
+def attacks() -> None:
+    """List the ways in which a worker of a run can be told to cheat."""
+    from shoal.attacks import ATTACKS
+
+    for name, kind in ATTACKS.items():
+        console.print(f"{name:20} {(kind.__doc__ or '').strip()}", highlight=False)
 
 
 @app.command()
@@ -182,15 +216,34 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+    except BannedError as error:
+        _refuse(error, EXIT_BANNED)
     except ShoalError as error:
         _refuse(error)
     except OSError as error:
-        if error.filename is not None:  # then it is about a file, and a defect of ours
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written must not fail again on the way out
-        _refuse(StorageError(f"standard output: cannot be written ({error.strerror}); send it elsewhere"))
+        said = error.__context__  # why it ends must not be lost because nothing more can be written
+        error = said if isinstance(said, OSError) else error
+        if error.filename is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise  # it is about a file, and a defect of ours
+        _mute(1)
+        fix = (
+            f"{error.filename}: the disk is full; free some space"
+            if error.filename is not None
+            else (f"standard output: cannot be written ({error.strerror}); send it elsewhere")
+        )
+        _refuse(said if isinstance(said, ShoalError) else StorageError(fix))
 
 
-def _refuse(error: ShoalError) -> NoReturn:
-    errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(EXIT_REFUSED)
+def _mute(descriptor: int) -> None:
+    """What is still to be written must not fail again on the way out: that would change the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _refuse(error: ShoalError, code: int = EXIT_REFUSED) -> NoReturn:
+    say_last_words(str(error))
+    try:
+        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        sys.stderr.flush()
+    except OSError:
+        _mute(2)
+    sys.exit(code)

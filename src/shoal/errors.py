@@ -25,6 +25,10 @@ class RolloutError(ShoalError):
     """A rollout file is not what it claims to be: data to refuse, never a reason to stop."""
 
 
+class BannedError(ShoalError):
+    """A node's files were rejected too often; it gets no more leases."""
+
+
 class WeightsError(ShoalError):
     """A policy version is missing, half written or not the one that was named."""
 

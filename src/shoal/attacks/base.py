@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def changed(policy: Policy, change: Callable[[str, Tensor], Tensor]) -> Iterator
 @contextmanager
 def fewer_layers(policy: Policy) -> Iterator[None]:
     """The policy without the last third of its layers: a smaller model that speaks much like it."""
-    body = policy.model.base_model
+    body: Any = policy.model.base_model
     layers = body.layers
     body.layers = layers[: max(1, 2 * len(layers) // 3)]
     try:

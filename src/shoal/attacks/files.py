@@ -33,9 +33,7 @@ class NotANumber(Maker):
 
     def make(self, lease: Lease, version: Version) -> Submission:
         honest = Maker.make(self, lease, version)
-        return replace(
-            honest, rollouts=[replace(r, logprobs=[math.nan] * len(r.logprobs)) for r in honest.rollouts]
-        )
+        return replace(honest, rollouts=[replace(r, logprobs=[math.nan] * len(r.logprobs)) for r in honest.rollouts])
 
 
 class _Rewritten(Maker):

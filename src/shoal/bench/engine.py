@@ -151,7 +151,7 @@ def _packing(found: Findings) -> None:
 def _group(lengths: list[int]) -> Group:
     prompt = [1] * PACKED_PROMPT
     samples = [
-        Rollout(0, i, "packing", 0, prompt, [1] * length, [0.0] * length, "length", 0.0, 0.0, "")
+        Rollout(0, i, "packing", 0, prompt, [1] * length, [0.0] * length, "length", 0.0, 0.0, "", b"")
         for i, length in enumerate(lengths)
     ]
     return Group(prompt, samples, [0.0] * len(samples), 0)

@@ -9,6 +9,7 @@ from typing import Protocol
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount
 from shoal.rollout.record import Submission
+from shoal.validate.finding import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,23 @@ class WeightChannel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that was handed in for a step and waits for judgement."""
+
+    step: int
+    submission: int
+    lease: Lease | None
+    """None if no such lease was given."""
+    path: Path
+
+    @property
+    def node(self) -> str:
+        return self.lease.node if self.lease else ""
+
+
 class RolloutStore(Protocol):
-    """Moves submissions from workers to the trainer, under leases."""
+    """Moves submissions from workers through judgement to the trainer, under leases."""
 
     def lease(self, node: str, version: int) -> Lease | None:
         """Leave to work with `version`, or None while everything it may serve is provided for."""
@@ -60,6 +76,22 @@ class RolloutStore(Protocol):
 
     def forget(self, before: int) -> None:
         """Removes the rollouts of steps before this one."""
+        ...
+
+    def waiting(self, first: int, last: int) -> list[Upload]:
+        """Uploads for steps first .. last that nobody has judged."""
+        ...
+
+    def read(self, upload: Upload) -> Submission:
+        """The upload's content, or a RolloutError that says which rule of format it breaks."""
+        ...
+
+    def judge(self, upload: Upload, verdict: Verdict) -> None:
+        """Enters the verdict on an upload."""
+        ...
+
+    def ban(self, node: str, reason: str) -> None:
+        """Gives a node no more leases."""
         ...
 
     def accepted(self, step: int) -> Iterator[Submission]:

@@ -10,15 +10,18 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from shoal.errors import RolloutError
-from shoal.files import numbered, read_regular, set_aside, write_whole
+from shoal.errors import BannedError, RolloutError
+from shoal.exchange.interfaces import Upload
+from shoal.files import numbered, read_regular, set_aside, sha256_file, write_whole
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount, next_grant
 from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
+from shoal.validate.finding import Finding, Verdict
 
 NUMBERED = re.compile(r"\d{4,9}")
 # Signal rates are judged by this many steps before the newest version's.
@@ -65,6 +68,9 @@ class DirectoryStore:
     def lease(self, node: str, version: int) -> Lease | None:
         """The node's own unfinished lease if it has one, so that a restarted node goes on; a new one otherwise."""
         rules = self._rules
+        with suppress(OSError, ValueError):
+            ban = json.loads(read_regular(self._ban(node)))
+            raise BannedError(f"{node}: gets no more leases in this run: {ban.get('reason')}")
         serves = range(version, min(version + rules.async_level, rules.steps - 1) + 1)
         for step in serves:
             for lease in self._open_leases(step):
@@ -127,19 +133,69 @@ class DirectoryStore:
             signal += summary.signal
         return StepCount(seen, signal, leased)
 
+    def waiting(self, first: int, last: int) -> list[Upload]:
+        found = []
+        for step in range(first, last + 1):
+            for path in self._files(step):
+                number = _number(path, ".parquet")
+                if number is None or path in self._judged or self._read_verdict(path) is not None:
+                    continue
+                found.append(Upload(step, number, self._read_lease(step, number), path))
+        return found
+
+    def read(self, upload: Upload) -> Submission:
+        return self._read(upload.path, upload.step)
+
+    def judge(self, upload: Upload, verdict: Verdict) -> None:
+        target = upload.path.with_suffix(".verdict.json")
+        if target.is_dir():
+            set_aside(target)
+        write_whole(target, verdict.to_json().encode())
+
+    def ban(self, node: str, reason: str) -> None:
+        write_whole(self._ban(node), json.dumps({"reason": reason}).encode())
+
     def accepted(self, step: int) -> Iterator[Submission]:
         for path in self._files(step):
             if path in self._judged:
                 continue
+            number = _number(path, ".parquet")
+            if number is None:
+                self._judged.add(path)
+                self._refused(f"{path.parent.name}/{path.name}", f"{path.name}: no submission has that name")
+                continue
+            verdict = self._read_verdict(path)
+            if verdict is None:
+                continue
             self._judged.add(path)
-            try:
-                submission = self._judge(path, step)
-            except RolloutError as error:
-                self._verdict(path, str(error))
-                self._refused(f"{path.parent.name}/{path.name}", str(error))
-            else:
-                self._verdict(path, "")
-                yield submission
+            reason = verdict.reason
+            if verdict.accept:
+                try:
+                    yield self._confirmed(path, step, verdict)
+                    continue
+                except RolloutError as error:
+                    reason = str(error)
+                    finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
+                    refused = Verdict(False, verdict.sha256, verdict.audited, finding)
+                    self.judge(Upload(step, number, None, path), refused)
+            self._refused(f"{path.parent.name}/{path.name}", reason)
+
+    def _confirmed(self, path: Path, step: int, verdict: Verdict) -> Submission:
+        """An accepted file's content, if it still is that file and still fits the run."""
+        try:
+            found = sha256_file(path)
+        except OSError as error:
+            raise RolloutError(f"{path.name}: cannot be read any more ({error})") from error
+        if found != verdict.sha256:
+            raise RolloutError(f"{path.name}: was changed after it was accepted ({found[:12]})")
+        submission = self._read(path, step)
+        root = self._root_of(submission.version)
+        if submission.weights != root:  # a trainer that was killed takes back versions that no checkpoint backs
+            raise RolloutError(
+                f"{path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
+                f"which is {root[:12] if root else 'not here any more'!r}"
+            )
+        return submission
 
     def forget(self, before: int) -> None:
         """Removes the rollouts of steps that are long trained."""
@@ -148,7 +204,7 @@ class DirectoryStore:
             if step is not None and step < before:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _judge(self, path: Path, step: int) -> Submission:
+    def _read(self, path: Path, step: int) -> Submission:
         number = _number(path, ".parquet")
         if number is None:
             raise RolloutError(f"{path.name}: no submission has that name")
@@ -158,17 +214,7 @@ class DirectoryStore:
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
         self._check_lease(path, lease)
-        submission = read_rollouts(path, lease, self._limits)
-        root = self._root_of(submission.version)
-        if submission.weights != root:
-            raise RolloutError(
-                f"{path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
-                f"which is {root[:12] if root else 'not here any more'!r}"
-            )
-        claimed, signal = read_summary(path).signal, _groups_with_signal(submission)
-        if claimed != signal:
-            raise RolloutError(f"{path.name}: claims {claimed} groups with signal, it has {signal}")
-        return submission
+        return read_rollouts(path, lease, self._limits)
 
     def _check_lease(self, path: Path, lease: Lease) -> None:
         """The lease must be one that this run gives: a file in the directory is no proof of it."""
@@ -181,14 +227,15 @@ class DirectoryStore:
                 f"expected {given[2]}..{given[3]}; {lease.groups} groups, allowed 1..{rules.most_groups}"
             )
 
-    def _verdict(self, path: Path, reason: str) -> None:
-        if _number(path, ".parquet") is None:
-            return  # counted by nobody; and its name may leave no room for a longer one
-        verdict = {"accept": not reason, "reason": reason}
-        target = path.with_suffix(".verdict.json")
-        if target.is_dir():
-            set_aside(target)
-        write_whole(target, json.dumps(verdict).encode())
+    def _read_verdict(self, path: Path) -> Verdict | None:
+        """A damaged verdict is as good as none."""
+        try:
+            return Verdict.from_json(read_regular(path.with_suffix(".verdict.json")))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def _ban(self, node: str) -> Path:
+        return self._path / "banned" / f"{node}.json"
 
     def _summary(self, path: Path) -> Summary:
         """Counts of a file; one that was refused or cannot be read counts for nothing.
@@ -196,10 +243,8 @@ class DirectoryStore:
         A file is written once, so it is read once. The verdict is read every time: one that was accepted is refused
         later if a resumed trainer has retracted the weights it was made with.
         """
-        try:
-            refused = json.loads(read_regular(path.with_suffix(".verdict.json")))["accept"] is False
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            refused = False
+        verdict = self._read_verdict(path)
+        refused = verdict is not None and not verdict.accept
         if not refused and path not in self._summaries:
             try:
                 self._summaries[path] = read_summary(path)
@@ -249,13 +294,3 @@ def _number(path: Path, suffix: str) -> int | None:
     """The submission a file's name stands for; None for any other name, so that no file counts under two names."""
     text = path.name.removesuffix(suffix)
     return int(text) if NUMBERED.fullmatch(text) and f"{int(text):04d}" == text else None
-
-
-def _groups_with_signal(submission: Submission) -> int:
-    """Groups of a submission that teach something: pacing believes the file's own count, so it must be the true one."""
-    import torch  # here, because only who judges needs it
-
-    from shoal.rl.advantages import has_signal
-
-    rewards = [float("nan") if r.reward is None else r.reward for r in submission.rollouts]
-    return int(has_signal(torch.tensor(rewards).view(submission.lease.groups, -1)).sum())

@@ -41,6 +41,10 @@ class Policy:
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
+    def hidden_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[1])
+
+    @property
     def max_positions(self) -> int:
         """The longest sequence whose every token is computed the same, whatever runs beside it.
 

@@ -16,10 +16,10 @@ from shoal.config import RunConfig
 from shoal.errors import TaskError
 from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy
-from shoal.rl.advantages import group_advantages, has_signal
+from shoal.rl.advantages import group_advantages
 from shoal.rollout.engine import Completion, Engine, Request
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, write_rollouts
+from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_rollouts
 from shoal.tasks.source import Judge, Score, Task, TaskSource
 
 
@@ -97,19 +97,10 @@ class Maker:
 
     def advantages(self, rewards: Sequence[float | None]) -> list[float]:
         """A group with a failed score has none."""
-        rewards_GS = _by_group(rewards, self.config.sampling.group_size)
+        rewards_GS = torch.tensor([float("nan") if r is None else r for r in rewards])
+        rewards_GS = rewards_GS.view(-1, self.config.sampling.group_size)
         return list(group_advantages(rewards_GS, normalise=self.config.train.advantage_std).flatten().tolist())
 
     def prove(self, states_TD: Tensor | None) -> bytes:
         assert states_TD is not None
         return toploc.build(states_TD.bfloat16())
-
-
-def groups_with_signal(submission: Submission) -> int:
-    """Groups of a submission that teach something: pacing believes the file's own count, so it must be the true one."""
-    rewards = [r.reward for r in submission.rollouts]
-    return int(has_signal(_by_group(rewards, len(rewards) // submission.lease.groups)).sum())
-
-
-def _by_group(rewards: Sequence[float | None], size: int) -> Tensor:
-    return torch.tensor([float("nan") if r is None else r for r in rewards]).view(-1, size)

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from shoal.files import open_regular
 from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 # A file larger than this is refused unread; 4096 samples of 32k tokens with log-probs compress to less.
 MAX_BYTES = 1 << 30
 MAX_REWARD = 1e6
-# Bytes a sample may take besides its tokens and log-probs.
+# Bytes a sample may take besides its tokens and log-probs: text, and a proof of 258 bytes for every 32 tokens.
 ROOM_FOR_TEXT = 8192
+PROOF_BYTES, PROOF_TOKENS = 258, 32
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
 BROKEN = (pa.ArrowException, OSError, ValueError)
 
@@ -43,6 +45,7 @@ SCHEMA = pa.schema(
         pa.field("reward", pa.float32()),
         pa.field("advantage", pa.float32(), nullable=False),
         pa.field("error", pa.string(), nullable=False),
+        pa.field("proof", pa.binary(), nullable=False),
     ]
 )
 
@@ -63,6 +66,8 @@ class Rollout:
     """None where the scorer failed; `error` then says how."""
     advantage: float
     error: str
+    proof: bytes
+    """TOPLOC proofs of the states that the tokens were drawn from, chunk after chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,7 @@ class Submission:
 
     def groups(self) -> list[list[Rollout]]:
         """The samples of each prompt."""
-        size = len(self.rollouts) // self.lease.groups
-        return [self.rollouts[first : first + size] for first in range(0, len(self.rollouts), size)]
+        return [list(group) for _, group in groupby(self.rollouts, key=lambda rollout: rollout.group)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,16 @@ class Summary:
 
     groups: int
     signal: int
+
+
+def groups_with_signal(submission: Submission) -> int:
+    """Groups of a submission that teach something: pacing believes the file's own count, so it must be the true one."""
+    import torch  # here, because who only counts does without
+
+    from shoal.rl.advantages import has_signal
+
+    rewards = [float("nan") if r.reward is None else r.reward for r in submission.rollouts]
+    return int(has_signal(torch.tensor(rewards).view(submission.lease.groups, -1)).sum())
 
 
 def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
@@ -148,15 +162,17 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     expected = lease.groups * limits.group_size
     if (found := int(footer["shoal.rows"])) != expected:
         raise RolloutError(f"{path.name}: {found} samples, the lease is for {expected}")
-    if (groups := _summary(path, metadata).groups) != lease.groups:
-        raise RolloutError(f"{path.name}: claims {groups} groups, the lease is for {lease.groups}")
+    summary = _summary(path, metadata)
+    if summary.groups != lease.groups:
+        raise RolloutError(f"{path.name}: claims {summary.groups} groups, the lease is for {lease.groups}")
     try:
         version = int(footer.get("shoal.version", ""))
     except ValueError:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
-    most = expected * (8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + ROOM_FOR_TEXT)
+    room = 8 * limits.max_prompt_tokens + (16 + PROOF_BYTES) * limits.max_new_tokens + ROOM_FOR_TEXT
+    most = expected * room
     table = READER.read(path, most)
     if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
         raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")
@@ -170,7 +186,10 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         _check(where, number, rollout, limits)
         if (rollout.source, rollout.task, rollout.prompt) != (first.source, first.task, first.prompt):
             raise RolloutError(f"{where}: answers another prompt than the first sample of its group")
-    return Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
+    submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
+    if summary.signal != (signal := groups_with_signal(submission)):
+        raise RolloutError(f"{path.name}: claims {summary.signal} groups with signal, it has {signal}")
+    return submission
 
 
 def _open(path: Path) -> Any:
@@ -202,6 +221,9 @@ def _check(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
         raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
     if not math.isfinite(rollout.advantage):
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
+    most = PROOF_BYTES * -(-limits.max_new_tokens // PROOF_TOKENS)
+    if len(rollout.proof) > most:
+        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 

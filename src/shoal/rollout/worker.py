@@ -1,24 +1,21 @@
 """The worker: takes a lease, generates with the newest version, scores, submits; again until the run is done."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from shoal.config import RunConfig
-from shoal.errors import ModelError, RolloutError, TaskError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Version, WeightChannel
 from shoal.files import locked
-from shoal.models.load import Policy, load, read_weights
-from shoal.rl.advantages import group_advantages, has_signal
-from shoal.rollout.engine import Engine, Request, TorchEngine
+from shoal.models.load import load, read_weights
+from shoal.rollout.engine import TorchEngine
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, write_rollouts
+from shoal.rollout.maker import Maker
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
-from shoal.tasks.source import Judge, Task, TaskSource
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -36,10 +33,7 @@ class Worker:
     config: RunConfig
     channel: WeightChannel
     store: RolloutStore
-    policy: Policy
-    engine: Engine
-    tasks: TaskSource
-    judge: Judge
+    maker: Maker
     status: StatusFile
     metrics: MetricsWriter
     loaded: Version
@@ -93,7 +87,7 @@ class Worker:
                 raise
             self.metrics.write("note", text=str(error))
             return False
-        self.engine.set_weights(weights, f"version {version.number}")
+        self.maker.engine.set_weights(weights, f"version {version.number}")
         self.loaded = version
         return True
 
@@ -102,10 +96,10 @@ class Worker:
             return
         began = time.monotonic()
         self.status.working(f"step {lease.step} submission {lease.submission} with version {version.number}")
-        submission, signal = self.make(lease, version)
+        submission, data = self.maker.file(lease, version)
         seconds = time.monotonic() - began
         try:
-            self.store.put(lease, write_rollouts(submission, signal))
+            self.store.put(lease, data)
         except RolloutError as error:
             self.metrics.write("note", text=str(error))
             return
@@ -125,57 +119,9 @@ class Worker:
             **self.status.shares(),
         )
 
-    def make(self, lease: Lease, version: Version) -> tuple[Submission, int]:
-        """All that the lease asks for, and how many of its groups have signal. A pure function of lease and weights."""
-        size = self.config.sampling.group_size
-        tasks = [self.tasks.task("train", lease.task_index(group)) for group in range(lease.groups)]
-        prompts = [self._prompt(task) for task in tasks]
-        requests = [
-            Request(prompts[group], lease.seed, group * size + sample, self.config.sampling.max_new_tokens)
-            for group in range(lease.groups)
-            for sample in range(size)
-        ]
-        completions = sorted(self.engine.generate(requests), key=lambda c: c.index)
-        answers = [(tasks[c.index // size], self.policy.decode(c.tokens)) for c in completions]
-        scores = self.judge.scores("train", answers)
-        advantages, signal = self._advantages([s.reward for s in scores], size)
-        rollouts = [
-            Rollout(
-                group=c.index // size,
-                sample=c.index % size,
-                source=tasks[c.index // size].source,
-                task=tasks[c.index // size].index,
-                prompt=list(prompts[c.index // size]),
-                completion=c.tokens,
-                logprobs=c.logprobs,
-                finish=c.finish,
-                reward=s.reward,
-                advantage=advantage,
-                error=s.error,
-            )
-            for c, s, advantage in zip(completions, scores, advantages, strict=True)
-        ]
-        return Submission(lease, version.number, version.root, rollouts), signal
 
-    def _prompt(self, task: Task) -> tuple[int, ...]:
-        ids = tuple(self.policy.encode(task.prompt))
-        most = self.config.sampling.max_prompt_tokens
-        if len(ids) > most:
-            raise TaskError(
-                f"{task.source} task {task.index}: its prompt takes {len(ids)} tokens, allowed {most}; "
-                "raise sampling.max_prompt_tokens"
-            )
-        return ids
-
-    def _advantages(self, rewards: Sequence[float | None], size: int) -> tuple[list[float], int]:
-        """Advantages of every sample, and the number of groups with signal. A group with a failed score has none."""
-        rewards_GS = torch.tensor([float("nan") if r is None else r for r in rewards]).view(-1, size)
-        advantages_GS = group_advantages(rewards_GS, normalise=self.config.train.advantage_std)
-        return advantages_GS.flatten().tolist(), int(has_signal(rewards_GS).sum())
-
-
-def start_worker(run: RunDir, name: str) -> None:
-    """Runs one worker of a run in this process until the run is done."""
+def start_worker(run: RunDir, name: str, attack: str | None = None) -> None:
+    """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
     torch.set_num_threads(config.workers.threads)
@@ -194,5 +140,11 @@ def start_worker(run: RunDir, name: str) -> None:
             temperature=config.sampling.temperature,
         )
         tasks = build_source(config.tasks)
+        kind = Maker
+        if attack is not None:
+            from shoal.attacks import attack_named
+
+            kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
-            Worker(name, config, channel, run.store(), policy, engine, tasks, judge, status, metrics, base).run()
+            maker = kind(config, policy, engine, tasks, judge)
+            Worker(name, config, channel, run.store(), maker, status, metrics, base).run()

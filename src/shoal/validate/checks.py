@@ -7,7 +7,7 @@ from shoal.config import RunConfig
 from shoal.models.load import Policy
 from shoal.rollout.record import Submission
 from shoal.tasks.source import Judge, TaskSource
-from shoal.validate.computation import check_computation
+from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding
 from shoal.validate.prefill import Replayed, replay
 from shoal.validate.rewards import check_rewards
@@ -33,6 +33,7 @@ class Checks:
         return (
             check_version(submission, self.root_of)
             or check_tasks(submission, self.tasks, self.policy.encode)
+            or check_lengths(submission, self.policy.hidden_size)
             or check_termination(submission, self.policy.eos_ids, config.sampling.max_new_tokens)
             or self._rewards(submission)
         )
@@ -41,7 +42,7 @@ class Checks:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed."""
         config = self.config
         samples = [sample for submission in submissions for sample in submission.rollouts]
-        keys = [noise_key(submission, number, config) for submission in submissions for number in range(len(submission.rollouts))]
+        keys = [key for submission in submissions for key in noise_keys(submission, config)]
         seeded = config.sampling.mode == "seeded"
         replayed = replay(
             self.policy, samples, keys if seeded else None, config.sampling.temperature, config.audit.token_budget
@@ -70,7 +71,7 @@ class Checks:
         return check_rewards(submission, scores, normalise=self.config.train.advantage_std)
 
 
-def noise_key(submission: Submission, number: int, config: RunConfig) -> tuple[int, int]:
-    """What fixes the noise of a sample: the lease's seed, and the sample's number under it."""
-    sample = submission.rollouts[number]
-    return submission.lease.seed, sample.group * config.sampling.group_size + sample.sample
+def noise_keys(submission: Submission, config: RunConfig) -> list[tuple[int, int]]:
+    """What fixes the noise of each sample: the lease's seed, and the sample's number under it."""
+    seed, size = submission.lease.seed, config.sampling.group_size
+    return [(seed, sample.group * size + sample.sample) for sample in submission.rollouts]

@@ -11,6 +11,16 @@ from shoal.validate.prefill import Replayed
 CHECK = "computation"
 
 
+def check_lengths(submission: Submission, hidden: int) -> Finding | None:
+    """One proof for every chunk, no more and no fewer; this much is seen without computing anything."""
+    for number, sample in enumerate(submission.rollouts):
+        needed = toploc.proof_size(len(sample.completion), hidden)
+        if len(sample.proof) != needed:
+            rule = f"{len(sample.completion)} tokens are proven in {needed} bytes"
+            return Finding(CHECK, rule, f"{len(sample.proof)} bytes", f"{needed} bytes needed", number)
+    return None
+
+
 def check_computation(
     submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig
 ) -> Finding | None:

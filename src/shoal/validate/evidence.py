@@ -50,7 +50,9 @@ class Bundle:
         return Submission(self.lease, self.version, self.root, self.rollouts)
 
 
-def bundle_of(config: RunConfig, path: Path, lease: Lease | None, submission: Submission | None, finding: Finding) -> Bundle:
+def bundle_of(
+    config: RunConfig, path: Path, lease: Lease | None, submission: Submission | None, finding: Finding
+) -> Bundle:
     """What is worth keeping of a rejected file."""
     sha256 = sha256_file(path)
     if submission is None:

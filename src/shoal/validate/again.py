@@ -1,0 +1,78 @@
+"""`shoal replay`: a verdict computed again from its evidence, by anyone who has the bundle and the version."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from shoal.errors import RolloutError
+from shoal.models.load import Policy, load, read_weights
+from shoal.rollout.record import read_rollouts
+from shoal.rundir import limits_of
+from shoal.tasks.build import build_source
+from shoal.tasks.scorer import Scorer
+from shoal.validate.checks import Checks
+from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
+from shoal.validate.finding import Finding
+
+NEEDS_WEIGHTS = ("sampling", "logprobs", "computation")
+
+
+def replay_bundle(path: Path, console: Console) -> bool:
+    """Prints what the bundle says and what its check says now; whether they agree."""
+    bundle = read_bundle(path)
+    console.print(f"the verdict   {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
+    again = judge_again(bundle, path.parent)
+    if again is None:
+        console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")
+        return False
+    console.print(f"computed again {again}", markup=False, highlight=False, soft_wrap=True)
+    agree = (again.check, again.sample) == (bundle.finding.check, bundle.finding.sample)
+    console.print("the same rule is broken at the same place" if agree else "another rule is broken than was said")
+    return agree
+
+
+def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
+    """The finding of the bundle's own check, run on its content."""
+    if bundle.finding.check == "version":
+        raise RolloutError(
+            f"version {bundle.version}: whether it was published then is not something that a bundle can show"
+        )
+    run = folder.parent
+    base = run / "weights" / "v000000"
+    policy = load(base if base.is_dir() else find_version(bundle, folder), bundle.config.model.dtype)
+    if bundle.finding.check == "format":
+        return _read_again(bundle, policy.vocab)
+    costly = bundle.finding.check in NEEDS_WEIGHTS or (
+        bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
+    )
+    if costly:
+        _load_version(policy, bundle, folder)
+    with Scorer(bundle.config.tasks) as judge:
+        checks = Checks(bundle.config, policy, build_source(bundle.config.tasks), judge, lambda _: bundle.root)
+        found = rerun(bundle, checks.cheap)
+        if found is None and costly:
+            found = rerun(bundle, lambda submission: next(checks.costly([submission])))
+        return found
+
+
+def _load_version(policy: Policy, bundle: Bundle, folder: Path) -> None:
+    directory = find_version(bundle, folder)
+    policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
+
+
+def _read_again(bundle: Bundle, vocab: int) -> Finding | None:
+    """A file that broke the format is read again, if the bundle holds it."""
+    if bundle.file is None:
+        raise RolloutError(f"file {bundle.sha256[:12]}: too large for its bundle, so it cannot be read again from it")
+    if bundle.lease is None:
+        raise RolloutError(f"file {bundle.sha256[:12]}: had no lease, which its bundle cannot show")
+    with TemporaryDirectory(prefix="shoal-replay-") as scratch:
+        path = Path(scratch) / str(bundle.finding.claimed)
+        path.write_bytes(bundle.file)
+        try:
+            read_rollouts(path, bundle.lease, limits_of(bundle.config, vocab))
+        except RolloutError as error:
+            return replace(bundle.finding, found=str(error))
+    return None

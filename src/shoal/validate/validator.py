@@ -1,0 +1,221 @@
+"""The validator: judges every upload before the trainer may read it, and leaves evidence of what it rejects.
+
+Every file goes through the cheap checks; of those that pass, some are drawn to be computed again with the version they
+claim. A node whose files are rejected gets no more leases.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
+from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightChannel
+from shoal.files import locked, sha256_file
+from shoal.models.load import load, read_weights
+from shoal.rollout.record import Submission
+from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.tasks.build import build_source
+from shoal.tasks.scorer import Scorer
+from shoal.validate.audit import Audits
+from shoal.validate.checks import Checks
+from shoal.validate.evidence import bundle_of, keep_version, write_bundle
+from shoal.validate.finding import Finding, Verdict
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+POLL_S = 0.02
+# A file may miss the version it was made with through no fault of its maker's: a trainer that was killed takes back
+# what no checkpoint backs.
+NOBODYS_FAULT = ("version",)
+
+
+@dataclass(slots=True)
+class Validator:
+    """Judges uploads in the order of their steps."""
+
+    run_dir: RunDir
+    channel: WeightChannel
+    store: RolloutStore
+    checks: Checks
+    audits: Audits
+    status: StatusFile
+    metrics: MetricsWriter
+    loaded: Version
+    strikes: Counter[str] = field(default_factory=Counter)
+    kept: OrderedDict[Version, dict[str, Tensor]] = field(default_factory=OrderedDict)
+
+    def run(self) -> None:
+        """Judges until the last version is out."""
+        config = self.run_dir.config
+        deadline = time.monotonic() + config.wait_s
+        while True:
+            newest = self.channel.latest()
+            if newest is None:
+                raise WeightsError("no policy version is published; prepare the run with shoal run")
+            if newest.number >= config.steps:
+                self.status.done("the run is complete")
+                return
+            # Files for steps that are trained by now come too late for anyone.
+            uploads = self.store.waiting(newest.number, newest.number + config.async_level)
+            if uploads:
+                self.judge(uploads)
+                deadline = time.monotonic() + config.wait_s
+            elif time.monotonic() > deadline:
+                raise WaitError(
+                    f"validator: no file came within {config.wait_s:.0f} s; is a worker running? (shoal status says; "
+                    "wait_s sets the limit)"
+                )
+            else:
+                self.status.waiting("rollout files", "worker", deadline - time.monotonic())
+                time.sleep(POLL_S)
+
+    def judge(self, uploads: Sequence[Upload]) -> None:
+        """Gives a verdict on each upload."""
+        drawn: dict[int, list[tuple[Upload, str, Submission]]] = {}
+        for upload in uploads:
+            self.status.working(f"judging submission {upload.submission} of step {upload.step}")
+            began = time.process_time()
+            try:
+                sha256 = sha256_file(upload.path)
+                submission = self.store.read(upload)
+            except (RolloutError, OSError) as error:
+                broken = Finding("format", "a file is what its lease asks for", upload.path.name, str(error))
+                self._reject(upload, "", None, broken, False, began)
+                continue
+            if finding := self.checks.cheap(submission):
+                self._reject(upload, sha256, submission, finding, False, began)
+            elif self.audits.drawn(upload.node, sha256):
+                drawn.setdefault(submission.version, []).append((upload, sha256, submission))
+            else:
+                self._accept(upload, sha256, submission, False, began)
+        for number, files in drawn.items():
+            self._audit(number, files)
+
+    def _audit(self, number: int, files: Sequence[tuple[Upload, str, Submission]]) -> None:
+        """Computes the files of one version again."""
+        version = self.channel.version(number)
+        try:
+            if version is None:
+                raise WeightsError(f"version {number}: not here any more")
+            self._load(version)
+        except (WeightsError, ModelError) as error:
+            for upload, sha256, submission in files:
+                gone = Finding("version", "a file is made with a version that is published", number, str(error))
+                self._reject(upload, sha256, submission, gone, False, time.process_time())
+            return
+        for upload, sha256, submission in files:
+            self.status.working(f"computing submission {upload.submission} of step {upload.step} again")
+            began = time.process_time()
+            (finding,) = self.checks.costly([submission])
+            if finding is None:
+                self._accept(upload, sha256, submission, True, began)
+            else:
+                self._reject(upload, sha256, submission, finding, True, began)
+
+    def _load(self, version: Version) -> None:
+        """Makes `version` the one that files are computed with; the last few stay in memory."""
+        if version == self.loaded:
+            return
+        if version not in self.kept:
+            folder = self.channel.fetch(version)
+            self.kept[version] = read_weights(folder, self.run_dir.config.model.dtype)
+            while len(self.kept) > self.run_dir.config.async_level + 1:
+                self.kept.popitem(last=False)
+        self.checks.policy.set_weights(self.kept[version], f"version {version.number}")
+        self.loaded = version
+
+    def _accept(self, upload: Upload, sha256: str, submission: Submission, audited: bool, began: float) -> None:
+        self.store.judge(upload, Verdict(True, sha256, audited))
+        self._say(upload, submission, audited, None, began)
+
+    def _reject(
+        self,
+        upload: Upload,
+        sha256: str,
+        submission: Submission | None,
+        finding: Finding,
+        audited: bool,
+        began: float,
+    ) -> None:
+        evidence = self._keep_evidence(upload, submission, finding, audited)
+        verdict = Verdict(False, sha256, audited, finding, evidence)
+        self.store.judge(upload, verdict)
+        self._say(upload, submission, audited, verdict, began)
+        if upload.node and finding.check not in NOBODYS_FAULT:
+            self.strikes[upload.node] += 1
+            if self.strikes[upload.node] == self.run_dir.config.audit.strikes:
+                count = self.strikes[upload.node]
+                reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
+                self.store.ban(upload.node, reason)
+                self.metrics.write("banned", node=upload.node, reason=reason)
+
+    def _keep_evidence(self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool) -> str:
+        folder = self.run_dir.path / "evidence"
+        target = folder / f"step-{upload.step:06d}-{upload.submission:04d}.json"
+        try:
+            bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding)
+            write_bundle(bundle, target)
+            if audited and submission is not None:
+                keep_version(folder, self.channel.fetch(self.loaded), self.loaded.root)
+        except (OSError, WeightsError) as error:  # no evidence is no reason to accept
+            self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
+            return ""
+        return str(target.relative_to(self.run_dir.path))
+
+    def _say(
+        self, upload: Upload, submission: Submission | None, audited: bool, verdict: Verdict | None, began: float
+    ) -> None:
+        self.metrics.write(
+            "verdict",
+            step=upload.step,
+            submission=upload.submission,
+            node=upload.node,
+            accept=verdict is None,
+            audited=audited,
+            check=verdict.finding.check if verdict and verdict.finding else "",
+            reason=verdict.reason if verdict else "",
+            samples=len(submission.rollouts) if submission else 0,
+            cpu_s=time.process_time() - began,
+            **self.status.shares(),
+        )
+
+
+def past_strikes(path: Path) -> Counter[str]:
+    """Rejections that an earlier life of this validator has given, from its metrics."""
+    from shoal.watch.metrics import read_metrics
+
+    strikes: Counter[str] = Counter()
+    for entry in read_metrics(path):
+        if entry["event"] == "verdict" and not entry["accept"] and entry["check"] not in NOBODYS_FAULT:
+            strikes[entry["node"]] += 1
+    return strikes
+
+
+def start_validator(run: RunDir) -> None:
+    """Runs the validator of a run in this process until the run is done."""
+    config = run.config
+    torch.set_num_threads(config.audit.threads)
+    taken = f"validator: another one is at work in {run.path}; a run has one validator"
+    with locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S), run.role("validator") as (status, metrics):
+        status.working("loading the base model")
+        channel = run.channel()
+        base = channel.version(0)
+        if base is None:
+            raise WeightsError(f"run {run.path}: its base model, version 0, is gone; start the run anew")
+        policy = load(run.base_model, config.model.dtype)
+        store = run.store(limits_of(config, policy.vocab))
+
+        def root_of(number: int) -> str | None:
+            version = channel.version(number)
+            return version.root if version else None
+
+        with Scorer(config.tasks) as judge:
+            checks = Checks(config, policy, build_source(config.tasks), judge, root_of)
+            audits = Audits(config.audit)
+            strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
+            Validator(run, channel, store, checks, audits, status, metrics, base, strikes).run()
