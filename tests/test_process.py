@@ -1,6 +1,7 @@
 """Role processes: none is ever left behind, and each is told to run well beside the others."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.process import PARENT_PIPE, Child, die_with_parent, set_defaults, stop_all
+from shoal.process import EXIT_REFUSED, PARENT_PIPE, Child, die_with_parent, set_defaults, stop_all
+
+from .conftest import run_on_small_disk
 
 # A role: says that it is ready, then does nothing for a long time.
 ROLE = """
@@ -209,3 +212,57 @@ def test_defaults_leave_the_users_own_settings_alone(monkeypatch: pytest.MonkeyP
     set_defaults()
     values = [os.environ[name] for name in ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")]
     assert values == ["ACTIVE", "false", "0"]
+
+
+def test_a_role_that_gives_up_says_why_to_its_supervisor(tmp_path: Path) -> None:
+    child = Child("worker", ["worker", str(tmp_path / "nowhere")], 1, tmp_path / "log")
+    assert child.process.wait(60) == EXIT_REFUSED
+    assert f"{tmp_path / 'nowhere'}: cannot be read" in child.last_words()
+    child.close()
+    assert child.last_words() == ""
+
+
+def test_a_full_disk_hides_no_last_words(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from shoal.process import Child
+disk = Path(sys.argv[1])
+(disk / "log").touch()
+with (disk / "filler").open("wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+child = Child("worker", ["worker", str(disk / "nowhere")], 1, disk / "log")
+print(child.process.wait(60), child.last_words().splitlines()[0], (disk / "log").stat().st_size)
+"""
+    said = run_on_small_disk(tmp_path / "disk", 64, code).strip()
+    assert re.fullmatch(rf"{EXIT_REFUSED} .*nowhere: cannot be read.* 0", said), said
+
+
+FULL = """
+import errno, sys
+from shoal import cli
+from shoal.errors import StorageError
+@cli.app.command()
+def fill(known: bool) -> None:
+    sys.stdout.write("waits in the buffer")
+    if known:
+        raise StorageError("weights: the disk is full")
+    raise OSError(errno.ENOSPC, "No space left on device", "weights")
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("known", ["true", "false"])
+def test_a_full_disk_is_no_crash_though_nothing_can_be_written(tmp_path: Path, known: str) -> None:
+    command = [sys.executable, "-c", FULL, "fill", known]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
+        assert result.returncode == EXIT_REFUSED
+        assert re.match("error: weights: .*(disk is full|No space left)", result.stderr)
+        assert "Traceback" not in result.stderr
+        assert subprocess.run(command, stdout=full, stderr=full, env=buffered).returncode == EXIT_REFUSED

@@ -226,12 +226,10 @@ def main() -> None:
         if error.filename is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise  # it is about a file, and a defect of ours
         _mute(1)
-        fix = (
-            f"{error.filename}: the disk is full; free some space"
-            if error.filename is not None
-            else (f"standard output: cannot be written ({error.strerror}); send it elsewhere")
-        )
-        _refuse(said if isinstance(said, ShoalError) else StorageError(fix))
+        why = f"standard output: cannot be written ({error.strerror}); send it elsewhere"
+        if error.filename is not None:
+            why = f"{error.filename}: the disk is full; free some space"
+        _refuse(said if isinstance(said, ShoalError) else StorageError(why))
 
 
 def _mute(descriptor: int) -> None:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -12,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from shoal.errors import StorageError
 
@@ -59,7 +59,7 @@ def make_directory(path: Path) -> None:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path) -> Iterator[io.BufferedReader]:
     """A regular file for reading; OSError for anything else, such as a pipe that would block its reader for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:

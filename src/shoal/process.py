@@ -11,11 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from shoal.files import disk_errors, make_directory
+
 PARENT_PIPE = "SHOAL_PARENT_PIPE"
+LAST_WORDS = "SHOAL_LAST_WORDS"
+MOST_WORDS = 4096  # bytes; any pipe takes them without a reader
+_last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
 EXIT_REFUSED = 3
+# A worker that ends with this code gets no more leases; the run goes on without it.
+EXIT_BANNED = 4
 
 # glibc gives large freed tensors back to the kernel and faults them in again at the next step. With these variables it
 # keeps them, which makes a training step of a small model 6 to 20 % faster. Whoever compares gives them to both sides.
@@ -53,6 +61,8 @@ class Child:
 
     def _start(self) -> None:
         ours, theirs = self._pipe()
+        heard, said = os.pipe()
+        os.set_blocking(heard, False)
         environment: Mapping[str, str] = {
             **KEEP_FREED_MEMORY,
             **SLEEP_WHEN_IDLE,
@@ -60,25 +70,28 @@ class Child:
             **os.environ,
             "OMP_NUM_THREADS": str(self.threads),
             PARENT_PIPE: str(theirs),
+            LAST_WORDS: str(said),
         }
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self.log.open("ab") as log:
+            make_directory(self.log.parent)
+            with disk_errors(self.log), self.log.open("ab") as log:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "shoal", *self.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    pass_fds=[theirs],
+                    pass_fds=[theirs, said],
                     start_new_session=True,
                 )
         except BaseException:
             os.close(ours)
+            os.close(heard)
             raise
         finally:
             os.close(theirs)
-        self._ours = ours
+            os.close(said)
+        self._ours, self._heard = ours, heard
 
     @staticmethod
     def _pipe() -> tuple[int, int]:
@@ -93,6 +106,13 @@ class Child:
     def poll(self) -> int | None:
         return self.process.poll()
 
+    def last_words(self) -> str:
+        """Why the role gave up, in its own words; they come through a pipe, for there may be no room for a log."""
+        try:
+            return os.read(self._heard, MOST_WORDS).decode(errors="replace") if self._heard >= 0 else ""
+        except BlockingIOError:
+            return ""
+
     def stop(self, grace_s: float) -> None:
         """Asks the role to end, and makes it after `grace_s`."""
         if self.process.poll() is None:
@@ -104,10 +124,11 @@ class Child:
                 self.process.wait()
 
     def close(self) -> None:
-        """Lets go of our end of the pipe, which ends the child if it still runs."""
+        """Lets go of our ends of the pipes, which ends the child if it still runs."""
         if self._ours >= 0:
-            ours, self._ours = self._ours, -1
-            os.close(ours)
+            for descriptor in (self._ours, self._heard):
+                os.close(descriptor)
+            self._ours = self._heard = -1
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
@@ -121,8 +142,19 @@ def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
         child.close()
 
 
+def say_last_words(text: str) -> None:
+    """In a child: tells the supervisor why this role gives up. What cannot be written elsewhere must not matter."""
+    if _last_words is not None:
+        with suppress(OSError):
+            os.write(_last_words, text.encode(errors="replace")[:MOST_WORDS])
+
+
 def die_with_parent() -> None:
     """In a child: ends this process when the supervisor that started it is gone."""
+    global _last_words
+    if (said := os.environ.pop(LAST_WORDS, None)) is not None:
+        _last_words = int(said)
+        os.set_inheritable(_last_words, False)
     descriptor = os.environ.pop(PARENT_PIPE, None)
     if descriptor is None:
         return

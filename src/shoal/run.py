@@ -7,18 +7,16 @@ on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor com
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
 from shoal.config import load_config
-from shoal.errors import ShoalError
-from shoal.files import locked
-from shoal.models.base import ensure_base_model
-from shoal.process import EXIT_REFUSED, Child, stop_all
-from shoal.rundir import LOCK, RunDir, default_path, locate_run, prepare_run
+from shoal.errors import ShoalError, StorageError
+from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, stop_all
+from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -46,9 +44,7 @@ def run_config(target: Path, settings: list[str], out: Path | None, console: Con
     else:
         config = load_config(target, settings)
         path = out or default_path(config)
-        if not path.exists():
-            ensure_base_model(config, console)  # before the directory: a model that is not there leaves none behind
-    with locked(path / LOCK, f"run {path}: another shoal run is at work there; stop it, or give --out"):
+    with claimed(path, f"run {path}: another shoal run is at work there; stop it, or give --out"):
         run_swarm(prepare_run(config, path, console), console)
 
 
@@ -60,10 +56,11 @@ def run_swarm(run: RunDir, console: Console) -> None:
         try:
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run)
-                _watch(children, view, metrics, run.config.wait_s)
+                _watch(run, children, view, metrics)
         finally:
             stop_all(children)
-            metrics.write("end")
+            with suppress(StorageError):  # a full disk must not hide why the run ends
+                metrics.write("end")
     plot_run(run.path, run.path / "curves.png")
     print_summary(summarise(run.path), console)
     console.print(
@@ -79,9 +76,15 @@ def start_roles(run: RunDir) -> list[Child]:
         (f"worker-{i}", ["worker", path, "--name", f"worker-{i}"], config.workers.threads)
         for i in range(config.workers.count)
     ]
+    cheaters = [
+        (f"cheater-{i}", ["worker", path, "--name", f"cheater-{i}", "--attack", cheater.attack], config.workers.threads)
+        for i, cheater in enumerate(config.cheaters)
+    ]
     roles = [
         ("trainer", ["trainer", path], config.train.threads),
+        ("validator", ["validator", path], config.audit.threads),
         *workers,
+        *cheaters,
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),
     ]
     children: list[Child] = []
@@ -94,19 +97,29 @@ def start_roles(run: RunDir) -> list[Child]:
     return children
 
 
-def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter, finish_s: float) -> None:
-    """Returns when every role has ended well, or when training has and the others were given `finish_s` after it."""
+def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
+    """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
+    finish_s = run.config.wait_s
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
     finish_by: float | None = None
-    while any(child.poll() != 0 for child in children):
+    banned: list[Child] = []
+    while any(child.poll() != 0 for child in children if child not in banned):
         time.sleep(LOOK_S)
         view.update()
         for child in children:
             code = child.poll()
-            if code is None or code == 0:
+            if code is None or code == 0 or child in banned:
+                continue
+            if code == EXIT_BANNED:
+                banned.append(child)
+                view.note(child.last_words().strip() or f"{child.name} gets no more leases")
+                if all(other in banned for other in children if "worker" in other.arguments):
+                    raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
                 continue
             if code == EXIT_REFUSED:
                 raise ShoalError(_last_words(child))
+            if not (run.path / RUN_FILE).exists():
+                raise run_removed(run.path)
             deaths[child.name].append((time.monotonic(), code))
             if reason := _hopeless(deaths[child.name], time.monotonic()):
                 raise ShoalError(f"{child.name} {reason}; its log ends:\n{_tail(child.log)}")
@@ -117,7 +130,7 @@ def _watch(children: Sequence[Child], view: LiveView, metrics: MetricsWriter, fi
         if children[0].poll() == 0:
             finish_by = finish_by or time.monotonic() + finish_s
             if time.monotonic() > finish_by:
-                late = ", ".join(child.name for child in children if child.poll() != 0)
+                late = ", ".join(child.name for child in children if child.poll() != 0 and child not in banned)
                 view.note(f"training is done; {late} did not end within {finish_s:.0f} s and is stopped")
                 return
 
@@ -132,13 +145,14 @@ def _hopeless(deaths: Sequence[tuple[float, int]], now: float) -> str | None:
 
 
 def _last_words(child: Child) -> str:
-    lines = _tail(child.log).splitlines()
-    said = [line for line in lines if line.startswith("error: ")]
-    return said[-1].removeprefix("error: ") if said else f"{child.name} gave up; its log ends:\n" + "\n".join(lines)
+    return child.last_words() or f"{child.name} gave up; its log ends:\n{_tail(child.log)}"
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    except OSError as error:
+        return f"{log}: {error.strerror}"
 
 
 @contextmanager

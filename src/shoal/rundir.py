@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, StorageError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
-from shoal.files import disk_errors, locked, read_regular, remove, write_whole
+from shoal.files import disk_errors, locked, read_regular, write_whole
 from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
@@ -83,12 +83,12 @@ class RunDir:
                 yield status, metrics
             except Exception as error:
                 if not (self.path / RUN_FILE).exists():
-                    raise gone(self.path) from error
+                    raise run_removed(self.path) from error
                 status.failed(str(error))
                 raise
 
 
-def gone(path: Path) -> StorageError:
+def run_removed(path: Path) -> StorageError:
     return StorageError(f"run {path}: its directory was removed while it ran; nothing of it can go on. Start it anew")
 
 
@@ -186,14 +186,18 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
 
 @contextmanager
 def claimed(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds a run's lock. A directory that was made for the lock goes again if no run came of it."""
+    """Holds a run's lock. Directories that were made for the lock go again if no run came of it."""
+    with disk_errors(path):
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
     with locked(path / LOCK, refusal, wait_s):
         try:
             yield
         except BaseException:
             with suppress(OSError):
-                if [entry.name for entry in path.iterdir()] == [LOCK]:
-                    remove(path)
+                if made and [entry.name for entry in path.iterdir()] == [LOCK]:
+                    (path / LOCK).unlink()
+                    for folder in made:
+                        folder.rmdir()
             raise
 
 

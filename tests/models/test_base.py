@@ -130,9 +130,9 @@ def test_a_builder_waits_for_the_one_at_work_and_says_so_when_it_gives_up(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.models.base.BUILD_S", 0.2)
-    with locked(own_cache / "locks" / base_model_dir(config()).name, "taken"):
-        with pytest.raises(StorageError, match="another process is making it"):
-            ensure_base_model(config(), console())
+    lock = own_cache / "locks" / base_model_dir(config()).name
+    with locked(lock, "taken"), pytest.raises(StorageError, match="another process is making it"):
+        ensure_base_model(config(), console())
     ensure_base_model(config(), console())
 
 

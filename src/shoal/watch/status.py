@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shoal.errors import StorageError
+from shoal.files import make_directory
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -53,6 +54,7 @@ class StatusFile:
         self._status = RoleStatus(role, os.getpid(), "starting", "", "", now, None, now)
         self._waited: dict[str, float] = {}
         self._counted_to = self._counted_from = time.monotonic()
+        make_directory(path.parent)  # once: a run that was removed is not to come back in parts
         self._write()
 
     def working(self, doing: str) -> None:
@@ -106,7 +108,6 @@ class StatusFile:
     def _write(self) -> None:
         half = self._path.with_name(self._path.name + ".tmp")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             half.write_text(json.dumps(asdict(self._status)))
             half.replace(self._path)
         except OSError as error:
