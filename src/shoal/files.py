@@ -105,7 +105,7 @@ def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = 
     """
     make_directory(path.parent)
     with disk_errors(path):
-        staging: Path | None = _staging(path.parent)
+        staging = _staging(path.parent)
         try:
             with staging.open("xb") as file:
                 file.write(data)
@@ -116,11 +116,9 @@ def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = 
                 os.link(staging, path)
             else:
                 staging.replace(path)
-                staging = None
         finally:
-            if staging:
-                with suppress(OSError):
-                    staging.unlink()
+            with suppress(OSError):
+                staging.unlink()
 
 
 @contextmanager
