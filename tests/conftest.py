@@ -20,11 +20,14 @@ import torch
 from hypothesis import settings
 
 from shoal.config import TinyConfig
+from shoal.errors import RolloutError
+from shoal.exchange.interfaces import RolloutStore
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Limits, Rollout, Submission
 from shoal.tasks.gym import ReasoningGym
+from shoal.validate.finding import Finding, Verdict
 
 # A busy machine is no failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
@@ -80,6 +83,7 @@ def make_rollout(group: int = 0, sample: int = 0, **changes: Any) -> Rollout:
         reward=float(sample % 2),
         advantage=1.0 if sample % 2 else -1.0,
         error="",
+        proof=bytes(258),
     )
     return replace(rollout, **changes)
 
@@ -90,6 +94,18 @@ def make_submission(
     """What an honest worker would hand in under `lease`: every group has signal."""
     rollouts = [make_rollout(group, sample) for group in range(lease.groups) for sample in range(group_size)]
     return Submission(lease, lease.newest if version is None else version, weights, rollouts)
+
+
+def judge_formats(store: RolloutStore, first: int, last: int) -> None:
+    """Judges what waits as a validator would that looks at formats alone."""
+    for upload in store.waiting(first, last):
+        try:
+            _, sha256 = store.read(upload)
+        except RolloutError as error:
+            finding = Finding("format", "a file is what its lease asks for", upload.path.name, str(error))
+            store.judge(upload, Verdict(False, "", False, finding))
+        else:
+            store.judge(upload, Verdict(True, sha256, False))
 
 
 def run_on_small_disk(mount: Path, kib: int, code: str, *arguments: str) -> str:

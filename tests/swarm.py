@@ -11,12 +11,16 @@ from rich.console import Console
 
 from shoal.config import RunConfig, check_config
 from shoal.exchange.interfaces import Version
+from shoal.exchange.rollouts import DirectoryStore
 from shoal.models.load import load
 from shoal.rollout.engine import TorchEngine
+from shoal.rollout.maker import Maker
 from shoal.rollout.worker import Worker
-from shoal.rundir import RunDir, prepare_run
+from shoal.rundir import RunDir, limits_of, prepare_run
 from shoal.tasks.source import InProcess, Split, Task, TaskSource
 from shoal.watch.metrics import Entry, read_metrics
+
+from .conftest import judge_formats
 
 TREE: dict[str, Any] = {
     "name": "test",
@@ -75,14 +79,20 @@ def make_worker(
     status, metrics = run.status(name), run.metrics(name)
     channel, store = run.channel(), run.store()
     tasks = tasks or Coin()
-    judge = InProcess(tasks)
-    return Worker(name, config, channel, store, policy, engine, tasks, judge, status, metrics, base_version(run))
+    maker = Maker(config, policy, engine, tasks, InProcess(tasks))
+    return Worker(name, config, channel, store, maker, status, metrics, base_version(run))
+
+
+def judging_store(run: RunDir, worker: Worker) -> DirectoryStore:
+    return run.store(limits_of(run.config, worker.maker.policy.vocab))
 
 
 @contextmanager
-def working(worker: Worker) -> Iterator[None]:
-    """The worker at work in a thread; it ends with the run, or with the run's other role."""
+def working(run_dir: RunDir, worker: Worker) -> Iterator[None]:
+    """The worker at work in a thread, and its files judged by their formats; it ends with the run."""
     failed: list[BaseException] = []
+    store = judging_store(run_dir, worker)
+    over = threading.Event()
 
     def run() -> None:
         try:
@@ -90,10 +100,18 @@ def working(worker: Worker) -> Iterator[None]:
         except BaseException as error:
             failed.append(error)
 
+    def judge() -> None:
+        while not over.wait(0.01):
+            judge_formats(store, 0, run_dir.config.steps)
+
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    yield
-    thread.join(timeout=60)
+    threading.Thread(target=judge, daemon=True).start()
+    try:
+        yield
+    finally:
+        thread.join(timeout=60)
+        over.set()
     assert not thread.is_alive(), "the worker did not end with the run"
     if failed:
         raise failed[0]

@@ -17,7 +17,7 @@ from shoal.models.load import WEIGHTS, load
 from shoal.rollout.record import Limits, write_rollouts
 from shoal.rundir import RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
 
-from .conftest import make_submission
+from .conftest import judge_formats, make_submission
 
 
 def make_config(model: Path | str, **changes: Any) -> RunConfig:
@@ -164,6 +164,7 @@ def test_the_store_accepts_what_was_made_with_the_published_weights_alone(tmp_pa
         assert lease is not None
         submission = make_submission(lease, version=0, weights=weights, group_size=config.sampling.group_size)
         store.put(lease, write_rollouts(submission, lease.groups))
+    judge_formats(store, 0, 0)
     assert [submission.lease.node for submission in store.accepted(0)] == ["honest"]
     assert len(refused) == 1
     assert "made with weights '000000000000' as version 0" in refused[0]
@@ -239,3 +240,10 @@ def test_a_role_whose_run_was_removed_says_so(tmp_path: Path, config: RunConfig)
     with pytest.raises(StorageError, match=r"run .*: its directory was removed while it ran"):
         work()
     assert not run.path.exists()
+
+
+def test_the_remains_of_a_removed_run_are_not_taken_for_one(tmp_path: Path, config: RunConfig) -> None:
+    run = prepare_run(config, tmp_path / "run", console())
+    (run.path / RUN_FILE).unlink()
+    with pytest.raises(ConfigError, match=r"the remains of a run that lost its run\.json; restore that file, delete"):
+        prepare_run(config, tmp_path / "run", console())

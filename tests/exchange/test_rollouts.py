@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from shoal.errors import RolloutError
 from shoal.exchange.rollouts import DirectoryStore, Rules
+from shoal.files import sha256_file
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount
-from shoal.rollout.record import write_rollouts
+from shoal.rollout.record import Submission, write_rollouts
 
-from ..conftest import LIMITS, ROOT, make_lease, make_rollout, make_submission
+from ..conftest import LIMITS, ROOT, judge_formats, make_lease, make_rollout, make_submission
 
 RULES = Rules(
     run="test",
@@ -38,7 +39,7 @@ RULES = Rules(
 
 
 class Store(DirectoryStore):
-    """A store that keeps what it refused, as the trainer does in its metrics."""
+    """A store that keeps what it refused, as the trainer does in its metrics; formats are judged at once."""
 
     def __init__(self, path: Path, root_of: Callable[[int], str | None] = lambda _: ROOT, **rules: Any) -> None:
         self.path = path
@@ -46,6 +47,10 @@ class Store(DirectoryStore):
         super().__init__(
             path, replace(RULES, **rules), LIMITS, root_of, lambda file, why: self.told.append((file, why))
         )
+
+    def accepted(self, step: int) -> Iterator[Submission]:
+        judge_formats(self, step, step)
+        return super().accepted(step)
 
     def take(self, node: str, version: int = 0) -> Lease:
         lease = self.lease(node, version)
@@ -548,7 +553,7 @@ def test_a_worker_without_limits_counts_but_cannot_judge(tmp_path: Path) -> None
     worker = DirectoryStore(tmp_path, RULES)
     assert worker.count(0).seen == 2
     with pytest.raises(ValueError, match="opened without limits"):
-        list(worker.accepted(0))
+        worker.read(worker.waiting(0, 0)[0])
 
 
 def test_verdicts_are_left_beside_the_files(store: Store) -> None:
@@ -557,7 +562,8 @@ def test_verdicts_are_left_beside_the_files(store: Store) -> None:
     spoil(store.hand_in(bad), "empty")
     store.accepted_numbers(0)
     verdicts = [json.loads(store.file(lease).with_suffix(".verdict.json").read_text()) for lease in (good, bad)]
-    assert verdicts[0] == {"accept": True, "reason": ""}
+    assert verdicts[0]["accept"] is True
+    assert verdicts[0]["sha256"] == sha256_file(store.file(good))
     assert verdicts[1]["accept"] is False
     assert "not a readable Parquet file" in verdicts[1]["reason"]
 

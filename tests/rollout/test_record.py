@@ -29,6 +29,7 @@ from shoal.rollout.record import (
     Rollout,
     Submission,
     Summary,
+    groups_with_signal,
     read_rollouts,
     read_summary,
     write_rollouts,
@@ -69,6 +70,7 @@ def submissions(draw: st.DrawFn) -> Submission:
                     reward=reward,
                     advantage=draw(float32),
                     error=draw(st.text(min_size=1)) if reward is None else "",
+                    proof=draw(st.binary(max_size=258)),
                 )
             )
     lease = make_lease(groups=groups, node=draw(st.text()), deadline=draw(st.floats(0, 1e12)))
@@ -104,9 +106,10 @@ def with_footer(**footer: bytes | None) -> bytes:
 @given(submission=submissions())
 def test_what_is_written_is_read_back(submission: Submission, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "0000.parquet"
-    path.write_bytes(write_rollouts(submission, 1))
+    signal = groups_with_signal(submission)
+    path.write_bytes(write_rollouts(submission, signal))
     assert read_rollouts(path, submission.lease, LIMITS) == submission
-    assert read_summary(path) == Summary(submission.lease.groups, 1)
+    assert read_summary(path) == Summary(submission.lease.groups, signal)
 
 
 def test_a_file_is_ordinary_parquet_with_the_columns_of_the_schema(path: Path) -> None:
@@ -166,10 +169,12 @@ def test_a_value_out_of_bounds_is_named_with_its_sample_and_the_rule(
         ({"reward": -1e6}, LIMITS),
         ({"finish": "length"}, LIMITS),
         ({"reward": None, "error": "broke"}, LIMITS),
+        ({"proof": b""}, LIMITS),
     ],
 )
 def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], limits: Limits) -> None:
-    submission = read(path, write_rollouts(changed(7, change), 2), limits)
+    good = changed(7, change)
+    submission = read(path, write_rollouts(good, groups_with_signal(good)), limits)
     for key, value in change.items():
         kept = getattr(submission.rollouts[-1], key)
         assert kept == (pytest.approx(value) if key == "logprobs" else value)
@@ -178,8 +183,8 @@ def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], li
 @pytest.mark.parametrize(
     ("footer", "said"),
     [
-        ({"schema": None}, "schema version None, this program reads '1'"),
-        ({"schema": b"2"}, "schema version '2', this program reads '1'; use the same release of shoal on both sides"),
+        ({"schema": None}, "schema version None, this program reads '2'"),
+        ({"schema": b"1"}, "schema version '1', this program reads '2'; use the same release of shoal on both sides"),
         ({"lease": None}, "not a lease"),
         ({"lease": b"\xff\xfe"}, "not a lease"),
         ({"lease": b"[" * 100_000}, "not a lease"),

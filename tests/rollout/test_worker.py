@@ -14,13 +14,13 @@ from shoal.exchange.interfaces import Version
 from shoal.models.load import WEIGHTS, Policy, read_weights
 from shoal.rl.advantages import group_advantages
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission, write_rollouts
+from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
 from shoal.rollout.worker import Worker
-from shoal.rundir import RunDir, limits_of
+from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 
-from ..conftest import make_lease
-from ..swarm import Coin, base_version, make_config, make_run, make_worker, notes
+from ..conftest import judge_formats, make_lease
+from ..swarm import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
 
 
 class Failing(Coin):
@@ -55,7 +55,8 @@ def worker(run: RunDir) -> Iterator[Worker]:
 
 
 def made(worker: Worker, lease: Lease, run: RunDir) -> tuple[Submission, int]:
-    return worker.make(lease, base_version(run))
+    submission = worker.maker.make(lease, base_version(run))
+    return submission, groups_with_signal(submission)
 
 
 def publish(run: RunDir, number: int, shift: float = 0.01) -> Version:
@@ -85,14 +86,14 @@ def test_a_submission_holds_every_sample_of_every_group_in_order(run: RunDir, wo
     for r in submission.rollouts:
         assert 1 <= len(r.completion) <= 5
         assert len(r.logprobs) == len(r.completion)
-        assert r.reward == Coin().score(Coin().task("train", r.task), worker.policy.decode(r.completion))
+        assert r.reward == Coin().score(Coin().task("train", r.task), worker.maker.policy.decode(r.completion))
 
 
 def test_tasks_and_seeds_are_the_leases_own(run: RunDir, worker: Worker) -> None:
     lease = make_lease(groups=4)
     submission, _ = made(worker, lease, run)
     assert [r.task for r in submission.rollouts[::4]] == [lease.task_index(group) for group in range(4)]
-    prompts = [worker.policy.encode(Coin().task("train", lease.task_index(group)).prompt) for group in range(4)]
+    prompts = [worker.maker.policy.encode(Coin().task("train", lease.task_index(group)).prompt) for group in range(4)]
     assert [r.prompt for r in submission.rollouts[::4]] == prompts
 
 
@@ -145,7 +146,9 @@ def test_a_scorer_that_always_raises_gives_a_file_that_is_accepted_as_data(run: 
     assert signal == 0
     assert all(r.reward is None and "OSError: scorer lost" in r.error for r in submission.rollouts)
     worker.store.put(lease, write_rollouts(submission, signal))
-    (accepted,) = run.store(limits_of(run.config, worker.policy.vocab)).accepted(lease.step)
+    store = judging_store(run, worker)
+    judge_formats(store, lease.step, lease.step)
+    (accepted,) = store.accepted(lease.step)
     assert [r.error for r in accepted.rollouts] == [r.error for r in submission.rollouts]
 
 
@@ -160,20 +163,22 @@ def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: W
     lease = worker.store.lease(worker.name, 1)
     assert lease is not None
     worker._work(lease, version)
-    (submission,) = run.store(limits_of(run.config, worker.policy.vocab)).accepted(lease.step)
+    store = judging_store(run, worker)
+    judge_formats(store, lease.step, lease.step)
+    (submission,) = store.accepted(lease.step)
     assert (submission.version, submission.weights) == (1, version.root)
     assert worker.loaded == version
     base = read_weights(run.base_model, "float32")
-    moved = worker.policy.weights()
+    moved = worker.maker.policy.weights()
     assert all(torch.equal(moved[name], base[name] + 0.01) for name in base)
 
 
 def test_a_worker_goes_back_to_the_base_model_when_all_versions_are_retracted(run: RunDir, worker: Worker) -> None:
-    before = {name: tensor.clone() for name, tensor in worker.policy.weights().items()}
+    before = {name: tensor.clone() for name, tensor in worker.maker.policy.weights().items()}
     assert worker._load(publish(run, 1))
     run.channel().retract(0)
     assert worker._load(worker._newest())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.policy.weights().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.maker.policy.weights().items())
 
 
 def test_a_version_that_vanishes_before_it_is_read_is_noted_and_passed_over(run: RunDir, worker: Worker) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from shoal.errors import DivergedError, NoSignalError, WaitError
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
-from shoal.rollout.record import write_rollouts
+from shoal.rollout.record import groups_with_signal
 from shoal.rollout.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
@@ -21,7 +21,8 @@ from shoal.train.step import train_step
 from shoal.train.trainer import start_trainer
 from shoal.watch.status import read_status
 
-from ..swarm import Coin, base_version, entries, make_config, make_run, make_worker, notes, working
+from ..conftest import judge_formats
+from ..swarm import Coin, base_version, entries, judging_store, make_config, make_run, make_worker, notes, working
 
 
 class Hopeless(Coin):
@@ -43,7 +44,7 @@ def completed(path: Path, tiny_dir: Path, **changes: Any) -> tuple[RunDir, Worke
     """A run that was trained to its end, and its worker."""
     run = make_run(path, make_config(tiny_dir, **changes))
     worker = make_worker(run)
-    with working(worker):
+    with working(run, worker):
         start_trainer(run)
     return run, worker
 
@@ -51,7 +52,8 @@ def completed(path: Path, tiny_dir: Path, **changes: Any) -> tuple[RunDir, Worke
 def prefilled(run: RunDir, worker: Worker) -> None:
     """Everything that version 0 may serve, handed in before the trainer starts."""
     while (lease := worker.store.lease(worker.name, 0)) is not None:
-        worker.store.put(lease, write_rollouts(*worker.make(lease, base_version(run))))
+        worker.store.put(lease, worker.maker.file(lease, base_version(run))[1])
+    judge_formats(judging_store(run, worker), 0, run.config.steps)
 
 
 def load_poisoned(directory: Path, dtype: str = "float32") -> Policy:
@@ -217,8 +219,10 @@ def test_a_waiting_trainer_says_for_whom_and_what(tmp_path: Path, tiny_dir: Path
     worker = make_worker(run)
     lease = worker.store.lease(worker.name, 0)
     assert lease is not None
-    submission, signal = worker.make(lease, base_version(run))
-    worker.store.put(lease, write_rollouts(submission, signal))
+    submission, data = worker.maker.file(lease, base_version(run))
+    signal = groups_with_signal(submission)
+    worker.store.put(lease, data)
+    judge_formats(judging_store(run, worker), 0, 0)
     with pytest.raises(WaitError, match=f"step 0 has {signal} of 300 groups"):
         start_trainer(run)
 
@@ -226,7 +230,7 @@ def test_a_waiting_trainer_says_for_whom_and_what(tmp_path: Path, tiny_dir: Path
 def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tmp_path: Path, tiny_dir: Path) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     longer = extended(run, 4)
-    with working(make_worker(longer)):
+    with working(longer, make_worker(longer)):
         start_trainer(longer)
     assert [entry["step"] for entry in steps_of(longer)] == [0, 1, 2, 3]
     assert "going on with step 2" in notes(longer)
@@ -241,7 +245,7 @@ def test_a_resumed_run_learns_what_an_uninterrupted_one_does(tmp_path: Path, tin
     whole, _ = completed(tmp_path / "whole", tiny_dir, steps=4, **changes)
     half, _ = completed(tmp_path / "half", tiny_dir, steps=2, **changes)
     rest = extended(half, 4)
-    with working(make_worker(rest)):
+    with working(rest, make_worker(rest)):
         start_trainer(rest)
     expected, resumed = whole.channel().version(4), rest.channel().version(4)
     assert expected is not None
@@ -315,7 +319,7 @@ def forge_the_state(checkpoint: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, tiny_dir: Path, damage: Any) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     damage(folder(run, 2))
-    with working(make_worker(run)):
+    with working(run, make_worker(run)):
         start_trainer(run)
     assert re.search(r"checkpoint step-000002: damaged \(.*\); passed over", notes(run))
     assert "going on with step 1" in notes(run)
@@ -327,7 +331,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, tiny_dir: 
 def test_a_checkpoint_that_was_being_written_is_no_checkpoint(tmp_path: Path, tiny_dir: Path) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     folder(run, 2).rename(run.checkpoints / ".staging-abc")
-    with working(make_worker(run)):
+    with working(run, make_worker(run)):
         start_trainer(run)
     assert "going on with step 1" in notes(run)
     assert not list(run.checkpoints.glob(".staging-*"))
@@ -346,7 +350,7 @@ def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_th
             raise KeyboardInterrupt
         return train_step(*arguments)
 
-    with working(make_worker(run)):
+    with working(run, make_worker(run)):
         monkeypatch.setattr("shoal.train.trainer.train_step", killed_at_step_3)
         with pytest.raises(KeyboardInterrupt):
             start_trainer(run)
@@ -381,7 +385,7 @@ def test_foreign_files_among_the_rollouts_are_refused_and_stop_nothing(tmp_path:
     spam.mkdir(parents=True)
     (spam / "0007.parquet").write_bytes(b"PAR1 and then nothing")
     (spam / "notes.parquet").write_bytes(b"")
-    with working(make_worker(run)):
+    with working(run, make_worker(run)):
         start_trainer(run)
     refused = {entry["file"] for entry in entries(run, "trainer", "refused")}
     assert refused == {"step-000000/0007.parquet", "step-000000/notes.parquet"}

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from shoal.errors import ConfigError, ModelError
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, write_rollouts
+from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_rollouts
 from shoal.rundir import RunDir
 from shoal.watch.rollouts import print_rollouts
 
@@ -43,7 +43,8 @@ def submit(run: RunDir, node: str = "worker-0", **changes: object) -> Path:
         for group in range(lease.groups)
         for sample in range(size)
     ]
-    store.put(lease, write_rollouts(Submission(lease, 0, "ab" * 32, rollouts), lease.groups))
+    submission = Submission(lease, 0, "ab" * 32, rollouts)
+    store.put(lease, write_rollouts(submission, groups_with_signal(submission)))
     return run.path / "rollouts" / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
 
 

@@ -82,8 +82,8 @@ class RolloutStore(Protocol):
         """Uploads for steps first .. last that nobody has judged."""
         ...
 
-    def read(self, upload: Upload) -> Submission:
-        """The upload's content, or a RolloutError that says which rule of format it breaks."""
+    def read(self, upload: Upload) -> tuple[Submission, str]:
+        """The upload's content and the hash of its bytes; a RolloutError says which rule of format it breaks."""
         ...
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:

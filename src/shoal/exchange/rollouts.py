@@ -143,8 +143,12 @@ class DirectoryStore:
                 found.append(Upload(step, number, self._read_lease(step, number), path))
         return found
 
-    def read(self, upload: Upload) -> Submission:
-        return self._read(upload.path, upload.step)
+    def read(self, upload: Upload) -> tuple[Submission, str]:
+        before = _hash(upload.path)
+        submission = self._read(upload.path, upload.step)
+        if _hash(upload.path) != before:
+            raise RolloutError(f"{upload.path.name}: was changed while it was read")
+        return submission, before
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:
         target = upload.path.with_suffix(".verdict.json")
@@ -182,13 +186,9 @@ class DirectoryStore:
 
     def _confirmed(self, path: Path, step: int, verdict: Verdict) -> Submission:
         """An accepted file's content, if it still is that file and still fits the run."""
-        try:
-            found = sha256_file(path)
-        except OSError as error:
-            raise RolloutError(f"{path.name}: cannot be read any more ({error})") from error
+        submission, found = self.read(Upload(step, 0, None, path))
         if found != verdict.sha256:
             raise RolloutError(f"{path.name}: was changed after it was accepted ({found[:12]})")
-        submission = self._read(path, step)
         root = self._root_of(submission.version)
         if submission.weights != root:  # a trainer that was killed takes back versions that no checkpoint backs
             raise RolloutError(
@@ -294,3 +294,10 @@ def _number(path: Path, suffix: str) -> int | None:
     """The submission a file's name stands for; None for any other name, so that no file counts under two names."""
     text = path.name.removesuffix(suffix)
     return int(text) if NUMBERED.fullmatch(text) and f"{int(text):04d}" == text else None
+
+
+def _hash(path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise RolloutError(f"{path.name}: not a readable Parquet file ({error})") from error

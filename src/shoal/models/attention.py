@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -98,9 +99,13 @@ class Packed:
         del layer
         repeats = q_1HTD.shape[1] // k_1hTD.shape[1]
         k_1HTD, v_1HTD = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (k_1hTD, v_1hTD))
-        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q_1HTD, k_1HTD, v_1HTD))
+        # Zeros behind a head change nothing, and the kernel wants values as wide as keys.
+        size, values = q_1HTD.shape[-1], v_1HTD.shape[-1]
+        wide = max(size, values)
+        padded = ((q_1HTD, wide - size), (k_1HTD, wide - size), (v_1HTD, wide - values))
+        q, k, v = (F.pad(x[0], (0, more)).transpose(0, 1).contiguous() for x, more in padded)
         out_THD: Tensor = _PackedAttention.apply(q, k, v, self, scale)  # type: ignore[no-untyped-call]
-        return out_THD.unsqueeze(0)
+        return out_THD[..., :values].unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def bundle_of(
     config: RunConfig, path: Path, lease: Lease | None, submission: Submission | None, finding: Finding
 ) -> Bundle:
     """What is worth keeping of a rejected file."""
-    sha256 = sha256_file(path)
+    sha256 = ""
+    with suppress(OSError):
+        sha256 = sha256_file(path)
     if submission is None:
         data = None
         with suppress(OSError):

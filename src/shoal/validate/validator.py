@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightChannel
-from shoal.files import locked, sha256_file
+from shoal.files import locked
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
@@ -81,9 +81,8 @@ class Validator:
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.process_time()
             try:
-                sha256 = sha256_file(upload.path)
-                submission = self.store.read(upload)
-            except (RolloutError, OSError) as error:
+                submission, sha256 = self.store.read(upload)
+            except RolloutError as error:
                 broken = Finding("format", "a file is what its lease asks for", upload.path.name, str(error))
                 self._reject(upload, "", None, broken, False, began)
                 continue
