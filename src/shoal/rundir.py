@@ -139,6 +139,11 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     if file.exists():
         check_unchanged(open_run(path).config, config, path, MAY_CHANGE)
         console.print(f"going on with the run in {path}")
+    elif run.checkpoints.exists() or channel.numbers():
+        raise ConfigError(
+            f"run {path}: holds the remains of a run that lost its {RUN_FILE}; restore that file, delete the rest, "
+            "or give another one with --out"
+        )
     newest = _newest_whole(channel)
     if newest is not None and newest.number > config.steps:
         raise ConfigError(

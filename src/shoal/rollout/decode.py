@@ -83,7 +83,8 @@ class Reader:
 def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
     parts: list[bytes] = []
     while size > 0:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        ready = left > 0 and select.select([pipe], [], [], left)[0]
         part = pipe.read(min(size, 1 << 20)) if ready else b""
         if not part:
             raise OSError("the reader is gone or too slow")

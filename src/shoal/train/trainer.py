@@ -19,7 +19,7 @@ from shoal.exchange.interfaces import RolloutStore, WeightChannel
 from shoal.files import locked, whole_directory
 from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.rollout.record import Submission
-from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step
@@ -110,6 +110,8 @@ class Trainer:
 
     def _advance(self, step: int, submissions: list[Submission], result: StepResult) -> None:
         """Makes step + 1 the new state, on disk first and then for everyone."""
+        if not (self.run_dir.path / RUN_FILE).exists():  # nothing of a run that was removed is to come back
+            raise run_removed(self.run_dir.path)
         bad = self.progress.bad_steps + 1 if not result.losses else 0
         used = {s.lease.submission: s.version for s in submissions}
         self.progress = Progress(step + 1, bad, self.progress.used | {step: used})
