@@ -124,15 +124,19 @@ class WorkerConfig(_Table):
 class ThresholdsConfig(_Table):
     """How far an honest worker may be off; `shoal calibrate MODEL` measures them. Defaults fit float32 models."""
 
-    shortfall: float = Field(0.02, ge=0, description="Most a token may lie below the best under the lease's noise.")
+    shortfall: float = Field(0.002, ge=0, description="Most a token may lie below the best under the lease's noise.")
     inexact_share: float = Field(0.002, ge=0, le=1, description="Share of a file's tokens that may not be the best.")
     inexact_tokens: int = Field(2, ge=0, description="Tokens of a file that may not be the best, besides that share.")
-    logprob: float = Field(0.01, ge=0, description="Most a claimed log-prob may be off.")
+    logprob: float = Field(0.002, ge=0, description="Most a claimed log-prob may be off.")
     exponents: int = Field(4, ge=0, le=128, description="Of 128 proven values, how many exponents may differ.")
-    mantissa_mean: float = Field(1.0, ge=0, description="Mean difference of the other values' 7-bit mantissas.")
+    mantissa_mean: float = Field(0.25, ge=0, description="Mean difference of the other values' 7-bit mantissas.")
     mantissa_median: float = Field(1.0, ge=0, description="Median difference of these mantissas.")
-    surprise_sample: float = Field(12.0, gt=0, description="Free sampling: most standard deviations of an answer.")
-    surprise_file: float = Field(6.0, gt=0, description="Free sampling: most standard deviations of a file.")
+    surprise_sample: float = Field(
+        20.0,
+        gt=0,
+        description="Free sampling: most evidence, in nats, against an answer; e^-20 of draws have more.",
+    )
+    surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
 
 
 class AuditConfig(_Table):

@@ -88,7 +88,7 @@ def test_paused_roles_end_when_the_bench_is_killed(run: RunDir) -> None:
     with subprocess.Popen([sys.executable, "-c", BENCH, str(run.path)], stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout
         pids = [int(pid) for pid in bench.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         bench.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() and not _zombie(pid) for pid in pids) and time.monotonic() < deadline:

@@ -15,7 +15,8 @@ import pytest
 from shoal.watch.metrics import read_steps
 from shoal.watch.status import read_status
 
-TRAINER_KILLS, WORKER_KILLS, EVALUATOR_KILLS, SUPERVISOR_KILLS = 7, 4, 1, 4  # 20 in all: there are two workers
+# 20 in all: there are two workers.
+TRAINER_KILLS, VALIDATOR_KILLS, WORKER_KILLS, EVALUATOR_KILLS, SUPERVISOR_KILLS = 5, 3, 4, 1, 3
 STEPS = 120
 ASYNC_LEVEL = 2
 CONFIG = f"""
@@ -126,11 +127,11 @@ def test_a_run_whose_roles_are_killed_twenty_times_ends_like_one_that_was_left_a
     rng = random.Random(7)
     run = start(config, out)
     victims = TRAINER_KILLS * ["trainer"] + WORKER_KILLS * ["worker-0", "worker-1"] + EVALUATOR_KILLS * ["evaluator"]
-    victims += SUPERVISOR_KILLS * ["supervisor"]
+    victims += VALIDATOR_KILLS * ["validator"] + SUPERVISOR_KILLS * ["supervisor"]
     rng.shuffle(victims)
     for victim in victims:
         # A role that is just starting is as good a target as one at work; the supervisor is killed with all roles up.
-        needed = {victim} if victim != "supervisor" else {"trainer", "worker-0", "worker-1"}
+        needed = {victim} if victim != "supervisor" else {"trainer", "validator", "worker-0", "worker-1"}
         wait_for(out, needed, run)
         time.sleep(rng.uniform(0.0, 1.5))
         pids = wait_for(out, needed, run)
@@ -150,6 +151,9 @@ def test_a_run_whose_roles_are_killed_twenty_times_ends_like_one_that_was_left_a
             assert step - ASYNC_LEVEL <= version <= step, f"step {step} submission {submission} used version {version}"
             lease = json.loads((out / "rollouts" / f"step-{step:06d}" / f"{submission:04d}.lease.json").read_text())
             assert (lease["step"], lease["submission"]) == (step, submission)
+            verdict = json.loads((out / "rollouts" / f"step-{step:06d}" / f"{submission:04d}.verdict.json").read_text())
+            assert verdict["accept"], f"step {step} submission {submission} was trained on without leave"
+    assert not list((out / "evidence").glob("*.json")), "an honest file was rejected"
     # Rewards of ten steps of 96 samples and more: the standard error of their mean is about 0.02.
     assert abs(final_reward(out) - final_reward(calm)) < 0.12
 

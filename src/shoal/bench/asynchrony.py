@@ -47,6 +47,8 @@ SETTINGS: dict[str, Any] = {
     "workers.groups_per_submission": 16,
     # Sequences side by side: with 64, generating the samples of a step takes as long as training on them.
     "workers.max_batch": 64,
+    # Two roles share two cores here; a third at work would blur which of them waits.
+    "audit.rate": 0.0,
 }
 
 

@@ -12,10 +12,10 @@ CONFIG = Path("configs") / "laptop.toml"
 
 
 def laptop_config() -> RunConfig:
-    """`configs/laptop.toml` of the checkout that this code is part of, or of the current directory."""
+    """`configs/laptop.toml` of the checkout that this code is part of, or of the current directory, without cheaters."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / CONFIG).is_file():
-            return load_config(root / CONFIG)
+            return changed(load_config(root / CONFIG), {"cheaters": []})
     raise BenchError(f"bench: {CONFIG} is not here; run it in a checkout of the project")
 
 

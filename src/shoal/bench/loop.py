@@ -3,7 +3,8 @@
 Both sides answer 8 prompts 8 times a step with exactly 32 tokens and make one optimizer step of it, on the same number
 of threads in all, without KL term and entropy bonus. Ours is the real thing: a trainer and a worker process, a Parquet
 file a submission, a published version every step and a checkpoint every tenth, none of which TRL writes here. Ours
-scores with the task's own scorer, TRL with one that costs nothing. The sides take turns; while one is measured the
+scores with the task's own scorer, twice, in worker and validator, TRL with one that costs nothing. Files are not
+computed again here (audit.rate 0), for TRL checks nothing. The sides take turns; while one is measured the
 other stands still.
 
 An answer has its fixed length because no eos token can come: TRL suppresses it, and ours opens a copy of the model
@@ -194,6 +195,7 @@ def loop_config(laptop: RunConfig, model: Path, template: str) -> RunConfig:
             "train.lr": LR,
             "train.checkpoint_every": CHECKPOINT_EVERY,
             "keep.versions": CHECKPOINT_EVERY + 3,
+            "audit.rate": 0.0,
             "train.threads": THREADS // 2,
             "train.loss.kl_coef": 0.0,
             "train.loss.entropy_coef": 0.0,

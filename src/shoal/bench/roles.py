@@ -1,4 +1,4 @@
-"""A run's trainer and workers as the real processes they are, started, paused and stopped by a bench.
+"""A run's trainer, validator and workers as the real processes they are, started, paused and stopped by a bench.
 
 A paused role uses no processor, so that another side can be measured meanwhile. Nothing is left behind: a stopped
 process cannot notice that its parent is gone, so a guard that can wakes the roles, and they end themselves.
@@ -32,7 +32,7 @@ for pid in sys.argv[1:]:
 
 
 class Roles:
-    """Trainer and workers of a prepared run, at work inside the `with` block; no evaluator, which would take time."""
+    """Trainer, validator and workers of a prepared run, at work inside the `with` block; no evaluator, which would take time."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -44,6 +44,7 @@ class Roles:
         names = [f"worker-{i}" for i in range(config.workers.count)]
         try:
             self._start("trainer", ["trainer", str(path)], config.train.threads)
+            self._start("validator", ["validator", str(path)], config.audit.threads)
             for name in names:
                 self._start(name, ["worker", str(path), "--name", name], config.workers.threads)
             pids = [str(child.process.pid) for child in self._children]
