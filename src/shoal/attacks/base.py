@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
@@ -35,17 +34,13 @@ def attack_named(name: str) -> type[Maker]:
 
 @contextmanager
 def changed(policy: Policy, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """The policy with its matrices changed, for a while."""
+    """The policy with other weights, for a while."""
     honest = {name: tensor.clone() for name, tensor in policy.weights().items()}
-    with torch.no_grad():
-        for name, tensor in policy.weights().items():
-            if tensor.ndim == 2:
-                tensor.copy_(change(name, tensor))
-        try:
-            yield
-        finally:
-            for name, tensor in policy.weights().items():
-                tensor.copy_(honest[name])
+    policy.set_weights({name: change(name, tensor) for name, tensor in honest.items()}, "an attack")
+    try:
+        yield
+    finally:
+        policy.set_weights(honest, "an attack")
 
 
 @contextmanager

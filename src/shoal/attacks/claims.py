@@ -13,11 +13,22 @@ from shoal.tasks.source import Score, Task
 
 @attack
 class FalseReward(Maker):
-    """Every other answer is said to be right."""
+    """Every other answer is said to be right if it is wrong, and wrong if it is right."""
 
     def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
         honest = Maker.score(self, answers)
-        return [Score(1.0 if n % 2 == 0 else 0.0) if s.reward is not None else s for n, s in enumerate(honest)]
+        return [
+            Score(float(s.reward < 0.5)) if n % 2 == 0 and s.reward is not None else s for n, s in enumerate(honest)
+        ]
+
+
+@attack
+class NudgedReward(Maker):
+    """Rewards a hair apart: in a group that has nothing to teach, advantages divide by that hair."""
+
+    def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
+        honest = Maker.score(self, answers)
+        return [Score(s.reward + 5e-6) if n % 2 == 0 and s.reward is not None else s for n, s in enumerate(honest)]
 
 
 @attack
@@ -39,17 +50,39 @@ class FalseLogprobs(Maker):
 
 @attack
 class AnothersFile(Maker):
-    """What another worker made under its own lease, under one's own name."""
+    """What another worker made under its own lease, byte for byte."""
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        return Maker.file(self, another(lease), version)
+
+
+@attack
+class AnothersAnswers(Maker):
+    """What another worker made under its own lease, with one's own lease written over it."""
 
     def make(self, lease: Lease, version: Version) -> Submission:
-        another = replace(lease, node=f"not-{lease.node}")
-        return replace(Maker.make(self, another, version), lease=lease)
+        return replace(Maker.make(self, another(lease), version), lease=lease)
 
 
 @attack
 class SentTwice(Maker):
-    """One's own file of an earlier lease again."""
+    """One's own file of the step before, byte for byte."""
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        return Maker.file(self, earlier(lease), version)
+
+
+@attack
+class AnsweredTwice(Maker):
+    """One's own answers of the step before, with the new lease written over them."""
 
     def make(self, lease: Lease, version: Version) -> Submission:
-        earlier = replace(lease, submission=lease.submission + 1)
-        return replace(Maker.make(self, earlier, version), lease=lease)
+        return replace(Maker.make(self, earlier(lease), version), lease=lease)
+
+
+def another(lease: Lease) -> Lease:
+    return replace(lease, node=f"not-{lease.node}", submission=lease.submission + 1)
+
+
+def earlier(lease: Lease) -> Lease:
+    return replace(lease, step=lease.step - 1, oldest=lease.oldest - 1, newest=lease.newest - 1)

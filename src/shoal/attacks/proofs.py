@@ -1,6 +1,7 @@
 """Honest answers with proofs that prove nothing."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,11 +10,18 @@ from torch import Tensor
 from shoal import toploc
 from shoal.attacks.base import attack
 from shoal.exchange.interfaces import Version
+from shoal.rollout.engine import Completion, Request
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission
+from shoal.rollout.record import Rollout, Submission
 
-CHUNK, K = 32, 128
+CHUNK = 32
+
+
+def split(proof: bytes, tokens: int, hidden: int) -> list[bytes]:
+    """The proof of each chunk."""
+    whole = toploc.proof_size(CHUNK, hidden)
+    return [proof[whole * n : whole * (n + 1)] for n in range(-(-tokens // CHUNK))]
 
 
 @attack
@@ -21,25 +29,35 @@ class ConstantProof(Maker):
     """A polynomial that gives the commonest of the proven values everywhere."""
 
     def prove(self, states_TD: Tensor | None) -> bytes:
-        honest = Maker.prove(self, states_TD)
         assert states_TD is not None
+        proofs = split(Maker.prove(self, states_TD), *states_TD.shape)
         forged = []
-        size = 2 + 2 * K
-        for number, chunk in enumerate(torch.split(states_TD.bfloat16(), CHUNK)):
-            proof = honest[number * size : (number + 1) * size]
-            middle = chunk.flatten()[chunk.flatten().abs().topk(min(K, chunk.numel())).indices].abs().median()
+        for proof, chunk in zip(proofs, torch.split(states_TD.bfloat16(), CHUNK), strict=True):
+            points = len(proof) // 2 - 1
+            middle = chunk.flatten().abs().topk(points).values.median()
             value = int(middle.view(torch.int16)) % toploc.PRIME
-            forged.append(proof[:2] + value.to_bytes(2, "little") + bytes(len(proof) - 4))
+            forged.append(proof[:2] + value.to_bytes(2, "big") + bytes(len(proof) - 4))
         return b"".join(forged)
 
 
 @attack
 class MeanProof(Maker):
-    """States in which every token has the mean of its dimension: known once, right for ever."""
+    """States in which every token has the mean of its dimension over all answers: known once, right for ever."""
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        honest = Maker.answer(self, requests)
+        mean_D = torch.cat([c.hidden_TD for c in honest if c.hidden_TD is not None]).float().mean(dim=0)
+        return [replace(c, hidden_TD=mean_D.expand(len(c.tokens), -1).contiguous()) for c in honest]
+
+
+@attack
+class OwnMeanProof(Maker):
+    """States in which every token has the mean of its dimension over its own answer: as near as a mean comes."""
 
     def prove(self, states_TD: Tensor | None) -> bytes:
         assert states_TD is not None
-        return toploc.build(states_TD.mean(dim=0, keepdim=True).expand_as(states_TD).bfloat16().contiguous())
+        mean_1D = states_TD.float().mean(dim=0, keepdim=True)
+        return toploc.build(mean_1D.expand_as(states_TD).bfloat16().contiguous())
 
 
 @attack
@@ -53,18 +71,19 @@ class FlippedProof(Maker):
 
 @attack
 class SwappedProofs(Maker):
-    """Right proofs in the wrong places."""
+    """Right proofs in the wrong places: the first chunks of an answer change places, or else of two answers."""
 
     def make(self, lease: Lease, version: Version) -> Submission:
         honest = Maker.make(self, lease, version)
-        size = 2 + 2 * K
-        moved = []
-        for number, sample in enumerate(honest.rollouts):
-            chunks = [sample.proof[at : at + size] for at in range(0, len(sample.proof), size)]
-            others = [r.proof for r in honest.rollouts if len(r.proof) == len(sample.proof) and r is not sample]
-            swapped = b"".join(chunks[::-1]) if len(chunks) > 1 else others[number % len(others)] if others else b""
-            moved.append(replace(sample, proof=swapped))
-        return replace(honest, rollouts=moved)
+        return replace(honest, rollouts=[replace(r, proof=self.swapped(r, honest.rollouts)) for r in honest.rollouts])
+
+    def swapped(self, sample: Rollout, others: Sequence[Rollout]) -> bytes:
+        chunks = split(sample.proof, len(sample.completion), self.policy.hidden_size)
+        if len(chunks) > 1 and len(chunks[0]) == len(chunks[1]):
+            return b"".join([chunks[1], chunks[0], *chunks[2:]])
+        # Answers that begin alike and are as short have the same proof.
+        fit = (r.proof for r in others if len(r.proof) == len(sample.proof) and r.proof != sample.proof)
+        return next(fit, sample.proof)
 
 
 @attack
@@ -72,7 +91,8 @@ class MissingProof(Maker):
     """The last chunk is not proven."""
 
     def prove(self, states_TD: Tensor | None) -> bytes:
-        return Maker.prove(self, states_TD)[: -(2 + 2 * K)]
+        assert states_TD is not None
+        return b"".join(split(Maker.prove(self, states_TD), *states_TD.shape)[:-1])
 
 
 @attack
@@ -80,8 +100,9 @@ class ExtraProof(Maker):
     """One chunk more than there is."""
 
     def prove(self, states_TD: Tensor | None) -> bytes:
-        honest = Maker.prove(self, states_TD)
-        return honest + honest[-(2 + 2 * K) :]
+        assert states_TD is not None
+        proofs = split(Maker.prove(self, states_TD), *states_TD.shape)
+        return b"".join([*proofs, proofs[-1]])
 
 
 @attack

@@ -30,7 +30,7 @@ class SmallModelText(Maker):
 
 @attack
 class BestOfN(Maker):
-    """Of several answers, the longest: chosen, not drawn."""
+    """Of several answers, the likeliest: chosen, not drawn."""
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         many = [
@@ -48,16 +48,17 @@ class EditedTokens(Maker):
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         drafts = Maker.answer(self, requests)
-        texts = []
-        for draft in drafts:
-            place = len(draft.tokens) // 2 if len(draft.tokens) > 1 else 0
-            text = list(draft.tokens)
-            if text[place] not in self.policy.eos_ids:
-                text[place] = next(
-                    t for t in range(3, self.policy.vocab) if t != text[place] and t not in self.policy.eos_ids
-                )
-            texts.append(text)
-        return through_the_right_model(self, requests, texts, [c.finish == "eos" for c in drafts])
+        texts = [self.edited(request, draft.tokens) for request, draft in zip(requests, drafts, strict=True)]
+        return through_the_right_model(self, requests, texts, [text[-1] in self.policy.eos_ids for text in texts])
+
+    def edited(self, request: Request, tokens: Sequence[int]) -> list[int]:
+        """Another token in the middle, before the end if there is one; an answer that is nothing but its end gets it
+        as a first token."""
+        place = (len(tokens) - 1) // 2
+        ends = self.policy.eos_ids
+        other = next(t for t in range(3, self.policy.vocab) if t != tokens[place] and t not in ends)
+        rest = tokens[place:] if tokens[place] in ends else tokens[place + 1 :]
+        return [*tokens[:place], other, *rest][: request.max_new_tokens]
 
 
 @attack
@@ -67,7 +68,7 @@ class EarlyEnding(Maker):
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         drafts = Maker.answer(self, requests)
         end = min(token for token in self.policy.eos_ids if token < self.policy.vocab)
-        texts = [[*draft.tokens[: len(draft.tokens) // 2], end] for draft in drafts]
+        texts = [[*draft.tokens[: (len(draft.tokens) - 1) // 2], end] for draft in drafts]
         return through_the_right_model(self, requests, texts, [True] * len(texts))
 
 
@@ -109,12 +110,12 @@ class TopK(_OtherDraws):
 
 @attack
 class CherryPickedTasks(Maker):
-    """Of several tasks, the shortest."""
+    """Not the drawn tasks but the shortest of several others."""
 
     def draw(self, lease: Lease) -> list[Task]:
         return [
             min(
-                (self.tasks.task("train", lease.task_index(group + (n << 16))) for n in range(CANDIDATES)),
+                (self.tasks.task("train", lease.task_index(group + (n << 16))) for n in range(1, 1 + CANDIDATES)),
                 key=lambda task: (len(task.prompt), task.index),
             )
             for group in range(lease.groups)

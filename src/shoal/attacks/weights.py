@@ -1,6 +1,7 @@
 """Other weights than the claimed version's."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ NEIGHBOUR = 0.01
 
 
 def quantised(levels: int, weights_RC: Tensor) -> Tensor:
-    """Rounded to whole steps, each row by its own scale."""
+    """A matrix rounded to whole steps, each row by its own scale; anything else as it is."""
+    if weights_RC.ndim != 2:
+        return weights_RC
     step_R1 = weights_RC.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
     return (weights_RC / step_R1).round() * step_R1
 
@@ -57,37 +60,31 @@ class Neighbour(Maker):
         generator = torch.Generator().manual_seed(0)
 
         def nudge(_: str, weights: Tensor) -> Tensor:
-            return weights + NEIGHBOUR * weights.std() * torch.randn(weights.shape, generator=generator)
+            if weights.ndim != 2:
+                return weights
+            noise = torch.randn(weights.shape, generator=generator)
+            return weights + (NEIGHBOUR * weights.float().std() * noise).to(weights.dtype)
 
         with changed(self.policy, nudge):
             return Maker.answer(self, requests)
 
 
-class _Past:
-    """Weights of the version before the one that was last asked for."""
+@attack
+class OlderVersion(Maker):
+    """The version before the claimed one: saves the download. It is honest until there is one."""
 
-    def __init__(self) -> None:
-        self.number = -1
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.seen: Version | None = None
         self.current: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}
 
-    def see(self, number: int, weights: dict[str, Tensor]) -> None:
-        if number != self.number:
-            self.number, self.before = number, self.current
-            self.current = {name: tensor.clone() for name, tensor in weights.items()}
-
-
-@attack
-class OlderVersion(Maker):
-    """The version before the claimed one: saves the download."""
-
-    past = _Past()
-
     def make(self, lease: Lease, version: Version) -> Submission:
-        self.past.see(version.number, self.policy.weights())
+        if version != self.seen:
+            self.seen, self.before = version, self.current
+            self.current = {name: tensor.clone() for name, tensor in self.policy.weights().items()}
         return Maker.make(self, lease, version)
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        before = self.past.before
-        with changed(self.policy, lambda name, w: before.get(name, w)):
+        with changed(self.policy, lambda name, w: self.before.get(name, w)):
             return Maker.answer(self, requests)

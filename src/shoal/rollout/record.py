@@ -183,7 +183,7 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     rollouts = [Rollout(**row) for row in rows]
     for number, rollout in enumerate(rollouts):
         where, first = f"{path.name} sample {number}", rollouts[number - number % limits.group_size]
-        _check(where, number, rollout, limits)
+        check_sample(where, number, rollout, limits)
         if (rollout.source, rollout.task, rollout.prompt) != (first.source, first.task, first.prompt):
             raise RolloutError(f"{where}: answers another prompt than the first sample of its group")
     submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
@@ -204,7 +204,8 @@ def _open(path: Path) -> Any:
     return READER.read(path, None)
 
 
-def _check(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
+def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
+    """Refuses a sample, number `number` of its file, that is out of bounds."""
     place = divmod(number, limits.group_size)
     if (rollout.group, rollout.sample) != place:
         raise RolloutError(f"{where}: numbered group {rollout.group} sample {rollout.sample}, expected {place}")

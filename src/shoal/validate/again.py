@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from shoal.errors import RolloutError
-from shoal.models.load import Policy, load, read_weights
-from shoal.rollout.record import read_rollouts
+from shoal.errors import RolloutError, WeightsError
+from shoal.models.load import load, read_weights
+from shoal.rollout.record import Limits, check_sample, read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
@@ -39,40 +39,37 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
         raise RolloutError(
             f"version {bundle.version}: whether it was published then is not something that a bundle can show"
         )
-    run = folder.parent
-    base = run / "weights" / "v000000"
-    policy = load(base if base.is_dir() else find_version(bundle, folder), bundle.config.model.dtype)
+    base = folder.parent / "weights" / "v000000"
+    if not base.is_dir():
+        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    policy = load(base, bundle.config.model.dtype)
+    limits = limits_of(bundle.config, policy.vocab)
     if bundle.finding.check == "format":
-        return _read_again(bundle, policy.vocab)
-    costly = bundle.finding.check in NEEDS_WEIGHTS or (
-        bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
-    )
-    if costly:
-        _load_version(policy, bundle, folder)
+        return _read_again(bundle, limits)
+    for number, sample in enumerate(bundle.rollouts, bundle.first):
+        check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
     with Scorer(bundle.config.tasks) as judge:
         checks = Checks(bundle.config, policy, build_source(bundle.config.tasks), judge, lambda _: bundle.root)
         found = rerun(bundle, checks.cheap)
-        if found is None and costly:
+        free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
+        if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):
+            directory = find_version(bundle, folder)
+            policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
             found = rerun(bundle, lambda submission: next(checks.costly([submission])))
         return found
 
 
-def _load_version(policy: Policy, bundle: Bundle, folder: Path) -> None:
-    directory = find_version(bundle, folder)
-    policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
-
-
-def _read_again(bundle: Bundle, vocab: int) -> Finding | None:
+def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:
     """A file that broke the format is read again, if the bundle holds it."""
     if bundle.file is None:
         raise RolloutError(f"file {bundle.sha256[:12]}: too large for its bundle, so it cannot be read again from it")
     if bundle.lease is None:
         raise RolloutError(f"file {bundle.sha256[:12]}: had no lease, which its bundle cannot show")
     with TemporaryDirectory(prefix="shoal-replay-") as scratch:
-        path = Path(scratch) / str(bundle.finding.claimed)
+        path = Path(scratch) / f"{bundle.lease.submission:04d}.parquet"  # no name that a stranger's bundle gives
         path.write_bytes(bundle.file)
         try:
-            read_rollouts(path, bundle.lease, limits_of(bundle.config, vocab))
+            read_rollouts(path, bundle.lease, limits)
         except RolloutError as error:
             return replace(bundle.finding, found=str(error))
     return None

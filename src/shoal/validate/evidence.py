@@ -8,23 +8,29 @@ the version, where the check needs them, are hard-linked beside the bundles so t
 import base64
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from shoal.config import RunConfig, check_config
 from shoal.errors import RolloutError, WeightsError
-from shoal.files import read_regular, sha256_file, write_whole
+from shoal.exchange.interfaces import Version
+from shoal.exchange.weights import DirectoryChannel
+from shoal.files import read_regular, sha256_file, whole_directory, write_whole
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission
 from shoal.validate.finding import Finding
 
 FORMAT = 1
 MAX_FILE = 1 << 20
-COSTLY = ("logprobs", "sampling", "computation", "termination")
+ROLLOUTS = TypeAdapter(list[Rollout])
+ROOT = re.compile(r"[0-9a-f]{64}|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +102,23 @@ def read_bundle(path: Path) -> Bundle:
         tree: Any = json.loads(path.read_bytes())
         if tree["format"] != FORMAT:
             raise RolloutError(f"{path}: bundle format {tree['format']!r}, this program reads {FORMAT}")
-        names = {field.name for field in fields(Rollout)}
-        rollouts = [
-            Rollout(**{**{name: row[name] for name in names}, "proof": base64.b64decode(row["proof"])})
-            for row in tree["rollouts"]
-        ]
-        return Bundle(
+        rows = [{**row, "proof": base64.b64decode(row["proof"])} for row in tree["rollouts"]]
+        bundle = Bundle(
             config=check_config(tree["config"], str(path)),
             finding=Finding(**tree["finding"]),
             sha256=str(tree["sha256"]),
             lease=Lease.from_json(json.dumps(tree["lease"])) if tree["lease"] else None,
-            version=tree["version"],
+            version=None if tree["version"] is None else int(tree["version"]),
             root=str(tree["root"]),
             first=int(tree["first"]),
-            rollouts=rollouts,
-            file=base64.b64decode(tree["file"]) if tree["file"] else None,
+            rollouts=ROLLOUTS.validate_python(rows),
+            file=base64.b64decode(tree["file"]) if tree["file"] is not None else None,
         )
+        if not ROOT.fullmatch(bundle.root):
+            raise ValueError(f"root {bundle.root[:80]!r} is no hash")
+        if bundle.finding.check != "format" and not (bundle.lease and bundle.rollouts and bundle.version is not None):
+            raise ValueError(f"a finding of {bundle.finding.check} without a lease, a version and samples")
+        return bundle
     except OSError as error:
         raise RolloutError(f"{path}: cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -120,24 +127,15 @@ def read_bundle(path: Path) -> Bundle:
 
 def keep_version(folder: Path, weights: Path, root: str) -> None:
     """Links a version's files into the evidence folder, where they stay when the run prunes its own."""
-    target = folder / "versions" / root[:16]
+    target = folder / "versions" / root[:16] / weights.name
     if target.exists():
         return
-    target.mkdir(parents=True, exist_ok=True)
-    for file in weights.iterdir():
-        with suppress(FileExistsError):
+    with whole_directory(target) as staging:
+        for file in weights.iterdir():
             try:
-                os.link(file, target / file.name)
+                os.link(file, staging / file.name)
             except OSError:
-                shutil.copy2(file, target / file.name)
-
-
-def same(bundle: Bundle, again: Finding | None) -> bool:
-    """Whether a check run anew says what the bundle says: the same rule broken at the same place."""
-    if again is None:
-        return False
-    moved = replace(again, sample=None if again.sample is None else again.sample + bundle.first)
-    return (moved.check, moved.sample) == (bundle.finding.check, bundle.finding.sample)
+                shutil.copy2(file, staging / file.name)
 
 
 def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Finding | None:
@@ -149,10 +147,12 @@ def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Find
 
 
 def find_version(bundle: Bundle, folder: Path) -> Path:
-    """The directory with the accused version's files, beside the bundle or in its run."""
-    for candidate in (folder / "versions" / bundle.root[:16], folder.parent / "weights" / f"v{bundle.version:06d}"):
-        if (candidate / "manifest.json").is_file():
-            return candidate
+    """The directory with the accused version's files, beside the bundle or in its run: what its root hash names, and
+    not what else may bear its number by now."""
+    assert bundle.version is not None
+    for place in (folder / "versions" / bundle.root[:16], folder.parent / "weights"):
+        with suppress(WeightsError):
+            return DirectoryChannel(place, keep=1).fetch(Version(bundle.version, bundle.root))
     raise WeightsError(
         f"version {bundle.version} (root {bundle.root[:12]}) is not here any more: without its weights the finding of "
         f"{bundle.finding.check} cannot be computed again"

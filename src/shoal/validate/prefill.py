@@ -17,6 +17,9 @@ from shoal.rollout.sampling import NoiseStream, Words, shortfalls
 from shoal.train.batch import Group, pack
 
 Floats = npt.NDArray[np.float64]
+# Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
+# tokens, positive ones with likely ones.
+TILTS = (-0.5, -0.25, 0.25, 0.5)
 # Logits that exist at a time: 16 MB of them.
 MAX_LOGITS = 1 << 22
 
@@ -30,11 +33,10 @@ class Replayed:
     logprobs_T: Floats
     shortfalls_T: Floats | None
     """How far each token lies below the best one under the lease's noise; None without noise to redraw."""
-    entropies_T: Floats
-    """Expected -log p of a token, and its variance."""
-    variances_T: Floats
-    ends_T: Floats
-    """Probability of the end tokens."""
+    tilts_TL: Floats | None
+    """log of the expected p^s of a token, for each s of TILTS; None where the noise is redrawn."""
+    ends_T: Floats | None
+    """Probability of the end tokens; None where the noise is redrawn."""
 
 
 @torch.inference_mode()
@@ -58,10 +60,9 @@ def replay(
         columns = _columns(policy, states_AD, batch.target_A, bits, temperature)
         ends = np.cumsum([0, *(len(sample.completion) for sample in batch.rollouts)])
         for number, (begin, end) in zip(numbers, pairwise(ends.tolist()), strict=True):
-            logp, below, entropy, variance, ending = (column[begin:end] for column in columns)
-            found[number] = Replayed(
-                states_AD[begin:end], logp, below if bits is not None else None, entropy, variance, ending
-            )
+            logp, *others = (None if column is None else column[begin:end] for column in columns)
+            assert logp is not None
+            found[number] = Replayed(states_AD[begin:end], logp, *others)
     return [found[number] for number in range(len(samples))]
 
 
@@ -81,27 +82,21 @@ def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
 
 def _columns(
     policy: Policy, states_AD: Tensor, tokens_A: Tensor, bits: Iterator[Words] | None, temperature: float
-) -> list[Floats]:
-    """Log-probs, shortfalls, entropies, variances and end probabilities of all tokens, a few rows of logits at a time.
-
-    Entropies and what goes with them are needed, and computed, only without noise to redraw.
-    """
+) -> tuple[Floats, Floats | None, Floats | None, Floats | None]:
+    """Log-probs, shortfalls, tilts and end probabilities of all tokens, a few rows of logits at a time."""
     rows = max(1, MAX_LOGITS // policy.vocab)
     ends = [token for token in policy.eos_ids if token < policy.vocab]
-    parts: list[list[Floats]] = []
+    logp, below, tilts, ending = [], [], [], []
     for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
         scaled_RV = policy.head(states_RD).float() / temperature
         norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
-        logp_R = (scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy()
-        nothing_R = np.zeros(len(tokens_R))
+        logp.append((scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy())
         if bits is not None:
-            below_R = shortfalls(scaled_RV, [next(bits) for _ in range(len(tokens_R))], tokens_R)
-            parts.append([logp_R, below_R, nothing_R, nothing_R, nothing_R])
+            below.append(shortfalls(scaled_RV, [next(bits) for _ in range(len(tokens_R))], tokens_R))
             continue
         logp_RV = (scaled_RV - norm_R1).double()
-        p_RV = logp_RV.exp()
-        entropy_R = -(p_RV * logp_RV).sum(1)
-        variance_R = (p_RV * logp_RV.square()).sum(1) - entropy_R.square()
-        ending_R = p_RV[:, ends].sum(1)
-        parts.append([logp_R, nothing_R, entropy_R.numpy(), variance_R.numpy(), ending_R.numpy()])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        tilts.append(torch.stack([torch.logsumexp((1 + s) * logp_RV, dim=1) for s in TILTS], dim=1).numpy())
+        ending.append(logp_RV[:, ends].exp().sum(1).numpy())
+    if bits is not None:
+        return np.concatenate(logp), np.concatenate(below), None, None
+    return np.concatenate(logp), None, np.concatenate(tilts), np.concatenate(ending)

@@ -11,26 +11,31 @@ from shoal.tasks.source import Score
 from shoal.validate.finding import Finding
 
 CHECK = "rewards"
-# Both sides compute in float32; what is stored has passed through it too.
+# Trainers compute advantages anew, so those in a file may be off by what summing in another order does.
 TOLERANCE = 1e-5
+# Rewards may not: in a group without signal the advantage divides by whatever they differ by. One rounding of the
+# float32 that they are stored as is less than what counts as signal.
+ROUNDING = 2.0**-23
 
 
 def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise: bool) -> Finding | None:
     """`scores` are the validator's own, in the order of the samples."""
     for number, (sample, score) in enumerate(zip(submission.rollouts, scores, strict=True)):
-        if not _same(sample.reward, score.reward):
+        if score.reward is None and sample.reward is not None:
+            return Finding("scorer", "a reward can be computed again", sample.reward, score.error, number)
+        if not _same_reward(sample.reward, score.reward):
             rule = "the reward is what the task's scorer gives the answer"
-            return Finding(CHECK, rule, sample.reward, score.reward if score.error == "" else score.error, number)
+            return Finding(CHECK, rule, sample.reward, score.reward, number)
     rewards_GS = torch.tensor([math.nan if s.reward is None else s.reward for s in scores])
     rewards_GS = rewards_GS.view(len(submission.groups()), -1)
     advantages = group_advantages(rewards_GS, normalise=normalise).flatten().tolist()
     for number, (sample, advantage) in enumerate(zip(submission.rollouts, advantages, strict=True)):
-        if not _same(sample.advantage, advantage):
+        if not abs(sample.advantage - advantage) <= TOLERANCE * max(1.0, abs(advantage)):
             return Finding(CHECK, "the advantage follows from the group's rewards", sample.advantage, advantage, number)
     return None
 
 
-def _same(claimed: float | None, own: float | None) -> bool:
+def _same_reward(claimed: float | None, own: float | None) -> bool:
     if claimed is None or own is None:
         return claimed is None and own is None
-    return abs(claimed - own) <= TOLERANCE * max(1.0, abs(own))
+    return abs(claimed - own) <= ROUNDING * abs(own)

@@ -9,11 +9,13 @@ import numpy as np
 from shoal.config import ThresholdsConfig
 from shoal.rollout.record import Submission
 from shoal.validate.finding import Finding
-from shoal.validate.prefill import Replayed
+from shoal.validate.prefill import TILTS, Floats, Replayed
 
 CHECK = "sampling"
-# An answer may end where ending had at least this probability (INTELLECT-2's termination check).
+# Ending is likely from this probability on (INTELLECT-2's termination check).
 LEAST_END = 0.1
+# Ways in which a worker may end too often: so many times as likely as the distribution has it.
+MORE_ENDS = np.array([2.0, 8.0, 64.0, 4096.0])
 
 
 def check_logprobs(
@@ -30,7 +32,11 @@ def check_logprobs(
 
 
 def check_seeded(submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig) -> Finding | None:
-    """Each token is the argmax under the lease's noise, up to a margin, and nearly all are without any."""
+    """Each token is the argmax under the lease's noise, up to a margin, and nearly all are without any.
+
+    The margin is for rounding, which decides between two tokens of equal score. What it leaves a cheater is to take the
+    second of two that are as near, a few times a file, and to go on from there with the noise that is given.
+    """
     inexact = tokens = 0
     for number, own in enumerate(replayed):
         assert own.shortfalls_T is not None
@@ -48,28 +54,51 @@ def check_seeded(submission: Submission, replayed: Sequence[Replayed], threshold
 
 
 def check_free(submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig) -> Finding | None:
-    """Ends are likely ones, and surprise adds up to what the distribution itself expects, sample by sample and in all.
+    """Tokens and ends are, taken together, as likely as draws are: text of another model is less so, text of a sharper
+    distribution more.
 
-    Text of another model is more surprising than a draw, text of a sharper distribution less. This is a test on
-    averages: it cannot tell a fair draw from one that was picked among several.
+    INTELLECT-2 refuses an answer that ends where ending had a probability below 0.1. Fair draws do that now and then,
+    so such ends are counted instead, and compared with how many the distribution itself makes. All of this is about
+    averages: it cannot tell a fair draw from the best of n, nor see a change of one or two tokens.
     """
-    for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
-        if sample.finish == "eos" and own.ends_T[-1] < LEAST_END:
-            rule = f"an answer ends where ending has a probability of {LEAST_END} or more"
-            return Finding("termination", rule, "finish eos", f"probability {own.ends_T[-1]:.3g}", number)
+    if not (worst := unlikely_ends(submission, replayed)) <= thresholds.surprise_file:
+        rule = f"answers end where ending has a probability below {LEAST_END} no more often than draws do"
+        found = f"{worst:.3g} nats of evidence against it, {thresholds.surprise_file:g} may be"
+        return Finding("termination", rule, "fair draws", found)
     scores = [surprise([own]) for own in replayed]
-    worst = int(np.abs(scores).argmax())
-    rule = "surprise of the tokens lies within {:g} standard deviations of the distribution's own"
-    if not abs(scores[worst]) <= thresholds.surprise_sample:
-        return Finding(CHECK, rule.format(thresholds.surprise_sample), "fair draws", round(scores[worst], 2), worst)
-    if not abs(total := surprise(replayed)) <= thresholds.surprise_file:
-        return Finding(CHECK, rule.format(thresholds.surprise_file), "fair draws", round(total, 2))
+    number = int(np.argmax(scores))  # which is that of a NaN, if there is one
+    rule = "tokens are as likely as draws are"
+    if not scores[number] <= thresholds.surprise_sample:
+        found = f"{scores[number]:.3g} nats of evidence against it, {thresholds.surprise_sample:g} may be"
+        return Finding(CHECK, rule, "fair draws", found, number)
+    if not (total := surprise(replayed)) <= thresholds.surprise_file:
+        found = f"{total:.3g} nats of evidence against it, {thresholds.surprise_file:g} may be"
+        return Finding(CHECK, rule, "fair draws", found)
     return None
 
 
 def surprise(replayed: Sequence[Replayed]) -> float:
-    """By how many standard deviations the tokens are less likely than draws are on average."""
-    excess = sum(float((-own.logprobs_T - own.entropies_T).sum()) for own in replayed)
-    variance = sum(float(own.variances_T.sum()) for own in replayed)
-    # Where the distribution leaves no choice, nothing can be surprising but a wrong token.
-    return excess / float(np.sqrt(variance + 1e-3))
+    """Evidence, in nats, that tokens were not drawn from the distribution: fair draws have more than x with a
+    probability below e^-x, however few they are and however peaked the distribution is.
+
+    For any s the product of p^s / E[p^s] over the tokens has expectation 1 under fair draws, and so has the mean of
+    several such products; Markov's inequality does the rest.
+    """
+    likely = sum(float(own.logprobs_T.sum()) for own in replayed)
+    expected_L = sum(own.tilts_TL.sum(axis=0) for own in replayed if own.tilts_TL is not None)
+    return _mean_of_products(np.asarray(TILTS) * likely - expected_L)
+
+
+def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float:
+    """Evidence, in the same sense, that answers end at unlikely places more often than fair draws do."""
+    ended, p_T = 0, []
+    for sample, own in zip(submission.rollouts, replayed, strict=True):
+        assert own.ends_T is not None
+        p_T.append(own.ends_T[~(own.ends_T >= LEAST_END)])
+        ended += sample.finish == "eos" and not own.ends_T[-1] >= LEAST_END
+    expected_C = np.log1p(np.outer(MORE_ENDS - 1.0, np.concatenate(p_T))).sum(axis=1)
+    return _mean_of_products(ended * np.log(MORE_ENDS) - expected_C)
+
+
+def _mean_of_products(logs: Floats) -> float:
+    return float(np.logaddexp.reduce(logs) - np.log(len(logs)))

@@ -14,12 +14,16 @@ def check_tasks(submission: Submission, tasks: TaskSource, encode: Callable[[str
     where = 0
     for group in submission.groups():
         first = group[0]
-        task = tasks.task("train", submission.lease.task_index(first.group))
+        try:
+            task = tasks.task("train", submission.lease.task_index(first.group))
+            prompt = encode(task.prompt)
+        except Exception as error:  # sources and tokenizers are foreign code; no honest worker got past this either
+            rule = f"group {first.group} of {submission.lease} has a task that can be asked"
+            return Finding(CHECK, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
         if (first.source, first.task) != (task.source, task.index):
             rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
             claimed, drawn = f"{first.source} task {first.task}", f"{task.source} task {task.index}"
             return Finding(CHECK, rule, claimed, drawn, where)
-        prompt = encode(task.prompt)
         for number, sample in enumerate(group, where):
             if sample.prompt != prompt:
                 rule = f"the prompt of {task.source} task {task.index} is as the task words it"

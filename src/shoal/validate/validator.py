@@ -30,8 +30,8 @@ from shoal.watch.status import StatusFile
 
 POLL_S = 0.02
 # A file may miss the version it was made with through no fault of its maker's: a trainer that was killed takes back
-# what no checkpoint backs.
-NOBODYS_FAULT = ("version",)
+# what no checkpoint backs. Nor is it to blame where our own scorer fails.
+NOBODYS_FAULT = ("version", "scorer")
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Validator:
 
     def judge(self, uploads: Sequence[Upload]) -> None:
         """Gives a verdict on each upload."""
-        drawn: dict[int, list[tuple[Upload, str, Submission]]] = {}
+        drawn: dict[Version, list[tuple[Upload, str, Submission]]] = {}
         for upload in uploads:
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.process_time()
@@ -89,22 +89,20 @@ class Validator:
             if finding := self.checks.cheap(submission):
                 self._reject(upload, sha256, submission, finding, False, began)
             elif self.audits.drawn(upload.node, sha256):
-                drawn.setdefault(submission.version, []).append((upload, sha256, submission))
+                claimed = Version(submission.version, submission.weights)
+                drawn.setdefault(claimed, []).append((upload, sha256, submission))
             else:
                 self._accept(upload, sha256, submission, False, began)
-        for number, files in drawn.items():
-            self._audit(number, files)
+        for version, files in drawn.items():
+            self._audit(version, files)
 
-    def _audit(self, number: int, files: Sequence[tuple[Upload, str, Submission]]) -> None:
+    def _audit(self, version: Version, files: Sequence[tuple[Upload, str, Submission]]) -> None:
         """Computes the files of one version again."""
-        version = self.channel.version(number)
         try:
-            if version is None:
-                raise WeightsError(f"version {number}: not here any more")
             self._load(version)
         except (WeightsError, ModelError) as error:
             for upload, sha256, submission in files:
-                gone = Finding("version", "a file is made with a version that is published", number, str(error))
+                gone = Finding("version", "a file is made with a version that is published", version.number, str(error))
                 self._reject(upload, sha256, submission, gone, False, time.process_time())
             return
         for upload, sha256, submission in files:
@@ -147,7 +145,8 @@ class Validator:
         self._say(upload, submission, audited, verdict, began)
         if upload.node and finding.check not in NOBODYS_FAULT:
             self.strikes[upload.node] += 1
-            if self.strikes[upload.node] == self.run_dir.config.audit.strikes:
+            # Also beyond that number: who was killed between the last strike and the ban makes up for it.
+            if self.strikes[upload.node] >= self.run_dir.config.audit.strikes:
                 count = self.strikes[upload.node]
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
