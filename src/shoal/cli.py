@@ -194,8 +194,26 @@ def rollouts(
 
 
 @app.command()
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model directory, smollm2, tiny, or a config whose model to use.")
+    ],
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; the config's, or float32.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config with the tasks to ask; else random tokens.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the [audit.thresholds] table to.")] = None,
+    samples: Annotated[int, typer.Option(min=16, help="Answers to compare in every way.")] = 256,
+) -> None:
+    """Measure how far honest workers are off, and the thresholds that follow for a validator."""
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+    from shoal.validate.calibrate import calibrate as measure_model
+
+    measure_model(model, config, dtype, out, samples, console)
+
+
+@app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop or async.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc or attacks.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")

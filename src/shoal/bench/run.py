@@ -69,4 +69,16 @@ def _toploc() -> Bench:
     return bench_toploc
 
 
-BENCHES: dict[str, Callable[[], Bench]] = {"engine": _engine, "loop": _loop, "async": _async, "toploc": _toploc}
+def _attacks() -> Bench:
+    from shoal.bench.attacks import bench_attacks
+
+    return bench_attacks
+
+
+BENCHES: dict[str, Callable[[], Bench]] = {
+    "engine": _engine,
+    "loop": _loop,
+    "async": _async,
+    "toploc": _toploc,
+    "attacks": _attacks,
+}

@@ -1,0 +1,87 @@
+"""What validation costs beside generation: CPU time of this process and of those that score and read for it.
+
+One file of SmolLM2-135M, whose answers all reach the length limit. The worker's engine generates it with one thread, as
+by default; the validator reads it, runs the cheap checks and computes all of it again.
+"""
+
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.bench.court import ROOT, Court, Recorded
+from shoal.bench.laptop import changed
+from shoal.config import RunConfig
+from shoal.errors import BenchError
+from shoal.models.base import base_model_dir
+from shoal.models.load import load
+from shoal.rollout.engine import TorchEngine
+from shoal.rollout.maker import Maker
+from shoal.rollout.record import read_rollouts
+from shoal.rundir import limits_of
+from shoal.tasks.build import build_source
+from shoal.tasks.scorer import Scorer
+from shoal.validate.calibrate import threads
+from shoal.validate.checks import Checks
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds of CPU."""
+
+    tokens: int
+    generating: float
+    proving: float
+    validating: float
+
+
+def price(config: RunConfig, samples: int, batch: int) -> Price:
+    """One group of `samples` answers, generated up to `batch` side by side."""
+    config = changed(config, {"sampling.group_size": samples, "workers.groups_per_submission": 1})
+    policy = replace(load(base_model_dir(config)), eos_ids=frozenset())
+    tasks = build_source(config.tasks)
+    temperature = config.sampling.temperature
+    engine = TorchEngine(policy, max_batch=batch, max_len=config.max_len, temperature=temperature)
+    with tempfile.TemporaryDirectory(prefix="shoal-price-") as scratch, Scorer(config.tasks) as judge, threads(1):
+        court = Court(config, policy, engine, tasks, judge, Path(scratch), {})
+        (lease,) = court.leases(1)
+        requests = court.requests([lease])
+        maker = Maker(config, policy, engine, tasks, judge)
+        # First calls are slow: they compile, and take memory.
+        for answer in engine.generate([replace(request, max_new_tokens=2) for request in requests], hidden=True):
+            maker.prove(answer.hidden_TD)
+
+        began = cpu_s()
+        answers = maker.answer(requests)
+        generating = cpu_s() - began
+        began = cpu_s()
+        for answer in answers:
+            maker.prove(answer.hidden_TD)
+        proving = cpu_s() - began
+
+        (file,) = court.files(Maker, [lease], Recorded(requests, answers))  # starts the scorer, too
+        path = Path(scratch) / "price.parquet"
+        path.write_bytes(file.data)
+        checks = Checks(config, policy, tasks, judge, lambda _: ROOT)
+        limits = limits_of(config, policy.vocab)
+        read_rollouts(path, lease, limits)  # starts the reader
+        began = cpu_s()
+        submission = read_rollouts(path, lease, limits)
+        finding = checks.cheap(submission) or next(checks.costly([submission]))
+        validating = cpu_s() - began
+    if finding is not None:
+        raise BenchError(f"price: an honest file was rejected: {finding}")
+    return Price(sum(len(answer.tokens) for answer in answers), generating, proving, validating)
+
+
+def cpu_s() -> float:
+    """CPU time of this process and of its children so far, ended or not."""
+    times = os.times()
+    total = times.user + times.system + times.children_user + times.children_system
+    with suppress(OSError):  # no Linux: children that still run are left out
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
