@@ -1,4 +1,4 @@
-"""A small world to cheat in: a model in two versions a training step apart, its tasks, and judges of files made with it.
+"""A small world to cheat in: a model in two versions a training step apart, its tasks, and judges of its files.
 
 `short` is a model that was shown how to answer and ends after a few tokens, `long` one that was not and talks on for
 several chunks of a proof.

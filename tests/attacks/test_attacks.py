@@ -1,16 +1,12 @@
 """Every attack is caught, by the check that is there for it; whoever does nothing of the kind is not."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from shoal.attacks import ATTACKS, attack_named
 from shoal.errors import ConfigError
-from shoal.rollout.maker import Maker
-from shoal.validate.sampling import check_free
 
-from ..world import VERSIONS, Kind, World, build_world, lease_of, weights
+from ..world import VERSIONS, World, build_world, lease_of, weights
 
 LEASES = {"short": 3, "long": 2}
 OTHER_DRAWS = {"sampling"}
@@ -92,7 +88,7 @@ def test_every_file_of_an_attacker_is_rejected_for_what_is_wrong_with_it(
 
 
 def test_an_attack_that_does_not_exist_is_named_with_its_nearest_neighbour() -> None:
-    with pytest.raises(ConfigError, match="did you mean false_reward?"):
+    with pytest.raises(ConfigError, match="did you mean false_reward"):
         attack_named("fals_reward")
     assert attack_named("int8") is ATTACKS["int8"]
 
