@@ -66,3 +66,15 @@ def test_the_printed_summary_shows_the_gain_on_held_out_tasks(run_dir: Path) -> 
 def test_a_directory_that_is_no_run_has_no_summary(tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="not a run"):
         summarise(tmp_path)
+
+
+def test_nodes_that_were_put_out_are_named_with_the_check_they_did_not_pass(run_dir: Path) -> None:
+    append(
+        run_dir / "metrics/validator.jsonl",
+        {"event": "banned", "node": "cheater-0", "check": "sampling", "reason": "2 files rejected"},
+    )
+    summary = summarise(run_dir)
+    assert summary.banned == {"cheater-0": "sampling"}
+    out = io.StringIO()
+    print_summary(summary, Console(file=out, width=120))
+    assert "cheater-0 (sampling)" in out.getvalue()

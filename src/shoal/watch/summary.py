@@ -35,6 +35,8 @@ class Summary:
     samples_trained: int
     tokens_generated: int
     rollouts_refused: int
+    banned: dict[str, str]
+    """Nodes that were put out, each with the check that its last file did not pass."""
     worker_restarts: int
     wait_shares: dict[str, float]
     staleness_mean: float | None
@@ -65,6 +67,7 @@ def summarise(run_dir: Path) -> Summary:
         samples_trained=int(sum(_numbers(steps, "samples"))),
         tokens_generated=int(sum(_numbers(_of(everything, "submission"), "tokens"))),
         rollouts_refused=len({str(entry.get("file")) for entry in _of(everything, "refused")}),
+        banned={str(e.get("node")): str(e.get("check", "")) for e in _of(everything, "banned")},
         worker_restarts=len(_of(everything, "restart")),
         wait_shares=_wait_shares(entries),
         staleness_mean=_mean(_numbers(steps, "staleness_mean")),
@@ -132,6 +135,8 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"
     yield "rollout files refused", str(summary.rollouts_refused)
+    if summary.banned:
+        yield "nodes put out", ", ".join(f"{node} ({check})" for node, check in sorted(summary.banned.items()))
     yield "roles restarted", str(summary.worker_restarts)
     yield "staleness", f"{_figure(summary.staleness_mean, '.2f')} mean, {_figure(summary.staleness_max, '.0f')} at most"
     yield "log-prob mismatch", f"{_figure(summary.mismatch_mean, '.2g')} mean"
