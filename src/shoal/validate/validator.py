@@ -150,7 +150,7 @@ class Validator:
                 count = self.strikes[upload.node]
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
-                self.metrics.write("banned", node=upload.node, reason=reason)
+                self.metrics.write("banned", node=upload.node, check=finding.check, reason=reason)
 
     def _keep_evidence(self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool) -> str:
         folder = self.run_dir.path / "evidence"
