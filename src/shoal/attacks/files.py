@@ -55,7 +55,9 @@ def rewritten(data: bytes, change: Callable[[Any], Any], **options: Any) -> byte
 
 
 def replaced(table: Any, name: str, column: Any) -> Any:
-    return table.set_column(table.schema.get_field_index(name), name, column)
+    # As our own schema has it: what is wrong with the file must be what the attack is about.
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, pa.field(name, column.type, nullable=False), column)
 
 
 @attack

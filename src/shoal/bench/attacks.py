@@ -34,6 +34,8 @@ from shoal.validate.calibrate import threads
 
 # These begin with honest answers and change them; all others that answer in their own way generate.
 EDIT_ANSWERS = ("edited_tokens", "early_ending", "mean_proof")
+# One bomb is handed in every time: it takes seconds to make.
+ONE_FOR_ALL = "parquet_bomb"
 CAUGHT, VALIDATION, PROOF = 0.99, 0.1, 0.01
 SMOLLM2_TASKS = [
     {
@@ -149,7 +151,7 @@ def _measure(name: str, config: RunConfig, size: Size, progress: Progress) -> Ta
     directory = base_model(config, progress)
     config = sized(config, size)
     progress.stage(f"{name}: loading, and one training step")
-    policy = load(directory)
+    policy = load(directory, config.model.dtype)
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="shoal-attacks-") as scratch, Scorer(config.tasks) as judge:
         tasks = build_source(config.tasks)
@@ -175,7 +177,7 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
     for batch, count in size.honest.items():
         engine = TorchEngine(court.policy, max_batch=batch, max_len=config.max_len, temperature=temperature)
         make(f"engine, {batch} side by side", engine, count)
-    make("plain transformers", PlainEngine(directory, court.policy, "float32", temperature), size.plain)
+    make("plain transformers", PlainEngine(directory, court.policy, config.model.dtype, temperature), size.plain)
     tally.honest = len(made)
     unpacked = changed(config, {"audit.token_budget": config.max_len})
     free = changed(config, {"sampling.mode": "free"})
@@ -198,7 +200,10 @@ def _attacks(name: str, court: Court, size: Size, tally: Tally, progress: Progre
     free = changed(court.config, {"sampling.mode": "free"})
     for number, (attack, kind) in enumerate(ATTACKS.items(), 1):
         progress.stage(f"{name}: attack {number} of {len(ATTACKS)}, {attack}: making {size.files} files")
-        files = court.cheating(kind, leases, recorded, attack not in EDIT_ANSWERS)
+        if attack == ONE_FOR_ALL:
+            files = court.cheating(kind, leases[:1], recorded, False) * size.files
+        else:
+            files = court.cheating(kind, leases, recorded, attack not in EDIT_ANSWERS)
         text_only = kind.__module__ == texts.__name__
         if text_only:
             files = [f for f, h in zip(files, honest, strict=True) if asked(f) != asked(h)]

@@ -39,29 +39,19 @@ SAFETY = 8.0
 # Evidence against fair draws has a known distribution: more than x nats come with a probability below e^-x.
 SAFETY_SURPRISE = 2.0
 # What a threshold never goes below: a calibration that sees no difference at all still leaves room for other machines.
-FLOORS = ThresholdsConfig(
-    shortfall=0.002,
-    inexact_share=0.002,
-    inexact_tokens=2,
-    logprob=0.002,
-    exponents=4,
-    mantissa_mean=0.5,
-    mantissa_median=1.0,
-    surprise_sample=20.0,
-    surprise_file=16.0,
-)
+FLOORS = ThresholdsConfig()
 FILE_SAMPLES = 16
 RANDOM_PROMPT = 16
 QUANTILES = (0.5, 0.99, 0.999, 1.0)
 UNITS = {
-    "shortfall": "nats below the best token",
-    "inexact_share": "share of a file's tokens that are not the best",
-    "logprob": "nats between the two log-probs",
-    "exponents": "exponents that differ, of 128",
-    "mantissa_mean": "mean difference of mantissas in a chunk",
-    "mantissa_median": "median difference of mantissas in a chunk",
-    "surprise_sample": "nats of evidence against an answer (free sampling)",
-    "surprise_file": "nats of evidence against a file (free sampling)",
+    "shortfall": "nats, a token",
+    "inexact_share": "tokens, a file",
+    "logprob": "nats, a token",
+    "exponents": "of 128, a chunk",
+    "mantissa_mean": "last place, a chunk",
+    "mantissa_median": "last place, a chunk",
+    "surprise_sample": "nats, an answer",
+    "surprise_file": "nats, a file",
 }
 
 
@@ -314,10 +304,10 @@ def calibrate(
 
 def _print(found: Measured, console: Console) -> None:
     table = Table(title="how far honest workers are off", title_justify="left")
-    table.add_column("threshold")
+    table.add_column("threshold", no_wrap=True)
     for heading in ("50 %", "99 %", "99.9 %", "max", "chosen"):
         table.add_column(heading, justify="right")
-    table.add_column("what is measured", overflow="fold")
+    table.add_column("unit")
     chosen = found.thresholds()
     for name, unit in UNITS.items():
         table.add_row(name, *(f"{q:.2g}" for q in found.quantiles(name)), f"{getattr(chosen, name):g}", unit)
