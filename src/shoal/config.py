@@ -90,6 +90,9 @@ class TrainConfig(_Table):
     token_budget: Positive = Field(4096, description="Tokens packed into one forward pass.")
     lr: float = Field(3e-7, gt=0, description="Learning rate after warm-up.")
     warmup_steps: int = Field(25, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
+    cooldown_steps: int = Field(
+        0, ge=0, description="Last optimizer steps of the run over which the rate falls linearly; 0 keeps it."
+    )
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), strict=False, description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
     grad_clip: float = Field(0.1, gt=0, description="Largest gradient norm.")

@@ -16,7 +16,7 @@ from shoal.rl.advantages import group_advantages
 from shoal.rollout.engine import Request, TorchEngine
 from shoal.rollout.record import Rollout
 from shoal.train.batch import Group, pack
-from shoal.train.step import StepResult, logprobs, train_step
+from shoal.train.step import StepResult, learning_rate, logprobs, train_step
 
 from ..conftest import make_rollout
 from ..models.architectures import save_random
@@ -291,3 +291,12 @@ def test_the_learning_rate_warms_up_by_updates_and_then_stays(
 
 def test_fewer_groups_than_optimizer_steps_are_enough(policy: Policy, rollouts: list[Group]) -> None:
     assert len(stepped(policy, rollouts[:1], settings(optimizer_steps=4)).losses) == 1
+
+
+def test_the_learning_rate_rises_stays_and_falls() -> None:
+    schedule = {"lr": 1.0, "warmup_steps": 4, "cooldown_steps": 5, "optimizer_steps": 2}
+    config = make_config("tiny", steps=10, train=schedule)
+    assert [learning_rate(config, update) for update in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
+    assert [learning_rate(config, update) for update in (15, 16, 17, 20)] == [1.0, 1.0, 0.8, 0.2]
+    steady = make_config("tiny", steps=10, train=schedule | {"warmup_steps": 0, "cooldown_steps": 0})
+    assert {learning_rate(steady, update) for update in range(1, 30)} == {1.0}

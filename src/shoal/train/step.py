@@ -91,10 +91,19 @@ def train_step(
     for number, batch in enumerate(batches):
         update = step * train.optimizer_steps + number + 1
         for group in optimizer.param_groups:
-            group["lr"] = train.lr * min(1.0, update / max(1, train.warmup_steps))
+            group["lr"] = learning_rate(config, update)
         probe = pack(dealt[number][:1], train.token_budget)[0]
         _optimizer_step(policy, optimizer, batch, now[number], base[number], probe, config, step, result)
     return result
+
+
+def learning_rate(config: RunConfig, update: int) -> float:
+    """The rate of optimizer step `update`, counted from 1 over the whole run: linear up, constant, linear down."""
+    train = config.train
+    up = update / max(1, train.warmup_steps)
+    left = config.steps * train.optimizer_steps - update + 1
+    down = left / train.cooldown_steps if train.cooldown_steps else 1.0
+    return train.lr * min(1.0, up, down)
 
 
 def _optimizer_step(
