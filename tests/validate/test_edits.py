@@ -151,7 +151,7 @@ def test_the_file_of_one_lease_is_rejected_under_any_other(world: World, honest:
     data = write_rollouts(honest, groups_with_signal(honest))
     assert world.verdict(data, honest.lease) is None
     for change in ({"submission": 1}, {"node": "other"}, {"run": "other"}, {"beacon": 8}, {"groups": 3}, {"step": 1}):
-        other = replace(honest.lease, **change)  # type: ignore[arg-type]
+        other = replace(honest.lease, **change)
         finding = world.verdict(data, other)
         assert finding is not None
         assert finding.check == "format"

@@ -102,7 +102,7 @@ def read_bundle(path: Path) -> Bundle:
         tree: Any = json.loads(path.read_bytes())
         if tree["format"] != FORMAT:
             raise RolloutError(f"{path}: bundle format {tree['format']!r}, this program reads {FORMAT}")
-        rows = [{**row, "proof": base64.b64decode(row["proof"])} for row in tree["rollouts"]]
+        rows = [{**row, "proof": base64.b64decode(row["proof"], validate=True)} for row in tree["rollouts"]]
         bundle = Bundle(
             config=check_config(tree["config"], str(path)),
             finding=Finding(**tree["finding"]),
@@ -112,7 +112,7 @@ def read_bundle(path: Path) -> Bundle:
             root=str(tree["root"]),
             first=int(tree["first"]),
             rollouts=ROLLOUTS.validate_python(rows),
-            file=base64.b64decode(tree["file"]) if tree["file"] is not None else None,
+            file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
         )
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is no hash")

@@ -1,0 +1,344 @@
+"""Evidence: whoever has the bundle and the version comes to the same verdict, and a false accusation is refuted."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
+from shoal.tasks.source import InProcess
+from shoal.validate import again
+from shoal.validate.again import replay_bundle
+from shoal.validate.evidence import bundle_of, keep_version, read_bundle, write_bundle
+from shoal.validate.finding import Finding
+
+from ..world import World, gym, with_sample
+from .court import Court, InThisProcess, open_court
+
+ATTACK_OF = {
+    "format": "truncated",
+    "tasks": "changed_prompt",
+    "rewards": "false_reward",
+    "sampling": "best_of_n",
+    "logprobs": "false_logprobs",
+    "computation": "own_mean_proof",
+}
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory, world: World) -> Court:
+    return open_court(tmp_path_factory.mktemp("court") / "run", world, audit={"strikes": 1000})
+
+
+@pytest.fixture(autouse=True)
+def quick_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "Scorer", InThisProcess)
+
+
+def judged(court: Court, attack: str) -> Path:
+    lease = court.hand_in("cheat", attack)
+    court.judge()
+    return court.evidence(lease)
+
+
+def replayed(path: Path) -> tuple[bool, str]:
+    console = Console(file=io.StringIO(), width=400)
+    agrees = replay_bundle(path, console)
+    assert isinstance(console.file, io.StringIO)
+    return agrees, console.file.getvalue()
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a bundle beside it, with something changed."""
+    tree = json.loads(path.read_bytes())
+    change(tree)
+    target = path.with_name(f"edited-{path.name}")
+    target.write_text(json.dumps(tree))
+    return target
+
+
+@pytest.mark.parametrize(("check", "attack"), ATTACK_OF.items())
+def test_a_verdict_of_every_kind_is_reached_again(court: Court, check: str, attack: str) -> None:
+    path = judged(court, attack)
+    bundle = read_bundle(path)
+    assert bundle.finding.check == check
+    agrees, text = replayed(path)
+    assert agrees, text
+    assert "the same rule is broken at the same place" in text
+    assert str(bundle.finding) in text
+
+
+def test_a_verdict_on_a_whole_file_is_reached_again(tmp_path: Path, world: World) -> None:
+    """As where more tokens than rounding explains are not the best."""
+    court = open_court(tmp_path / "run", world, audit={"thresholds": {"shortfall": 1e9}})
+    path = judged(court, "best_of_n")
+    bundle = read_bundle(path)
+    assert (bundle.finding.check, bundle.finding.sample) == ("sampling", None)
+    assert len(bundle.rollouts) == 16
+    assert replayed(path)[0]
+
+
+def test_a_bundle_holds_the_group_of_the_accused_sample_and_comes_back_as_it_was(court: Court) -> None:
+    honest = court.honest("cheat")
+    lease = court.hand_in_submission(with_sample(honest, 11, advantage=0.123))
+    court.judge()
+    bundle = read_bundle(court.evidence(lease))
+    assert (bundle.finding.check, bundle.finding.sample) == ("rewards", 11)
+    assert (bundle.first, [r.sample for r in bundle.rollouts]) == (8, list(range(8)))
+    assert (bundle.lease, bundle.version, bundle.root) == (lease, 1, court.version().root)
+    assert bundle.sha256 == court.verdict(lease).sha256
+    target = court.run.path / "copy.json"
+    write_bundle(bundle, target)
+    assert read_bundle(target) == bundle
+    assert replayed(court.evidence(lease))[0]
+
+
+def test_a_false_end_is_reached_again_and_refuted_when_mended(court: Court) -> None:
+    honest = court.honest("cheat")
+    number = next(n for n, r in enumerate(honest.rollouts) if r.finish == "eos")
+    lease = court.hand_in_submission(with_sample(honest, number, finish="length"))
+    court.judge()
+    path = court.evidence(lease)
+    assert read_bundle(path).finding.check == "termination"
+    assert replayed(path)[0]
+    mended = edited(path, lambda tree: tree["rollouts"][number % 8].update(finish="eos"))
+    assert not replayed(mended)[0]
+
+
+def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
+    honest = court.honest("innocent")
+    lease = court.hand_in_submission(honest)
+    path = court.run.path / "rollouts" / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
+    target = court.run.path / "evidence" / "made-up.json"
+    for check in ("rewards", "tasks", "termination", "sampling", "logprobs", "computation"):
+        lie = Finding(check, "a rule", "claimed", "found", 3)
+        write_bundle(bundle_of(court.run.config, path, lease, honest, lie), target)
+        agrees, text = replayed(target)
+        assert not agrees
+        assert "the accusation does not hold" in text
+    write_bundle(bundle_of(court.run.config, path, lease, None, Finding("format", "a rule", "x", "y")), target)
+    assert not replayed(target)[0]
+    court.judge()
+
+
+def test_an_accusation_of_another_sample_than_the_guilty_one_is_no_agreement(court: Court) -> None:
+    path = judged(court, "false_reward")
+    guilty = read_bundle(path).finding.sample
+    assert guilty is not None
+    moved = edited(path, lambda tree: tree["finding"].update(sample=guilty + 1))
+    agrees, text = replayed(moved)
+    assert not agrees
+    assert "another rule is broken than was said" in text
+
+
+def test_a_bundle_with_the_reward_or_the_tokens_made_right_is_refuted(court: Court) -> None:
+    honest = court.honest("cheat")
+    reward = honest.rollouts[2].reward
+    assert reward is not None
+    lease = court.hand_in_submission(with_sample(honest, 2, reward=reward + 0.5))
+    court.judge()
+    path = court.evidence(lease)
+    assert replayed(path)[0]
+    assert not replayed(edited(path, lambda tree: tree["rollouts"][2].update(reward=reward)))[0]
+    honest = court.honest("cheat")
+    number, sample = next((n, r) for n, r in enumerate(honest.rollouts[:8]) if len(r.completion) > 3)
+    wrong = [(sample.completion[0] + 1 - 5) % 200 + 5, *sample.completion[1:]]
+    lie = with_sample(honest, number, completion=wrong)
+    answers = [(gym().task("train", r.task), court.world.workers.decode(r.completion)) for r in lie.rollouts]
+    scores = InProcess(gym()).scores("train", answers)
+    lie = replace(lie, rollouts=[replace(r, reward=s.reward) for r, s in zip(lie.rollouts, scores, strict=True)])
+    advantages = court.world.maker().advantages([s.reward for s in scores])
+    lie = replace(lie, rollouts=[replace(r, advantage=a) for r, a in zip(lie.rollouts, advantages, strict=True)])
+    lease = court.hand_in_submission(lie)
+    court.judge()
+    path = court.evidence(lease)
+    assert read_bundle(path).finding.check == "sampling"
+    assert replayed(path)[0]
+
+    def mend(tree: dict[str, Any]) -> None:
+        for row, r in zip(tree["rollouts"], honest.rollouts[:8], strict=True):
+            row.update(completion=r.completion, reward=r.reward, advantage=r.advantage)
+
+    assert not replayed(edited(path, mend))[0]
+
+
+def test_a_version_that_is_gone_is_said_and_a_kept_one_outlives_it(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world)
+    path = judged(court, "best_of_n")
+    court.run.channel().retract(0)
+    assert replayed(path)[0], "the evidence keeps the version that it rests on"
+    shutil.rmtree(path.parent / "versions")
+    with pytest.raises(WeightsError, match=r"version 1 \(root [0-9a-f]{12}\) is not here any more"):
+        replayed(path)
+    assert not replayed(edited(path, lambda tree: tree["finding"].update(check="tasks")))[0], "needs no weights"
+    with court.run.channel().publish(1) as staging:  # other content under the same number
+        (staging / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(WeightsError, match="is not here any more"):
+        replayed(path)
+    shutil.rmtree(court.run.base_model)
+    with pytest.raises(WeightsError, match="the run's base model is not there"):
+        replayed(path)
+
+
+def test_a_version_whose_files_were_changed_is_not_believed(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world)
+    path = judged(court, "best_of_n")
+    for file in court.run.path.rglob("v000001/model.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.unlink()
+        file.write_bytes(data)
+    with pytest.raises(WeightsError, match="is not here any more"):
+        replayed(path)
+
+
+def test_keeping_a_version_twice_is_keeping_it_once(court: Court) -> None:
+    folder = court.run.path / "elsewhere"
+    weights = court.run.channel().fetch(court.version())
+    for _ in range(2):
+        keep_version(folder, weights, court.version().root)
+    kept = folder / "versions" / court.version().root[:16] / "v000001"
+    assert sorted(f.name for f in kept.iterdir()) == sorted(f.name for f in weights.iterdir())
+
+
+def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:
+    path = judged(court, "truncated")
+    with pytest.raises(RolloutError, match="whether it was published then"):
+        replayed(edited(judged(court, "false_reward"), lambda tree: tree["finding"].update(check="version")))
+    with pytest.raises(RolloutError, match="had no lease"):
+        replayed(edited(path, lambda tree: tree.update(lease=None)))
+    with pytest.raises(RolloutError, match="too large for its bundle"):
+        replayed(edited(path, lambda tree: tree.update(file=None)))
+
+
+def test_an_empty_file_is_in_its_bundle(court: Court) -> None:
+    lease = court.lease("cheat")
+    court.store.put(lease, b"")
+    court.judge()
+    assert read_bundle(court.evidence(lease)).file == b""
+    assert replayed(court.evidence(lease))[0]
+
+
+def test_a_bundle_does_not_say_where_files_are_written(court: Court, tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    path = edited(judged(court, "truncated"), lambda tree: tree["finding"].update(claimed=str(target)))
+    assert replayed(path)[0]
+    assert not target.exists()
+    path = edited(judged(court, "best_of_n"), lambda tree: tree.update(root="../../../../.."))
+    with pytest.raises(RolloutError, match="is no hash"):
+        replayed(path)
+
+
+def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets a place deep in a tree."""
+
+    def change(tree: Any) -> None:
+        for key in keys[:-1]:
+            tree = tree[key]
+        tree[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("format", value=2),
+        put("format", value=None),
+        put("config", value={}),
+        put("config", "steps", value="many"),
+        put("finding", value=None),
+        put("finding", value={"check": "rewards"}),
+        put("lease", value={"run": "x"}),
+        put("lease", value=[]),
+        put("lease", value=None),
+        put("version", value="one"),
+        put("version", value=None),
+        put("root", value="zz"),
+        put("first", value="first"),
+        put("first", value=3),
+        put("rollouts", value=[]),
+        put("rollouts", value=None),
+        put("rollouts", 0, value=7),
+        put("rollouts", 0, "proof", value="?"),
+        put("rollouts", 0, "completion", value=[[]]),
+        put("rollouts", 0, "completion", value=[10**6]),
+        put("rollouts", 0, "completion", value=[-1]),
+        put("rollouts", 0, "completion", value=[]),
+        put("rollouts", 0, "prompt", value=[10**30]),
+        put("rollouts", 0, "prompt", value=[5] * 1000),
+        put("rollouts", 0, "logprobs", value=[]),
+        put("rollouts", 0, "logprobs", value=["x"]),
+        put("rollouts", 0, "reward", value="x"),
+        put("rollouts", 0, "group", value=5),
+        put("rollouts", 0, "finish", value="never"),
+        put("file", value=17),
+    ],
+)
+def test_a_bundle_that_was_tampered_with_is_a_clear_error(
+    court: Court, change: Callable[[dict[str, Any]], None], sampled: Path
+) -> None:
+    with pytest.raises((RolloutError, ConfigError)) as raised:
+        replayed(edited(sampled, change))
+    assert str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def sampled(court: Court) -> Path:
+    return judged(court, "best_of_n")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_bundle_is_a_clear_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bundle.json"
+    path.write_bytes(content)
+    with pytest.raises(RolloutError, match="not an evidence bundle"):
+        replayed(path)
+
+
+def test_a_bundle_cut_anywhere_is_a_clear_error(sampled: Path, tmp_path: Path) -> None:
+    data = sampled.read_bytes()
+    path = tmp_path / "bundle.json"
+    for end in range(0, len(data) - 1, max(1, len(data) // 50)):
+        path.write_bytes(data[:end])
+        with pytest.raises(RolloutError, match="not an evidence bundle"):
+            read_bundle(path)
+
+
+def test_the_command_line_says_the_same_and_its_exit_code_too(court: Court, sampled: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["replay", str(sampled)])
+    assert good.exit_code == 0, good.output
+    lie = edited(sampled, lambda tree: tree["finding"].update(check="tasks"))
+    assert runner.invoke(app, ["replay", str(lie)]).exit_code == 1
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    assert isinstance(runner.invoke(app, ["replay", str(broken)]).exception, ShoalError)
+    assert isinstance(runner.invoke(app, ["replay", str(tmp_path / "none")]).exception, ConfigError)
+
+
+def test_in_a_process_of_its_own_with_a_scorer_of_its_own(sampled: Path) -> None:
+    command = [sys.executable, "-m", "shoal", "replay", str(sampled)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "the same rule is broken at the same place" in " ".join(found.stdout.split())
+
+
+def test_a_large_file_is_not_kept(court: Court, tmp_path: Path) -> None:
+    path = tmp_path / "0000.parquet"
+    path.write_bytes(bytes(2 << 20))
+    bundle = bundle_of(court.run.config, path, court.lease("cheat"), None, Finding("format", "rule", "a", "b"))
+    assert bundle.file is None
+    path.write_bytes(b"small")
+    small = bundle_of(court.run.config, path, court.lease("cheat"), None, Finding("format", "rule", "a", "b"))
+    assert small.file == b"small"
