@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from shoal import toploc
 from shoal.attacks import ATTACKS, attack_named
+from shoal.attacks.texts import EditedTokens
 from shoal.errors import ConfigError
+from shoal.rollout.engine import Request
 
 from ..world import VERSIONS, World, build_world, lease_of, weights
 
@@ -102,3 +105,27 @@ def test_two_workers_of_one_attack_share_nothing(world: World) -> None:
     files_of(world, "older_version")
     lease = lease_of(world)
     assert world.verdict(world.file(world.maker("older_version"), lease), lease) is None
+
+
+@pytest.mark.parametrize("tokens", [[1], [9, 1], [9, 8, 1], [9], [9, 8], [9] * 12])
+def test_an_edited_answer_is_another_one_that_ends_where_an_answer_may(tokens: list[int]) -> None:
+    world = build_world("short")
+    maker = world.maker("edited_tokens")
+    assert isinstance(maker, EditedTokens)
+    edited = maker.edited(Request((5,), 0, 0, 12), tokens)
+    assert edited != tokens
+    assert [token == 1 for token in edited[:-1]] == [False] * (len(edited) - 1)
+    assert (edited[-1] == 1) == (tokens[-1] == 1)
+    assert len(edited) <= 12
+
+
+def test_the_constant_that_is_proven_is_one_of_the_largest_values() -> None:
+    """Or else it would be caught for a slip of the forger's."""
+    world = build_world("short")
+    states_TD = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    proofs = toploc.decode(world.maker("constant_proof").prove(states_TD))
+    assert len(proofs) == 2
+    for proof, chunk in zip(proofs, torch.split(states_TD, 32), strict=True):
+        largest = chunk.flatten().abs().topk(128).values.view(torch.int16).tolist()
+        assert proof.degree == 0
+        assert proof(17) in largest
