@@ -36,6 +36,8 @@ from shoal.validate.calibrate import threads
 EDIT_ANSWERS = ("edited_tokens", "early_ending", "mean_proof")
 # One bomb is handed in every time: it takes seconds to make.
 ONE_FOR_ALL = "parquet_bomb"
+# Files that are judged again as if their noise could not be redrawn.
+FREE_FILES = 40
 CAUGHT, VALIDATION, PROOF = 0.99, 0.1, 0.01
 SMOLLM2_TASKS = [
     {
@@ -63,7 +65,7 @@ class Size:
     trained_on: int
 
 
-TINY = Size(2, 8, 12, files=100, honest={1: 60, 5: 120, 64: 200}, plain=120, lr=3e-4, trained_on=64)
+TINY = Size(2, 8, 12, files=100, honest={1: 100, 5: 200, 64: 500}, plain=100, lr=3e-4, trained_on=64)
 SMOLLM2 = Size(1, 4, 24, files=100, honest={1: 6, 3: 12, 64: 120}, plain=24, lr=1e-6, trained_on=16)
 QUICK_TINY = Size(2, 8, 12, files=5, honest={1: 1, 64: 4}, plain=2, lr=3e-4, trained_on=8)
 QUICK_SMOLLM2 = Size(1, 4, 8, files=2, honest={64: 2}, plain=1, lr=1e-6, trained_on=2)
@@ -88,7 +90,9 @@ def bench_attacks(quick: bool, progress: Progress) -> BenchResult:
     keep_freed_memory()
     laptop = laptop_config()
     if quick:
-        laptop = changed(laptop, {"model.tiny.warm_steps": 20})
+        # Hardly trained, and right only in part: it still has something to learn from.
+        tasks = [task.model_dump(mode="json", exclude_none=True) | {"binary": False} for task in laptop.tasks]
+        laptop = changed(laptop, {"model.tiny.warm_steps": 20, "tasks": tasks})
     tallies = {"tiny": _measure("tiny", laptop, QUICK_TINY if quick else TINY, progress)}
     ratios: dict[str, float] = {}
     values: dict[str, Figure] = {}
@@ -183,9 +187,10 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
     free = changed(config, {"sampling.mode": "free"})
     refused: dict[int, str] = {}
     for what, count, judge in (("packed", 2, config), ("hardly packed", 1, unpacked), ("free sampling", 2, free)):
-        progress.stage(f"{name}: judging {len(made)} honest files: {what}, {count} threads")
+        some = made[:: max(1, len(made) // (5 * FREE_FILES))] if judge is free else made
+        progress.stage(f"{name}: judging {len(some)} honest files: {what}, {count} threads")
         with threads(count):
-            verdicts = court.judged(made, judge)
+            verdicts = court.judged(some, judge)
         if judge is free:
             tally.rejected_free = sum(bool(check) for check in verdicts)
         else:
@@ -213,7 +218,8 @@ def _attacks(name: str, court: Court, size: Size, tally: Tally, progress: Progre
         tally.by[attack] = Counter(check or "not caught" for check in verdicts)
         tally.caught[attack] = _rate(verdicts)
         if text_only:
-            tally.free[attack] = _rate(court.judged(files, free))
+            progress.detail("judging some as if sampling were free")
+            tally.free[attack] = _rate(court.judged(files[:FREE_FILES], free))
 
 
 def asked(file: File) -> list[tuple[Sequence[int], Sequence[int]]]:

@@ -6,6 +6,7 @@ by default; the validator reads it, runs the cheap checks and computes all of it
 
 import os
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def price(config: RunConfig, samples: int, batch: int) -> Price:
 def cpu_s() -> float:
     """CPU time of this process and of its children so far, ended or not."""
     times = os.times()
-    total = times.user + times.system + times.children_user + times.children_system
+    total = time.process_time() + times.children_user + times.children_system
     with suppress(OSError):  # no Linux: children that still run are left out
         for task in Path("/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():

@@ -35,7 +35,7 @@ from shoal.validate.sampling import surprise
 
 # Thresholds are the worst that was seen, times this: a calibration sees some thousand tokens on one machine, a run sees
 # millions on many.
-SAFETY = 8.0
+SAFETY = 3.0
 # Evidence against fair draws has a known distribution: more than x nats come with a probability below e^-x.
 SAFETY_SURPRISE = 2.0
 # What a threshold never goes below: a calibration that sees no difference at all still leaves room for other machines.
@@ -189,6 +189,8 @@ def _compare(
             seen["exponents"].append(chunk.exponent_mismatches * 128 / chunk.points)
             seen["mantissa_mean"].append(chunk.mantissa_mean)
             seen["mantissa_median"].append(chunk.mantissa_median)
+    whole = np.concatenate([own.shortfalls_T for own in seeded if own.shortfalls_T is not None])
+    seen["inexact_share"].append(float((whole > 0).mean()))  # of a file so large that the few tokens are nothing
     for begin in range(0, len(answers), FILE_SAMPLES):
         below = [own.shortfalls_T for own in seeded[begin : begin + FILE_SAMPLES] if own.shortfalls_T is not None]
         # What a file may hold besides the share is not counted against the share.
