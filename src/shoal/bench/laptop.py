@@ -12,7 +12,7 @@ CONFIG = Path("configs") / "laptop.toml"
 
 
 def laptop_config() -> RunConfig:
-    """`configs/laptop.toml` of the checkout that this code is part of, or of the current directory, without cheaters."""
+    """`configs/laptop.toml` of this code's checkout, or of the current directory, without its cheaters."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / CONFIG).is_file():
             return changed(load_config(root / CONFIG), {"cheaters": []})
