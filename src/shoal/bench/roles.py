@@ -32,7 +32,7 @@ for pid in sys.argv[1:]:
 
 
 class Roles:
-    """Trainer, validator and workers of a prepared run, at work inside the `with` block; an evaluator would take time."""
+    """Trainer, validator and workers of a prepared run, at work inside the `with` block. No evaluator: it takes time."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
