@@ -32,7 +32,7 @@ for pid in sys.argv[1:]:
 
 
 class Roles:
-    """Trainer, validator and workers of a prepared run, at work inside the `with` block. No evaluator: it takes time."""
+    """Trainer, validator and workers of a prepared run, at work inside the `with` block; no evaluator."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
