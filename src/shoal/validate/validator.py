@@ -47,6 +47,7 @@ class Validator:
     metrics: MetricsWriter
     loaded: Version
     strikes: Counter[str] = field(default_factory=Counter)
+    put_out: set[str] = field(default_factory=set)
     kept: OrderedDict[Version, dict[str, Tensor]] = field(default_factory=OrderedDict)
 
     def run(self) -> None:
@@ -146,7 +147,8 @@ class Validator:
         if upload.node and finding.check not in NOBODYS_FAULT:
             self.strikes[upload.node] += 1
             # Also beyond that number: who was killed between the last strike and the ban makes up for it.
-            if self.strikes[upload.node] >= self.run_dir.config.audit.strikes:
+            if self.strikes[upload.node] >= self.run_dir.config.audit.strikes and upload.node not in self.put_out:
+                self.put_out.add(upload.node)
                 count = self.strikes[upload.node]
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
