@@ -11,7 +11,8 @@ _ARITHMETIC = r"(?:(?!\*\*)[0-9\s+*/()-])*"
 # No Integral among the names: the question itself would be a right answer.
 # A name is a word of its own: neither an attribute nor a part of a longer one. A dot stands only behind a digit.
 _NAME = r"(?<![\w.])(?:[A-Za-z]|sin|cos|tan|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs|pi)(?!\w)"
-_ALGEBRA = rf"(?:[0-9]+(?:\.[0-9]*)?|{_NAME}|[\s+*/()-])*"
+# Possessive: digits have one reading, or a long number before a sign that is not allowed takes time without end.
+_ALGEBRA = rf"(?:[0-9]++(?:\.[0-9]*+)?|{_NAME}|[\s+*/()-])*+"
 _NUMBERS = r"[0-9\s\[\],-]*"
 
 FORMS = {
