@@ -155,7 +155,9 @@ def test_where_our_scorer_fails_the_file_is_rejected_and_its_maker_not_blamed(
     from shoal.tasks.source import InProcess, Score
 
     lease = court.hand_in("honest")
-    monkeypatch.setattr(InProcess, "scores", lambda self, split, answers: [Score(None, "too slow")] * len(answers))
+    monkeypatch.setattr(
+        InProcess, "scores", lambda self, split, answers, seconds: [Score(None, "too slow")] * len(answers)
+    )
     court.judge()
     monkeypatch.undo()
     finding = court.verdict(lease).finding

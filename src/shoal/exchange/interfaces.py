@@ -41,6 +41,10 @@ class WeightChannel(Protocol):
         """Takes back versions above `after`, which no checkpoint backs; says which."""
         ...
 
+    def was_retracted(self, version: Version) -> bool:
+        """Whether it was published once and taken back."""
+        ...
+
     def fetch(self, version: Version) -> Path:
         """A directory with the version's files, checked against its root hash."""
         ...

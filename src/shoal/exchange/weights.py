@@ -10,9 +10,10 @@ from pathlib import Path
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import STAGING, numbered, read_regular, remove_staging, sha256_file, whole_directory
+from shoal.files import STAGING, numbered, read_regular, remove_staging, sha256_file, whole_directory, write_whole
 
 MANIFEST = "manifest.json"
+RETRACTED = "retracted.json"
 
 
 class DirectoryChannel:
@@ -88,10 +89,23 @@ class DirectoryChannel:
         """Removes versions above `after`, which no checkpoint backs; rollouts made with them will not be accepted."""
         lost = [number for number in self.numbers() if number > after]
         remove_staging(self._path)
+        roots = [version.root for number in lost if (version := self.version(number))]
+        if roots:  # before they go: what was made with them is nobody's fault
+            write_whole(self._path / RETRACTED, json.dumps([*self._retracted(), *roots]).encode())
         for number in lost:
             # In one move: a reader must not take half a version for a damaged one.
             shutil.rmtree(self._folder(number).rename(self._path / f"{STAGING}retracted-{number}"))
         return lost
+
+    def was_retracted(self, version: Version) -> bool:
+        return version.root in self._retracted()
+
+    def _retracted(self) -> list[str]:
+        """Root hashes, which name a version's number too."""
+        try:
+            return list(map(str, json.loads(read_regular(self._path / RETRACTED))))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return []
 
     def _names(self) -> list[int]:
         return sorted(n for path in self._path.glob("v*") if (n := numbered(path.name, "v")) is not None)

@@ -41,12 +41,14 @@ class Scorer:
         self._score_s = score_s
         self._start()
 
-    def scores(self, split: Split, answers: Sequence[tuple[Task, str]]) -> list[Score]:
-        """A reward or a named error for each answer, in order."""
+    def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
+        """A reward or a named error for each answer, in order; what is not scored after so many seconds is an error."""
         done: list[Score] = []
-        while len(done) < len(answers):
-            done += self._scores(split, answers[len(done) :])
-        return done
+        deadline = time.monotonic() + seconds
+        while len(done) < len(answers) and time.monotonic() < deadline:
+            done += self._scores(split, answers[len(done) :], deadline)
+        late = Score(None, f"answers take longer than {seconds:g} s together")
+        return done + [late] * (len(answers) - len(done))
 
     def close(self) -> None:
         self._child.kill()
@@ -80,7 +82,7 @@ class Scorer:
         self._proven = False
         self._unsent = [self._spec]
 
-    def _scores(self, split: Split, answers: Sequence[tuple[Task, str]]) -> list[Score]:
+    def _scores(self, split: Split, answers: Sequence[tuple[Task, str]], deadline: float) -> list[Score]:
         """Scores of the first answers: of all, or up to the one that the child was lost with."""
         texts = [[task.index, answer[: MAX_ANSWER + 1]] for task, answer in answers]
         found: list[Score] = []
@@ -90,7 +92,7 @@ class Scorer:
             self._unsent = []
             ready = self._receive(READY_S) == "ready"
             while len(found) < len(answers):
-                found.append(_score(self._receive(self._score_s)))
+                found.append(_score(self._receive(max(0.0, min(self._score_s, deadline - time.monotonic())))))
         except _Lost as lost:
             fresh, task = not self._proven, answers[len(found)][0]
             self.close()

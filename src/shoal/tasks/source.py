@@ -5,6 +5,7 @@ to give the same question give it to the same split.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -63,7 +64,9 @@ def score(source: TaskSource, task: Task, answer: str) -> Score:
 class Judge(Protocol):
     """Who scores answers, several at once."""
 
-    def scores(self, split: Split, answers: Sequence[tuple[Task, str]]) -> list[Score]: ...
+    def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
+        """A reward or a named error for each, in order; what is not scored after so many seconds is an error."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ class InProcess:
 
     source: TaskSource
 
-    def scores(self, split: Split, answers: Sequence[tuple[Task, str]]) -> list[Score]:
-        del split
+    def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
+        del split, seconds
         return [score(self.source, task, answer) for task, answer in answers]
 
 

@@ -1,5 +1,6 @@
 """All checks in their order, from cheap to costly; the first that does not pass ends it."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from shoal.validate.sampling import check_free, check_logprobs, check_seeded
 from shoal.validate.tasks import check_tasks
 from shoal.validate.termination import check_termination
 from shoal.validate.version import check_version
+
+# Answers of a file are scored for so long before it is known that they were drawn, and not made up to take long.
+HASTE_S = 30.0
 
 
 @dataclass(slots=True)
@@ -35,7 +39,7 @@ class Checks:
             or check_tasks(submission, self.tasks, self.policy.encode)
             or check_lengths(submission, self.policy.hidden_size)
             or check_termination(submission, self.policy.eos_ids, config.sampling.max_new_tokens)
-            or self._rewards(submission)
+            or self.rewards(submission, HASTE_S)
         )
 
     def costly(self, submissions: Sequence[Submission]) -> Iterator[Finding | None]:
@@ -62,12 +66,13 @@ class Checks:
             or check_computation(submission, own, thresholds)
         )
 
-    def _rewards(self, submission: Submission) -> Finding | None:
+    def rewards(self, submission: Submission, seconds: float = math.inf) -> Finding | None:
+        """A finding of `scorer` says that our own one failed, or was not done in time."""
         answers = [
             (self.tasks.task("train", sample.task), self.policy.decode(sample.completion))
             for sample in submission.rollouts
         ]
-        scores = self.judge.scores("train", answers)
+        scores = self.judge.scores("train", answers, seconds)
         return check_rewards(submission, scores, normalise=self.config.train.advantage_std)
 
 

@@ -29,9 +29,20 @@ from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.02
-# A file may miss the version it was made with through no fault of its maker's: a trainer that was killed takes back
-# what no checkpoint backs. Nor is it to blame where our own scorer fails.
-NOBODYS_FAULT = ("version", "scorer")
+SCORER = "scorer"
+# Longer ones would not be a verdict any more: those who read verdicts read only so much.
+MAX_REASON = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A file to compute again."""
+
+    upload: Upload
+    sha256: str
+    submission: Submission
+    scored: bool
+    """Whether its rewards are known to be right."""
 
 
 @dataclass(slots=True)
@@ -77,39 +88,46 @@ class Validator:
 
     def judge(self, uploads: Sequence[Upload]) -> None:
         """Gives a verdict on each upload."""
-        drawn: dict[Version, list[tuple[Upload, str, Submission]]] = {}
+        drawn: dict[Version, list[Drawn]] = {}
         for upload in uploads:
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.process_time()
             try:
                 submission, sha256 = self.store.read(upload)
             except RolloutError as error:
-                broken = Finding("format", "a file is what its lease asks for", upload.path.name, str(error))
+                reason = str(error)[:MAX_REASON]
+                broken = Finding("format", "a file is what its lease asks for", upload.path.name, reason)
                 self._reject(upload, "", None, broken, False, began)
                 continue
-            if finding := self.checks.cheap(submission):
+            finding = self.checks.cheap(submission)
+            # What our scorer fails on may have been made up for that: it is computed again before anyone waits for it.
+            scored = finding is None or finding.check != SCORER
+            if finding and scored:
                 self._reject(upload, sha256, submission, finding, False, began)
-            elif self.audits.drawn(upload.node, sha256):
+            elif not scored or self.strikes[upload.node] or self.audits.drawn(upload.node, sha256):
                 claimed = Version(submission.version, submission.weights)
-                drawn.setdefault(claimed, []).append((upload, sha256, submission))
+                drawn.setdefault(claimed, []).append(Drawn(upload, sha256, submission, scored))
             else:
                 self._accept(upload, sha256, submission, False, began)
         for version, files in drawn.items():
             self._audit(version, files)
 
-    def _audit(self, version: Version, files: Sequence[tuple[Upload, str, Submission]]) -> None:
+    def _audit(self, version: Version, files: Sequence[Drawn]) -> None:
         """Computes the files of one version again."""
         try:
             self._load(version)
         except (WeightsError, ModelError) as error:
-            for upload, sha256, submission in files:
+            for file in files:
                 gone = Finding("version", "a file is made with a version that is published", version.number, str(error))
-                self._reject(upload, sha256, submission, gone, False, time.process_time())
+                self._reject(file.upload, file.sha256, file.submission, gone, False, time.process_time())
             return
-        for upload, sha256, submission in files:
+        for file in files:
+            upload, sha256, submission = file.upload, file.sha256, file.submission
             self.status.working(f"computing submission {upload.submission} of step {upload.step} again")
             began = time.process_time()
             (finding,) = self.checks.costly([submission])
+            if finding is None and not file.scored:
+                finding = self.checks.rewards(submission)
             if finding is None:
                 self._accept(upload, sha256, submission, True, began)
             else:
@@ -129,7 +147,7 @@ class Validator:
 
     def _accept(self, upload: Upload, sha256: str, submission: Submission, audited: bool, began: float) -> None:
         self.store.judge(upload, Verdict(True, sha256, audited))
-        self._say(upload, submission, audited, None, began)
+        self._say(upload, submission, audited, None, False, began)
 
     def _reject(
         self,
@@ -143,8 +161,9 @@ class Validator:
         evidence = self._keep_evidence(upload, submission, finding, audited)
         verdict = Verdict(False, sha256, audited, finding, evidence)
         self.store.judge(upload, verdict)
-        self._say(upload, submission, audited, verdict, began)
-        if upload.node and finding.check not in NOBODYS_FAULT:
+        blamed = bool(upload.node) and self._is_fault(submission, finding)
+        self._say(upload, submission, audited, verdict, blamed, began)
+        if blamed:
             self.strikes[upload.node] += 1
             # Also beyond that number: who was killed between the last strike and the ban makes up for it.
             if self.strikes[upload.node] >= self.run_dir.config.audit.strikes and upload.node not in self.put_out:
@@ -153,6 +172,22 @@ class Validator:
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
                 self.metrics.write("banned", node=upload.node, check=finding.check, reason=reason)
+
+    def _is_fault(self, submission: Submission | None, finding: Finding) -> bool:
+        """Whether the file's maker is to blame.
+
+        It is not where our own scorer fails, nor where the version that the file was made with was lost here or taken
+        back by a trainer that was killed. It is for a version that never was.
+        """
+        if finding.check != "version" or submission is None:
+            return finding.check != SCORER
+        claimed = Version(submission.version, submission.weights)
+        if self.channel.was_retracted(claimed):
+            return False
+        newest, there = self.channel.latest(), self.channel.version(claimed.number)
+        if there is None:
+            return newest is not None and claimed.number > newest.number
+        return there != claimed
 
     def _keep_evidence(self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool) -> str:
         folder = self.run_dir.path / "evidence"
@@ -168,7 +203,13 @@ class Validator:
         return str(target.relative_to(self.run_dir.path))
 
     def _say(
-        self, upload: Upload, submission: Submission | None, audited: bool, verdict: Verdict | None, began: float
+        self,
+        upload: Upload,
+        submission: Submission | None,
+        audited: bool,
+        verdict: Verdict | None,
+        blamed: bool,
+        began: float,
     ) -> None:
         self.metrics.write(
             "verdict",
@@ -177,6 +218,7 @@ class Validator:
             node=upload.node,
             accept=verdict is None,
             audited=audited,
+            blamed=blamed,
             check=verdict.finding.check if verdict and verdict.finding else "",
             reason=verdict.reason if verdict else "",
             samples=len(submission.rollouts) if submission else 0,
@@ -191,7 +233,7 @@ def past_strikes(path: Path) -> Counter[str]:
 
     strikes: Counter[str] = Counter()
     for entry in read_metrics(path):
-        if entry["event"] == "verdict" and not entry["accept"] and entry["check"] not in NOBODYS_FAULT:
+        if entry["event"] == "verdict" and entry.get("blamed"):
             strikes[entry["node"]] += 1
     return strikes
 
