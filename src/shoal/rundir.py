@@ -4,7 +4,6 @@ Everything a role needs is found here, so any role can be started alone, killed 
 """
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from shoal.exchange.interfaces import Version
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
 from shoal.files import disk_errors, locked, read_regular, write_whole
+from shoal.rollout.lease import NODE_NAME
 from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
@@ -27,7 +27,6 @@ from shoal.watch.status import StatusFile
 
 RUN_FILE = "run.json"
 LOCK = "lock"
-ROLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
 # What a model directory is made of; whatever else lies beside it is left there.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 # A role that was killed may take a moment to be gone.
@@ -94,7 +93,7 @@ def run_removed(path: Path) -> StorageError:
 
 def check_worker_name(name: str) -> None:
     """Refuses a name that is no file name, or that another role goes by."""
-    if not ROLE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor"):
+    if not NODE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor", "validator"):
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
         )

@@ -18,9 +18,9 @@ from pathlib import Path
 from shoal.errors import BannedError, RolloutError
 from shoal.exchange.interfaces import Upload
 from shoal.files import numbered, read_regular, set_aside, sha256_file, write_whole
-from shoal.rollout.lease import Lease
+from shoal.rollout.lease import NODE_NAME, Lease
 from shoal.rollout.pacing import StepCount, next_grant
-from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
+from shoal.rollout.record import MAX_BYTES, Limits, Submission, Summary, read_rollouts, read_summary
 from shoal.validate.finding import Finding, Verdict
 
 NUMBERED = re.compile(r"\d{4,9}")
@@ -68,6 +68,8 @@ class DirectoryStore:
     def lease(self, node: str, version: int) -> Lease | None:
         """The node's own unfinished lease if it has one, so that a restarted node goes on; a new one otherwise."""
         rules = self._rules
+        if not NODE_NAME.fullmatch(node):
+            raise RolloutError(f"node name {node!r:.80}: must be letters, digits, dots and dashes, 64 at most")
         with suppress(OSError, ValueError):
             ban = json.loads(read_regular(self._ban(node)))
             raise BannedError(f"{node}: gets no more leases in this run: {ban.get('reason')}")
@@ -126,9 +128,9 @@ class DirectoryStore:
         leased = sum(lease.groups for lease in self._open_leases(step))
         seen = signal = 0
         for path in self._files(step):
-            if _number(path, ".parquet") is None:
+            if (number := _number(path, ".parquet")) is None:
                 continue
-            summary = self._summary(path)
+            summary = self._summary(path, step, number)
             seen += summary.groups
             signal += summary.signal
         return StepCount(seen, signal, leased)
@@ -237,8 +239,9 @@ class DirectoryStore:
     def _ban(self, node: str) -> Path:
         return self._path / "banned" / f"{node}.json"
 
-    def _summary(self, path: Path) -> Summary:
-        """Counts of a file; one that was refused or cannot be read counts for nothing.
+    def _summary(self, path: Path, step: int, number: int) -> Summary:
+        """Counts of a file; one that was refused, cannot be read or claims other groups than its lease's counts for
+        nothing.
 
         A file is written once, so it is read once. The verdict is read every time: one that was accepted is refused
         later if a resumed trainer has retracted the weights it was made with.
@@ -247,9 +250,13 @@ class DirectoryStore:
         refused = verdict is not None and not verdict.accept
         if not refused and path not in self._summaries:
             try:
-                self._summaries[path] = read_summary(path)
+                summary = read_summary(path)
             except RolloutError:
                 return Summary(0, 0)
+            lease = self._read_lease(step, number)
+            if lease is None or summary.groups != lease.groups:
+                return Summary(0, 0)
+            self._summaries[path] = summary
         return Summary(0, 0) if refused else self._summaries[path]
 
     def _open_leases(self, step: int) -> Iterator[Lease]:
@@ -278,7 +285,8 @@ class DirectoryStore:
             lease = Lease.from_json(read_regular(self._folder(step) / f"{submission:04d}.lease.json"))
         except (OSError, RolloutError):
             return None
-        return lease if (lease.step, lease.submission) == (step, submission) else None
+        right = (lease.step, lease.submission) == (step, submission) and NODE_NAME.fullmatch(lease.node)
+        return lease if right else None
 
     def _lease_path(self, lease: Lease) -> Path:
         return self._folder(lease.step) / f"{lease.submission:04d}.lease.json"
@@ -298,6 +306,8 @@ def _number(path: Path, suffix: str) -> int | None:
 
 def _hash(path: Path) -> str:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RolloutError(f"{path.name}: more than {MAX_BYTES} bytes")
         return sha256_file(path)
     except OSError as error:
         raise RolloutError(f"{path.name}: not a readable Parquet file ({error})") from error

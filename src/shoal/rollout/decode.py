@@ -22,6 +22,8 @@ from shoal.errors import RolloutError
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
 READ_S = 60.0
+# An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
+MAX_FOOTER = 1 << 18
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
@@ -40,8 +42,9 @@ class Reader:
         import pyarrow as pa
 
         with self._lock:
-            # Twice: who kills a reader from outside must not spoil an honest file.
-            answer = self._ask(path, most) or self._ask(path, most)
+            deadline = time.monotonic() + READ_S
+            # Twice: who kills a reader from outside must not spoil an honest file. One that is slow gets no more time.
+            answer = self._ask(path, most, deadline) or self._ask(path, most, deadline)
         if answer is None:
             raise RolloutError(f"{path.name}: unfolds to more than samples can be, or ends its reader; refused")
         header, data = answer
@@ -56,7 +59,7 @@ class Reader:
             with suppress(OSError):
                 process.communicate()
 
-    def _ask(self, path: Path, most: int | None) -> tuple[Mapping[str, Any], bytes] | None:
+    def _ask(self, path: Path, most: int | None, deadline: float) -> tuple[Mapping[str, Any], bytes] | None:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "shoal.rollout.decode"],
@@ -67,7 +70,6 @@ class Reader:
                 start_new_session=True,
                 bufsize=0,
             )
-        deadline = time.monotonic() + READ_S
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -121,6 +123,10 @@ def _unfold(path: str, most: int | None) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    with Path(path).open("rb") as tail:
+        tail.seek(-8, os.SEEK_END)
+        if (size := int.from_bytes(tail.read(4), "little")) > MAX_FOOTER:
+            raise ValueError(f"footer of {size} bytes, at most {MAX_FOOTER} are read")
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         footer = {**(file.metadata.metadata or {}), b"shoal.rows": str(file.metadata.num_rows).encode()}
         table = file.schema_arrow.empty_table() if most is None else file.read(use_threads=False)

@@ -5,12 +5,16 @@ never share a draw because the submission number is issued, not chosen.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.errors import RolloutError
 from shoal.tasks.source import draw
+
+# Nodes name themselves, and files are named after them.
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)

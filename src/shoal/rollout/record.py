@@ -29,6 +29,8 @@ MAX_REWARD = 1e6
 # Bytes a sample may take besides its tokens and log-probs: text, and a proof of 258 bytes for every 32 tokens.
 ROOM_FOR_TEXT = 8192
 PROOF_BYTES, PROOF_TOKENS = 258, 32
+# Messages quote what they refuse, and find their way into verdicts, evidence and metrics.
+MAX_TEXT = 1000
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
 BROKEN = (pa.ArrowException, OSError, ValueError)
 
@@ -152,13 +154,13 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     footer = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
     if footer.get("shoal.schema") != SCHEMA_VERSION:
         raise RolloutError(
-            f"{path.name}: schema version {footer.get('shoal.schema')!r}, this program reads {SCHEMA_VERSION!r}; "
+            f"{path.name}: schema version {footer.get('shoal.schema')!r:.80}, this program reads {SCHEMA_VERSION!r}; "
             "use the same release of shoal on both sides"
         )
     if Lease.from_json(footer.get("shoal.lease", "")) != lease:
         raise RolloutError(f"{path.name}: made under another lease than {lease}")
     if not schema.remove_metadata().equals(SCHEMA.remove_metadata()):
-        raise RolloutError(f"{path.name}: its columns are {schema.names}, expected {SCHEMA.names}")
+        raise RolloutError(f"{path.name}: its columns are {schema.names!s:.{MAX_TEXT}}, expected {SCHEMA.names}")
     expected = lease.groups * limits.group_size
     if (found := int(footer["shoal.rows"])) != expected:
         raise RolloutError(f"{path.name}: {found} samples, the lease is for {expected}")
@@ -171,9 +173,8 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
-    room = 8 * limits.max_prompt_tokens + (16 + PROOF_BYTES) * limits.max_new_tokens + ROOM_FOR_TEXT
-    most = expected * room
-    table = READER.read(path, most)
+    room = 8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + _proof_room(limits) + ROOM_FOR_TEXT
+    table = READER.read(path, expected * room)
     if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
         raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")
     try:
@@ -216,17 +217,23 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
     # Softmax in float32 may round a certain token to a log-prob just above 0.
     if bad := [p for p in rollout.logprobs if p is None or not -1e4 <= p <= 1e-4]:
         raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
+    for name in ("source", "error"):
+        if (found := len(getattr(rollout, name))) > MAX_TEXT:
+            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are taken")
     if rollout.finish not in ("eos", "length"):
-        raise RolloutError(f'{where}: finish {rollout.finish!r} is neither "eos" nor "length"')
+        raise RolloutError(f'{where}: finish {rollout.finish!r:.80} is neither "eos" nor "length"')
     if rollout.reward is not None and not -MAX_REWARD <= rollout.reward <= MAX_REWARD:
         raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
     if not math.isfinite(rollout.advantage):
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
-    most = PROOF_BYTES * -(-limits.max_new_tokens // PROOF_TOKENS)
-    if len(rollout.proof) > most:
+    if len(rollout.proof) > (most := _proof_room(limits)):
         raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
+
+
+def _proof_room(limits: Limits) -> int:
+    return PROOF_BYTES * -(-limits.max_new_tokens // PROOF_TOKENS)
 
 
 def _check_tokens(where: str, what: str, ids: Sequence[int | None], most: int, vocab: int) -> None:

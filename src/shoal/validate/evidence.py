@@ -24,7 +24,7 @@ from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import DirectoryChannel
 from shoal.files import read_regular, sha256_file, whole_directory, write_whole
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission
+from shoal.rollout.record import MAX_BYTES, Rollout, Submission
 from shoal.validate.finding import Finding
 
 FORMAT = 1
@@ -62,7 +62,7 @@ def bundle_of(
     """What is worth keeping of a rejected file."""
     sha256 = ""
     with suppress(OSError):
-        sha256 = sha256_file(path)
+        sha256 = sha256_file(path) if path.stat().st_size <= MAX_BYTES else ""
     if submission is None:
         data = None
         with suppress(OSError):
