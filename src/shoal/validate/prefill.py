@@ -43,13 +43,14 @@ class Replayed:
 def replay(
     policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, temperature: float, budget: int
 ) -> list[Replayed]:
-    """Replays answers in rows of up to `budget` tokens.
+    """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
     `keys` holds each one's lease seed and number under it, which fix its noise; None where sampling is free. Samples
     that share a prompt and stand side by side share its computation.
     """
     at = {id(sample): number for number, sample in enumerate(samples)}
     found: dict[int, Replayed] = {}
+    budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
     for batch in pack(list(_groups(samples)), budget):
         hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
         states_AD = hidden_TD.index_select(0, batch.source_A)
