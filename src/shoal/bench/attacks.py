@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from shoal.attacks import ATTACKS, texts
-from shoal.bench.court import Court, File, open_court
+from shoal.bench.court import Court, File, open_court, remembering
 from shoal.bench.engine import keep_freed_memory
 from shoal.bench.laptop import base_model, changed, laptop_config
 from shoal.bench.price import price
@@ -37,7 +37,7 @@ EDIT_ANSWERS = ("edited_tokens", "early_ending", "mean_proof")
 # One bomb is handed in every time: it takes seconds to make.
 ONE_FOR_ALL = "parquet_bomb"
 # Files that are judged again as if their noise could not be redrawn.
-FREE_FILES = 40
+FREE_FILES = 20
 CAUGHT, VALIDATION, PROOF = 0.99, 0.1, 0.01
 SMOLLM2_TASKS = [
     {
@@ -66,7 +66,7 @@ class Size:
 
 
 TINY = Size(2, 8, 12, files=100, honest={1: 100, 5: 200, 64: 500}, plain=100, lr=3e-4, trained_on=64)
-SMOLLM2 = Size(1, 4, 24, files=100, honest={1: 6, 3: 12, 64: 120}, plain=24, lr=1e-6, trained_on=16)
+SMOLLM2 = Size(1, 2, 16, files=100, honest={1: 4, 3: 8, 64: 80}, plain=16, lr=1e-6, trained_on=16)
 QUICK_TINY = Size(2, 8, 12, files=5, honest={1: 1, 64: 4}, plain=2, lr=3e-4, trained_on=8)
 QUICK_SMOLLM2 = Size(1, 4, 8, files=2, honest={64: 2}, plain=1, lr=1e-6, trained_on=2)
 
@@ -187,7 +187,7 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
     free = changed(config, {"sampling.mode": "free"})
     refused: dict[int, str] = {}
     for what, count, judge in (("packed", 2, config), ("hardly packed", 1, unpacked), ("free sampling", 2, free)):
-        some = made[:: max(1, len(made) // (5 * FREE_FILES))] if judge is free else made
+        some = made[:: max(1, len(made) // (10 * FREE_FILES))] if judge is free else made
         progress.stage(f"{name}: judging {len(some)} honest files: {what}, {count} threads")
         with threads(count):
             verdicts = court.judged(some, judge)
@@ -213,7 +213,8 @@ def _attacks(name: str, court: Court, size: Size, tally: Tally, progress: Progre
         if text_only:
             files = [f for f, h in zip(files, honest, strict=True) if asked(f) != asked(h)]
         progress.detail(f"judging {len(files)} files")
-        verdicts = court.judged(files)
+        with remembering(court.computed):
+            verdicts = court.judged(files)
         tally.counted[attack] = len(files)
         tally.by[attack] = Counter(check or "not caught" for check in verdicts)
         tally.caught[attack] = _rate(verdicts)

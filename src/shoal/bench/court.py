@@ -3,13 +3,15 @@
 Files are judged as the validator judges them: read from disk by the reader of strangers' files, cheap checks, then
 computed again with the version they claim. Nothing is left out for being slow; only generation is shared. A cheater who
 edits honest work starts from answers that were generated once, and one who generates differently answers the requests
-of all its files side by side, which gives the same answers.
+of all its files side by side, which gives the same answers. An answer that was computed again is not computed a third
+time: many a cheater leaves the text as it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,13 +24,16 @@ from shoal.models.load import Policy, trainable
 from shoal.rollout.engine import Completion, Engine, Request, TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission, read_rollouts
+from shoal.rollout.record import Rollout, Submission, read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.source import Judge, TaskSource
 from shoal.train.batch import sort_groups
 from shoal.train.step import train_step
+from shoal.validate import checks as checks_module
 from shoal.validate.checks import Checks
+from shoal.validate.prefill import Replayed, replay
 
+Memory: TypeAlias = dict[tuple[object, ...], Replayed]
 ROOT = "5a" * 32
 CLAIMED = Version(1, ROOT)
 SIDE_BY_SIDE = 16
@@ -74,6 +79,7 @@ class Court:
     judge: Judge
     scratch: Path
     before: dict[str, Tensor]
+    computed: Memory = field(default_factory=dict)
 
     def leases(self, count: int, first: int = 0, node: str = "worker-0") -> list[Lease]:
         groups = self.config.workers.groups_per_submission
@@ -139,6 +145,28 @@ class Court:
             return read_rollouts(path, file.lease, limits_of(self.config, self.policy.vocab))
         finally:
             path.unlink()
+
+
+@contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """While the block runs, checks compute an answer again only if they have not done so before."""
+
+    def remembered(
+        policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, *rest: Any
+    ) -> list[Replayed]:
+        noise = keys or [(0, 0)] * len(samples)
+        names = [(tuple(s.prompt), tuple(s.completion), key) for s, key in zip(samples, noise, strict=True)]
+        new = [number for number, name in enumerate(names) if name not in memory]
+        if new:
+            found = replay(policy, [samples[n] for n in new], keys and [keys[n] for n in new], *rest)
+            memory.update({names[n]: own for n, own in zip(new, found, strict=True)})
+        return [memory[name] for name in names]
+
+    setattr(checks_module, "replay", remembered)  # noqa: B010  it is imported there, not exported
+    try:
+        yield
+    finally:
+        setattr(checks_module, "replay", replay)  # noqa: B010
 
 
 def open_court(
