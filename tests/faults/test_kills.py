@@ -162,7 +162,7 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> N
     out = config.parent / "interrupted"
     run = start(config, out)
     deadline = time.monotonic() + 120
-    while not (out / "checkpoints").exists() and time.monotonic() < deadline:
+    while not list((out / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     pids = list(role_pids(out).values())
     assert len(pids) >= 3
@@ -179,6 +179,6 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> N
     while "going on with step" not in notes and time.monotonic() < deadline:
         time.sleep(0.1)
         notes = (out / "metrics" / "trainer.jsonl").read_text()
+    assert "going on with step" in notes
     run.send_signal(signal.SIGTERM)
     assert run.wait(30) != 0
-    assert "going on with step" in notes
