@@ -146,9 +146,15 @@ class AuditConfig(_Table):
     """The judgement of rollouts before they are trained on."""
 
     rate: float = Field(
-        1.0, ge=0, le=1, description="Share of files that are computed again; the cheap checks see every file."
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of files that are computed again, whole; the cheap checks see every file. 0: none, ever.",
     )
-    probation: int = Field(20, ge=0, description="Files of a new node that are all computed again.")
+    spot: int = Field(
+        1, ge=0, description="Answers of every other file that are computed again; if one fails, the whole file is."
+    )
+    probation: int = Field(20, ge=0, description="Files of a new node that are all computed again, whole.")
     strikes: Positive = Field(2, description="Rejected files after which a node gets no more leases.")
     token_budget: Positive = Field(4096, description="Tokens computed again in one forward pass.")
     threads: Threads = Field(1, description="CPU threads of the validator.")

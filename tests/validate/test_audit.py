@@ -44,3 +44,26 @@ def test_the_first_files_of_each_node_are_all_drawn() -> None:
         found = [audits.drawn(node, sha256) for sha256 in HASHES[:1000]]
         assert all(found[:30])
         assert sum(found[30:]) < 40
+
+
+def test_spots_are_as_many_as_asked_all_alike_and_unforeseen() -> None:
+    config = AuditConfig(rate=0.1, spot=2)
+    audits = Audits(config, b"secret")
+    found = [audits.spot(sha256, 8) for sha256 in HASHES]
+    assert all(len(set(spot)) == 2 for spot in found)
+    counts = [sum(n in spot for spot in found) / len(HASHES) for n in range(8)]
+    assert all(abs(share - 0.25) < 0.03 for share in counts)
+    assert found != [Audits(config, b"another").spot(sha256, 8) for sha256 in HASHES]
+
+
+def test_spots_of_files_that_are_not_drawn_do_not_depend_on_the_draw_of_files() -> None:
+    """One number for both would leave the answers that go with high numbers unseen."""
+    audits = Audits(AuditConfig(rate=0.5, spot=1, probation=0), b"secret")
+    left = [audits.spot(sha256, 4)[0] for sha256 in HASHES if not audits.drawn("a", sha256)]
+    assert all(abs(left.count(n) / len(left) - 0.25) < 0.04 for n in range(4))
+
+
+def test_a_file_smaller_than_the_spot_is_seen_whole_and_rate_zero_sees_nothing() -> None:
+    assert Audits(AuditConfig(rate=0.1, spot=9), b"secret").spot(HASHES[0], 3) == [0, 1, 2]
+    assert Audits(AuditConfig(rate=0.0, spot=9), b"secret").spot(HASHES[0], 3) == []
+    assert Audits(AuditConfig(rate=0.1, spot=0), b"secret").spot(HASHES[0], 3) == []

@@ -11,7 +11,7 @@ from shoal.validate.finding import Verdict
 from shoal.validate.validator import past_strikes
 
 from ..swarm import entries
-from ..world import World
+from ..world import World, with_sample
 from .court import Court, open_court
 
 
@@ -135,6 +135,36 @@ def test_without_audits_only_what_is_cheap_is_seen(tmp_path: Path, world: World)
     court.judge()
     assert court.verdict(unseen) == Verdict(True, court.verdict(unseen).sha256, False)
     assert not court.verdict(seen).accept
+
+
+SELDOM: dict[str, float] = {"rate": 1e-12, "probation": 0}
+
+
+@pytest.mark.parametrize("attack", ["int4", "smaller_model", "constant_proof"])
+def test_one_answer_tells_a_file_that_is_wrong_throughout(tmp_path: Path, world: World, attack: str) -> None:
+    court = open_court(tmp_path / "run", world, audit=SELDOM)
+    honest, cheat = court.hand_in("honest"), court.hand_in("cheat", attack)
+    court.judge()
+    assert court.verdict(honest) == Verdict(True, court.verdict(honest).sha256, False)
+    verdict = court.verdict(cheat)
+    assert (verdict.accept, verdict.audited) == (False, True)
+    assert court.evidence(cheat).is_file()
+
+
+def test_a_spot_sees_what_it_looks_at_and_the_verdict_is_that_of_the_whole_file(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    court = open_court(tmp_path / "run", world, audit=SELDOM | {"spot": 2, "strikes": 9})
+    for node, spot, accept in (("a", [0, 2], True), ("b", [1, 2], False)):
+        own = court.honest(node)
+        forged = with_sample(own, 1, logprobs=[p - 0.1 for p in own.rollouts[1].logprobs])
+        lease = court.hand_in_submission(forged)
+        monkeypatch.setattr(type(court.validator.audits), "spot", lambda self, sha256, answers, spot=spot: spot)
+        court.judge()
+        verdict = court.verdict(lease)
+        assert (verdict.accept, verdict.audited) == (accept, not accept)
+        if verdict.finding is not None:
+            assert (verdict.finding.check, verdict.finding.sample) == ("logprobs", 1)
 
 
 def test_files_of_several_versions_are_judged_each_by_its_own(court: Court, world: World) -> None:

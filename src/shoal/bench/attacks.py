@@ -4,7 +4,8 @@ The laptop's tiny model and SmolLM2-135M, whose version 1 is one optimizer step 
 makes it harder to catch them. A cheater's file that is, token for token, what an honest worker hands in (the five
 likeliest tokens of a sure model are all of them) is no cheat and is not counted.
 
-The price is that of one group of 16 answers of 256 tokens of SmolLM2-135M, all of it computed again (`price`).
+Every file is audited whole. The price is that of one group of 16 answers of 256 tokens of SmolLM2-135M (`price`): of an
+average file at the default audit rate, and of one that is audited whole.
 """
 
 import os
@@ -23,7 +24,7 @@ from shoal.bench.laptop import base_model, changed, laptop_config
 from shoal.bench.price import price
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure, Op
-from shoal.config import RunConfig
+from shoal.config import AuditConfig, RunConfig
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.rollout.engine import Engine, TorchEngine
@@ -109,10 +110,12 @@ def _prices(config: RunConfig, ratios: dict[str, float], values: dict[str, Figur
     for name, samples, batch in (("", 16, config.workers.max_batch), ("_one_by_one", 2, 1)):
         progress.stage(f"price: {samples} answers, {min(samples, batch)} side by side")
         found = price(config, samples, batch)
-        ratios[f"validation_vs_generation_cpu{name}"] = found.validating / found.generating
+        ratios[f"validation_vs_generation_cpu{name}"] = found.validating(AuditConfig().rate) / found.generating
+        ratios[f"whole_audit_vs_generation_cpu{name}"] = found.validating(1.0) / found.generating
         ratios[f"proof_vs_generation_cpu{name}"] = found.proving / found.generating
         values[f"generation_cpu_ms_per_token{name}"] = 1e3 * found.generating / found.tokens
-        values[f"validation_cpu_ms_per_token{name}"] = 1e3 * found.validating / found.tokens
+        values[f"whole_audit_cpu_ms_per_token{name}"] = 1e3 * found.validating(1.0) / found.tokens
+    values["audit_rate"] = AuditConfig().rate
 
 
 def _result(tallies: dict[str, Tally], ratios: dict[str, float], values: dict[str, Figure]) -> BenchResult:

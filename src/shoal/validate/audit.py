@@ -1,8 +1,11 @@
-"""Which files are computed again: a choice that nobody can foresee, made after the file is in."""
+"""Which files are computed again, and which answers of the others: choices that nobody can foresee, made after the file
+is in.
+"""
 
 import hashlib
 import hmac
 import os
+import random
 from collections import Counter
 
 from shoal.config import AuditConfig
@@ -21,5 +24,13 @@ class Audits:
         self._seen[node] += 1
         if self._config.rate > 0 and self._seen[node] <= self._config.probation:
             return True
-        digest = hmac.digest(self._secret, sha256.encode(), hashlib.sha256)
-        return int.from_bytes(digest[:8], "big") < self._config.rate * 2**64
+        return self._number("file", sha256) < self._config.rate * 2**64
+
+    def spot(self, sha256: str, answers: int) -> list[int]:
+        """Which of a file's answers are computed again where the file is not drawn; none at rate 0."""
+        count = min(self._config.spot, answers) if self._config.rate > 0 else 0
+        return sorted(random.Random(self._number("answers", sha256)).sample(range(answers), count))
+
+    def _number(self, what: str, sha256: str) -> int:
+        digest = hmac.digest(self._secret, f"{what} {sha256}".encode(), hashlib.sha256)
+        return int.from_bytes(digest[:8], "big")

@@ -89,7 +89,7 @@ def _columns(
     ends = [token for token in policy.eos_ids if token < policy.vocab]
     logp, below, tilts, ending = [], [], [], []
     for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
-        scaled_RV = policy.head(states_RD).float() / temperature
+        scaled_RV = policy.head(states_RD).float().div_(temperature)
         norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
         logp.append((scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy())
         if bits is not None:

@@ -1,13 +1,13 @@
 """The validator: judges every upload before the trainer may read it, and leaves evidence of what it rejects.
 
 Every file goes through the cheap checks; of those that pass, some are drawn to be computed again with the version they
-claim. A node whose files are rejected gets no more leases.
+claim, and of the others an answer or two. A node whose files are rejected gets no more leases.
 """
 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -43,6 +43,8 @@ class Drawn:
     submission: Submission
     scored: bool
     """Whether its rewards are known to be right."""
+    spot: Sequence[int] = ()
+    """The answers that are looked at first; if all of them are right, so is the file."""
 
 
 @dataclass(slots=True)
@@ -104,9 +106,12 @@ class Validator:
             scored = finding is None or finding.check != SCORER
             if finding and scored:
                 self._reject(upload, sha256, submission, finding, False, began)
-            elif not scored or self.strikes[upload.node] or self.audits.drawn(upload.node, sha256):
+                continue
+            whole = not scored or self.strikes[upload.node] > 0 or self.audits.drawn(upload.node, sha256)
+            spot = [] if whole else self.audits.spot(sha256, len(submission.rollouts))
+            if whole or spot:
                 claimed = Version(submission.version, submission.weights)
-                drawn.setdefault(claimed, []).append(Drawn(upload, sha256, submission, scored))
+                drawn.setdefault(claimed, []).append(Drawn(upload, sha256, submission, scored, spot))
             else:
                 self._accept(upload, sha256, submission, False, began)
         for version, files in drawn.items():
@@ -125,6 +130,9 @@ class Validator:
             upload, sha256, submission = file.upload, file.sha256, file.submission
             self.status.working(f"computing submission {upload.submission} of step {upload.step} again")
             began = time.process_time()
+            if file.spot and self._is_right(submission, file.spot):
+                self._accept(upload, sha256, submission, False, began)
+                continue
             (finding,) = self.checks.costly([submission])
             if finding is None and not file.scored:
                 finding = self.checks.rewards(submission)
@@ -132,6 +140,11 @@ class Validator:
                 self._accept(upload, sha256, submission, True, began)
             else:
                 self._reject(upload, sha256, submission, finding, True, began)
+
+    def _is_right(self, submission: Submission, spot: Sequence[int]) -> bool:
+        """Whether some answers, taken for a file of their own, hold. One that does not is no verdict yet."""
+        (finding,) = self.checks.costly([replace(submission, rollouts=[submission.rollouts[n] for n in spot])])
+        return finding is None
 
     def _load(self, version: Version) -> None:
         """Makes `version` the one that files are computed with; the last few stay in memory."""
