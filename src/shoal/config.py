@@ -181,6 +181,7 @@ class KeepConfig(_Table):
     versions: Positive = Field(5, description="Policy versions kept besides the base model.")
     checkpoints: Positive = Field(2, description="Checkpoints kept.")
     rollouts: int = Field(0, ge=0, description="Trained steps whose rollouts are kept; 0 keeps all.")
+    evidence: Positive = Field(200, description="Bundles of evidence kept, about, with the versions they need.")
 
 
 class RunConfig(_Table):

@@ -107,8 +107,6 @@ def test_rewards(honest: Submission) -> None:
     assert said(check_rewards(lie, scores, normalise=True)) == ("rewards", 5, reward + 0.25, reward)
     lie = with_sample(honest, 5, reward=reward + 1e-6)
     assert said(check_rewards(lie, scores, normalise=True))[:2] == ("rewards", 5)
-    lie = with_sample(honest, 5, reward=None, error="I could not score it")
-    assert said(check_rewards(lie, scores, normalise=True)) == ("rewards", 5, None, reward)
     lie = with_sample(honest, 9, advantage=honest.rollouts[9].advantage + 1e-3)
     check, sample, _, found = said(check_rewards(lie, scores, normalise=True))
     assert (check, sample) == ("rewards", 9)
@@ -139,6 +137,13 @@ def test_where_only_our_scorer_fails_the_finding_is_about_the_scorer(honest: Sub
     scores[4] = Score(None, "took longer than 5 s")
     expected = ("scorer", 4, honest.rollouts[4].reward, "took longer than 5 s")
     assert said(check_rewards(honest, scores, normalise=True)) == expected
+
+
+def test_where_only_the_workers_scorer_fails_the_finding_is_about_the_scorer(honest: Submission) -> None:
+    scores = scores_of(honest)
+    slow = with_sample(honest, 4, reward=None, error="took\x1b too long")
+    expected = ("scorer", 4, repr("took\x1b too long"), honest.rollouts[4].reward)
+    assert said(check_rewards(slow, scores, normalise=True)) == expected
 
 
 def test_rewards_a_hair_apart_would_have_taught_something(honest: Submission) -> None:

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
 from shoal.tasks.source import InProcess
 from shoal.validate import again
 from shoal.validate.again import replay_bundle
-from shoal.validate.evidence import bundle_of, keep_version, read_bundle, write_bundle
+from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
 from shoal.validate.finding import Finding
 
 from ..world import World, gym, with_sample
@@ -209,6 +209,21 @@ def test_keeping_a_version_twice_is_keeping_it_once(court: Court) -> None:
         keep_version(folder, weights, court.version().root)
     kept = folder / "versions" / court.version().root[:16] / "v000001"
     assert sorted(f.name for f in kept.iterdir()) == sorted(f.name for f in weights.iterdir())
+
+
+def test_old_evidence_goes_with_the_versions_that_only_it_needs(court: Court, tmp_path: Path) -> None:
+    first = json.loads(judged(court, "best_of_n").read_text())
+    roots = [f"{n // 3:016x}{0:048x}" for n in range(10)]  # three bundles a version
+    for n, root in enumerate(roots):
+        (tmp_path / f"step-{n:06d}-0000.json").write_text(json.dumps(first | {"root": root}))
+        (tmp_path / "versions" / root[:16] / "v000001").mkdir(parents=True, exist_ok=True)
+    prune_evidence(tmp_path, 8)
+    assert len(list(tmp_path.glob("*.json"))) == 10, "a quarter more may stay"
+    (tmp_path / "step-000010-0000.json").write_bytes(b"damaged")
+    prune_evidence(tmp_path, 8)
+    left = sorted(path.name for path in tmp_path.glob("*.json"))
+    assert left == [f"step-{n:06d}-0000.json" for n in range(3, 11)]
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {root[:16] for root in roots[3:]}
 
 
 def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:

@@ -125,6 +125,22 @@ def read_bundle(path: Path) -> Bundle:
         raise RolloutError(f"{path}: not an evidence bundle ({error})") from error
 
 
+def prune_evidence(folder: Path, keep: int) -> None:
+    """Removes the oldest bundles once there are a quarter more than `keep`, and versions that no other one needs."""
+    bundles = sorted(folder.glob("step-*.json"))
+    if len(bundles) <= keep + keep // 4:
+        return
+    for path in bundles[:-keep]:
+        path.unlink(missing_ok=True)
+    needed = set()
+    for path in bundles[-keep:]:
+        with suppress(RolloutError):
+            needed.add(read_bundle(path).root[:16])
+    for version in (folder / "versions").glob("*"):
+        if version.name not in needed:
+            shutil.rmtree(version, ignore_errors=True)
+
+
 def keep_version(folder: Path, weights: Path, root: str) -> None:
     """Links a version's files into the evidence folder, where they stay when the run prunes its own."""
     target = folder / "versions" / root[:16] / weights.name

@@ -23,6 +23,9 @@ def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise:
     for number, (sample, score) in enumerate(zip(submission.rollouts, scores, strict=True)):
         if score.reward is None and sample.reward is not None:
             return Finding("scorer", "a reward can be computed again", sample.reward, score.error, number)
+        if score.reward is not None and sample.reward is None:
+            # Nobody gains by it, and on a slow machine a scorer may well have run out of time.
+            return Finding("scorer", "an answer that can be scored is scored", repr(sample.error), score.reward, number)
         if not _same_reward(sample.reward, score.reward):
             rule = "the reward is what the task's scorer gives the answer"
             return Finding(CHECK, rule, sample.reward, score.reward, number)
@@ -36,6 +39,4 @@ def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise:
 
 
 def _same_reward(claimed: float | None, own: float | None) -> bool:
-    if claimed is None or own is None:
-        return claimed is None and own is None
-    return abs(claimed - own) <= ROUNDING * abs(own)
+    return claimed == own or (claimed is not None and own is not None and abs(claimed - own) <= ROUNDING * abs(own))

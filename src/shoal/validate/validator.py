@@ -23,7 +23,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-from shoal.validate.evidence import bundle_of, keep_version, write_bundle
+from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, write_bundle
 from shoal.validate.finding import Finding, Verdict
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
@@ -210,6 +210,7 @@ class Validator:
             write_bundle(bundle, target)
             if audited and submission is not None:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded.root)
+            prune_evidence(folder, self.run_dir.config.keep.evidence)
         except (OSError, WeightsError) as error:  # no evidence is no reason to accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""
