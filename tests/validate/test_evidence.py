@@ -206,7 +206,7 @@ def test_keeping_a_version_twice_is_keeping_it_once(court: Court) -> None:
     folder = court.run.path / "elsewhere"
     weights = court.run.channel().fetch(court.version())
     for _ in range(2):
-        keep_version(folder, weights, court.version().root)
+        keep_version(folder, weights, court.version())
     kept = folder / "versions" / court.version().root[:16] / "v000001"
     assert sorted(f.name for f in kept.iterdir()) == sorted(f.name for f in weights.iterdir())
 

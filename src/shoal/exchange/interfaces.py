@@ -20,25 +20,15 @@ class Version:
     root: str
 
 
-class WeightChannel(Protocol):
-    """Moves policy versions from the trainer outwards. What is fetched is what was published, or an error."""
+class WeightSource(Protocol):
+    """Where policy versions come from. What is fetched is what was published, or an error."""
 
-    def publish(self, number: int) -> AbstractContextManager[Path]:
-        """A directory to write the version's files into; it is published when the block ends well."""
+    def latest(self) -> Version | None:
+        """The newest version that can be fetched without waiting."""
         ...
-
-    def latest(self) -> Version | None: ...
 
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is not to be had."""
-        ...
-
-    def is_whole(self, number: int) -> bool:
-        """Whether a version is there, and what was published."""
-        ...
-
-    def retract(self, after: int) -> list[int]:
-        """Takes back versions above `after`, which no checkpoint backs; says which."""
         ...
 
     def was_retracted(self, version: Version) -> bool:
@@ -47,6 +37,22 @@ class WeightChannel(Protocol):
 
     def fetch(self, version: Version) -> Path:
         """A directory with the version's files, checked against its root hash."""
+        ...
+
+
+class WeightChannel(WeightSource, Protocol):
+    """Moves policy versions from the trainer outwards."""
+
+    def publish(self, number: int) -> AbstractContextManager[Path]:
+        """A directory to write the version's files into; it is published when the block ends well."""
+        ...
+
+    def is_whole(self, number: int) -> bool:
+        """Whether a version is there, and what was published."""
+        ...
+
+    def retract(self, after: int) -> list[int]:
+        """Takes back versions above `after`, which no checkpoint backs; says which."""
         ...
 
 

@@ -1,18 +1,24 @@
-"""A directory as WeightChannel: one folder a version, complete from the moment it can be seen."""
+"""A directory as WeightChannel: one folder a version, complete from the moment it can be seen.
 
-import hashlib
+A version's root is the one that its broadcast has: whoever fetched it and whoever reads it here mean the same.
+"""
+
 import json
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import STAGING, numbered, read_regular, remove_staging, sha256_file, whole_directory, write_whole
+from shoal.files import STAGING, numbered, read_regular, remove_staging, whole_directory, write_whole
+from shoal.shardcast.publish import piece_size_for
+from shoal.shardcast.records import digest, digest_root
+from shoal.shardcast.store import hash_pieces
 
-MANIFEST = "manifest.json"
+MANIFEST = ".manifest.json"  # hidden: no part of the version
 RETRACTED = "retracted.json"
 
 
@@ -35,14 +41,7 @@ class DirectoryChannel:
             raise WeightsError(f"version {number}: already published at {target}; a version is written once")
         with whole_directory(target, replace=True) as staging:
             yield staging
-            files = {
-                str(file.relative_to(staging)): {"size": file.stat().st_size, "sha256": sha256_file(file)}
-                for file in sorted(staging.rglob("*"))
-                if file.is_file()
-            }
-            root = _root(number, files)
-            manifest = {"version": number, "root": root, "time": time.time(), "files": files}
-            (staging / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            write_manifest(staging, number)
         for old in [other for other in self.numbers() if other <= number][: -self._keep]:
             if old != 0:
                 shutil.rmtree(self._folder(old), ignore_errors=True)
@@ -74,12 +73,13 @@ class DirectoryChannel:
     def fetch(self, version: Version) -> Path:
         folder = self._folder(version.number)
         try:
-            files = json.loads(read_regular(folder / MANIFEST))["files"]
-            root = _root(version.number, files)
+            manifest = json.loads(read_regular(folder / MANIFEST))
+            piece, files = int(manifest["piece_size"]), manifest["files"]
+            root = _root(version.number, piece, files)
             if root != version.root:
                 raise WeightsError(f"version {version.number}: root {root[:12]}, expected {version.root[:12]}")
             for name, facts in files.items():
-                if sha256_file(folder / name) != facts["sha256"]:
+                if digest(hash_pieces(folder / name, piece)) != facts["blake3"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
@@ -111,9 +111,27 @@ class DirectoryChannel:
         return sorted(n for path in self._path.glob("v*") if (n := numbered(path.name, "v")) is not None)
 
     def _folder(self, number: int) -> Path:
-        return self._path / f"v{number:06d}"
+        return self._path / folder_name(number)
 
 
-def _root(number: int, files: dict[str, dict[str, object]]) -> str:
+def folder_name(number: int) -> str:
+    return f"v{number:06d}"
+
+
+def write_manifest(folder: Path, number: int) -> Version:
+    """Names what lies in a folder as a version, by the hash of every file."""
+    sizes = {file: file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
+    piece = piece_size_for(sum(sizes.values()))
+    files = {
+        file.relative_to(folder).as_posix(): {"size": size, "blake3": digest(hash_pieces(file, piece))}
+        for file, size in sizes.items()
+    }
+    root = _root(number, piece, files)
+    manifest = {"version": number, "root": root, "time": time.time(), "piece_size": piece, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    return Version(number, root)
+
+
+def _root(number: int, piece_size: int, files: dict[str, dict[str, Any]]) -> str:
     """Names a version's whole content, its number included: the same files under another number are another version."""
-    return hashlib.sha256(json.dumps([number, files], sort_keys=True).encode()).hexdigest()
+    return digest_root(number, piece_size, {name: (facts["size"], facts["blake3"]) for name, facts in files.items()})

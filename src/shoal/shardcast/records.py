@@ -185,10 +185,17 @@ def content_root(number: int, piece_size: int, files: Mapping[str, tuple[int, It
 
     It follows from the content alone, so a version put together from deltas has the root of the full one.
     """
-    listed = [
-        [name, size, blake3(b"".join(map(bytes.fromhex, hashes))).hexdigest()]
-        for name, (size, hashes) in sorted(files.items())
-    ]
+    return digest_root(number, piece_size, {name: (size, digest(hashes)) for name, (size, hashes) in files.items()})
+
+
+def digest(hashes: Iterable[str]) -> str:
+    """One hash for all pieces of a file."""
+    return blake3(b"".join(map(bytes.fromhex, hashes))).hexdigest()
+
+
+def digest_root(number: int, piece_size: int, files: Mapping[str, tuple[int, str]]) -> str:
+    """`content_root` from what `digest` makes of each file."""
+    listed = [[name, *facts] for name, facts in sorted(files.items())]
     return blake3(b"shoal shardcast root 1\n" + canonical([number, piece_size, listed])).hexdigest()
 
 

@@ -30,7 +30,17 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.errors import ShardcastError
-from shoal.files import STAGING, disk_errors, locked, make_directory, read_regular, remove, remove_staging, write_whole
+from shoal.files import (
+    STAGING,
+    disk_errors,
+    locked,
+    make_directory,
+    open_regular,
+    read_regular,
+    remove,
+    remove_staging,
+    write_whole,
+)
 from shoal.shardcast.records import (
     MOST_HEAD,
     MOST_MANIFEST,
@@ -306,9 +316,10 @@ def _is_right(folder: Path, piece: Piece) -> bool:
 def hash_pieces(path: Path, piece_size: int) -> list[str]:
     """Hashes of a file's pieces, in order."""
     hashes = []
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(piece_size):
-            hashes.append(blake3(data).hexdigest())
+    buffer = memoryview(bytearray(piece_size))
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):
+            hashes.append(blake3(buffer[:count]).hexdigest())
     return hashes
 
 

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from shoal.config import RunConfig, check_config
 from shoal.errors import RolloutError, WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import DirectoryChannel
+from shoal.exchange.weights import MANIFEST, DirectoryChannel, folder_name, write_manifest
 from shoal.files import read_regular, sha256_file, whole_directory, write_whole
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import MAX_BYTES, Rollout, Submission
@@ -141,17 +141,20 @@ def prune_evidence(folder: Path, keep: int) -> None:
             shutil.rmtree(version, ignore_errors=True)
 
 
-def keep_version(folder: Path, weights: Path, root: str) -> None:
+def keep_version(folder: Path, weights: Path, version: Version) -> None:
     """Links a version's files into the evidence folder, where they stay when the run prunes its own."""
-    target = folder / "versions" / root[:16] / weights.name
+    target = folder / "versions" / version.root[:16] / folder_name(version.number)
     if target.exists():
         return
     with whole_directory(target) as staging:
         for file in weights.iterdir():
+            if file.name == MANIFEST:
+                continue
             try:
                 os.link(file, staging / file.name)
             except OSError:
                 shutil.copy2(file, staging / file.name)
+        write_manifest(staging, version.number)
 
 
 def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Finding | None:

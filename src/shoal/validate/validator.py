@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
-from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightChannel
+from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource
 from shoal.files import locked
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
@@ -52,7 +52,7 @@ class Validator:
     """Judges uploads in the order of their steps."""
 
     run_dir: RunDir
-    channel: WeightChannel
+    channel: WeightSource
     store: RolloutStore
     checks: Checks
     audits: Audits
@@ -209,7 +209,7 @@ class Validator:
             bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding)
             write_bundle(bundle, target)
             if audited and submission is not None:
-                keep_version(folder, self.channel.fetch(self.loaded), self.loaded.root)
+                keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
             prune_evidence(folder, self.run_dir.config.keep.evidence)
         except (OSError, WeightsError) as error:  # no evidence is no reason to accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
