@@ -53,5 +53,9 @@ class ToplocError(ShoalError):
     """Hidden states that cannot be proved, or bytes that are no proof."""
 
 
+class DeltaError(ShoalError):
+    """A delta is damaged, or is none, or belongs to another base; nothing is made of it."""
+
+
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""
