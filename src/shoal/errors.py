@@ -61,5 +61,9 @@ class ShardcastError(ShoalError):
     """A source of weights sent what the origin did not sign, or a package cannot be published or fetched."""
 
 
+class DeltaError(ShoalError):
+    """A delta is damaged, or is none, or belongs to another base; nothing is made of it."""
+
+
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""

@@ -1,0 +1,1 @@
+"""Policy versions to everyone: signed, in pieces, as deltas where they are smaller."""
