@@ -33,6 +33,10 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in --set train.lr=1e-4.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME if not given.")]
+Relays = Annotated[
+    list[str] | None,
+    typer.Option("--relay", metavar="URL", help="Fetch versions from here, not from the run's directory; repeatable."),
+]
 
 
 @app.command()
@@ -73,6 +77,7 @@ def worker(
     run: Target,
     name: Annotated[str, typer.Option(help="Name of this worker; its draws depend on it.")] = "worker-0",
     attack: Annotated[str | None, typer.Option(help="Cheat in this way; shoal attacks lists them.")] = None,
+    relays: Relays = None,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -82,18 +87,18 @@ def worker(
     located = locate_run(run, settings or [], out, console)
     from shoal.rollout.worker import start_worker
 
-    start_worker(located, name, attack)
+    start_worker(located, name, attack, relays or [])
 
 
 @app.command()
-def validator(run: Target, settings: Settings = None, out: Out = None) -> None:
+def validator(run: Target, relays: Relays = None, settings: Settings = None, out: Out = None) -> None:
     """Judge rollouts before the trainer may use them, in this process."""
     from shoal.rundir import locate_run
 
     located = locate_run(run, settings or [], out, console)
     from shoal.validate.validator import start_validator
 
-    start_validator(located)
+    start_validator(located, relays or [])
 
 
 @app.command()
@@ -237,7 +242,10 @@ NodeKey = Annotated[Path | None, typer.Option("--key", help="Key to sign request
 @app.command()
 def origin(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Versions appear here: files or directories named v000012 or 12.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Versions appear here: files or directories named v000012 or 12. Or a run's directory."
+        ),
     ],
     store: Annotated[Path | None, typer.Option(help="Where packages stand; DIR/.store if not given.")] = None,
     key: Annotated[Path | None, typer.Option(help="The origin's key; made at first use. STORE/../origin.key.")] = None,
@@ -252,6 +260,13 @@ def origin(
     Put a version there in one move (write it under another name, such as v000012.partial, then rename it): its files
     are linked, not copied, and can be fetched from the first piece on.
     """
+    from shoal.rundir import RUN_FILE, open_run
+
+    if (directory / RUN_FILE).is_file():
+        from shoal.exchange.cast import start_origin
+
+        start_origin(open_run(directory), port)
+        return
     from shoal.shardcast.commands import serve_origin
 
     place = store or directory / ".store"
@@ -260,6 +275,9 @@ def origin(
 
 @app.command()
 def relay(
+    run_directory: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run's directory, whose relay this is then.")
+    ] = None,
     sources: Annotated[
         list[str] | None,
         typer.Option("--from", metavar="URL", help="Relay or origin to fetch from; may be given again."),
@@ -280,6 +298,12 @@ def relay(
 
     A relay can withhold, and nothing else: whoever fetches from it checks the origin's signature.
     """
+    if run_directory is not None and sources:
+        from shoal.exchange.cast import start_relay
+        from shoal.rundir import open_run
+
+        start_relay(open_run(run_directory), sources, port)
+        return
     if not sources or not origin_address:
         raise ConfigError("relay: give --from URL (an origin or a relay) and --origin ADDRESS (what the origin prints)")
     from shoal.shardcast.commands import serve_relay

@@ -52,11 +52,15 @@ def set_defaults() -> None:
 class Child:
     """A role in a process of its own, in a session of its own: Ctrl-C reaches the supervisor alone."""
 
-    def __init__(self, name: str, arguments: Sequence[str], threads: int, log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], threads: int, log: Path, *, is_service: bool = False
+    ) -> None:
         self.name = name
         self.arguments = list(arguments)
         self.threads = threads
         self.log = log
+        self.is_service = is_service
+        """A service works for the others and has no end of its own."""
         self._start()
 
     def _start(self) -> None:

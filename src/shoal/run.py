@@ -5,9 +5,10 @@ on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor com
 """
 
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +31,7 @@ RESTART_WINDOW_S = 60.0
 MOST_CRASHES = 3
 CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
+SERVICES = ("origin", "relay")
 
 
 class Interrupted(ShoalError):
@@ -49,7 +51,7 @@ def run_config(target: Path, settings: list[str], out: Path | None, console: Con
 
 
 def run_swarm(run: RunDir, console: Console) -> None:
-    """Runs trainer, workers and evaluator to the end of the run, or until interrupted."""
+    """Runs all roles to the end of the run, or until interrupted."""
     with run.metrics("supervisor") as metrics, _interruptible():
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
@@ -72,17 +74,19 @@ def run_swarm(run: RunDir, console: Console) -> None:
 def start_roles(run: RunDir) -> list[Child]:
     """A process for each role."""
     config, path = run.config, str(run.path)
-    workers = [
-        (f"worker-{i}", ["worker", path, "--name", f"worker-{i}"], config.workers.threads)
-        for i in range(config.workers.count)
-    ]
+    origin, relay = free_ports(2)
+    through = ["--relay", f"http://127.0.0.1:{relay}"]
+    names = [f"worker-{i}" for i in range(config.workers.count)]
+    workers = [(name, ["worker", path, "--name", name, *through], config.workers.threads) for name in names]
     cheaters = [
-        (f"cheater-{i}", ["worker", path, "--name", f"cheater-{i}", "--attack", cheater.attack], config.workers.threads)
-        for i, cheater in enumerate(config.cheaters)
+        (name, ["worker", path, "--name", name, "--attack", cheater.attack, *through], config.workers.threads)
+        for name, cheater in ((f"cheater-{i}", cheater) for i, cheater in enumerate(config.cheaters))
     ]
     roles = [
         ("trainer", ["trainer", path], config.train.threads),
-        ("validator", ["validator", path], config.audit.threads),
+        ("origin", ["origin", path, "--port", str(origin)], 1),
+        ("relay", ["relay", path, "--from", f"http://127.0.0.1:{origin}", "--port", str(relay)], 1),
+        ("validator", ["validator", path, *through], config.audit.threads),
         *workers,
         *cheaters,
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),
@@ -90,11 +94,21 @@ def start_roles(run: RunDir) -> list[Child]:
     children: list[Child] = []
     try:
         for name, arguments, threads in roles:
-            children.append(Child(name, arguments, threads, run.path / "logs" / f"{name}.log"))
+            log, service = run.path / "logs" / f"{name}.log", name in SERVICES
+            children.append(Child(name, arguments, threads, log, is_service=service))
     except BaseException:
         stop_all(children)
         raise
     return children
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on the loopback that nobody has, all different. A role that is started again takes its own again."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in held]
 
 
 def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
@@ -103,12 +117,12 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
     finish_by: float | None = None
     banned: list[Child] = []
-    while any(child.poll() != 0 for child in children if child not in banned):
+    while any(child.poll() != 0 for child in children if child not in banned and not child.is_service):
         time.sleep(LOOK_S)
         view.update()
         for child in children:
             code = child.poll()
-            if code is None or code == 0 or child in banned:
+            if code is None or (code == 0 and not child.is_service) or child in banned:
                 continue
             if code == EXIT_BANNED:
                 banned.append(child)
@@ -130,7 +144,7 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
         if children[0].poll() == 0:
             finish_by = finish_by or time.monotonic() + finish_s
             if time.monotonic() > finish_by:
-                late = ", ".join(child.name for child in children if child.poll() != 0 and child not in banned)
+                late = ", ".join(c.name for c in children if c.poll() != 0 and c not in banned and not c.is_service)
                 view.note(f"training is done; {late} did not end within {finish_s:.0f} s and is stopped")
                 return
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config, load_config
-from shoal.errors import ConfigError, StorageError
-from shoal.exchange.interfaces import Version
+from shoal.errors import ConfigError, StorageError, WeightsError
+from shoal.exchange.interfaces import Version, WeightSource
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
 from shoal.files import disk_errors, locked, read_regular, write_whole
+from shoal.keys import Key
 from shoal.rollout.lease import NODE_NAME
 from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
@@ -53,13 +54,40 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def origin_key(self) -> Key:
+        """Signs the run's versions; made at first use."""
+        return Key.load_or_create(self.path / "origin.key")
+
     def channel(self) -> DirectoryChannel:
         return DirectoryChannel(self.path / "weights", self.config.keep.versions)
 
+    @contextmanager
+    def weights(self, role: str, relays: Sequence[str], metrics: MetricsWriter) -> Iterator[WeightSource]:
+        """Where a role has versions from: relays, or, where none is given, this directory itself."""
+        if not relays:
+            yield self.channel()
+            return
+        from shoal.exchange.cast import CastChannel
+
+        path = self.path / "nodes" / role
+        address, wait_s = self.origin_key.address, self.config.wait_s
+        with CastChannel(path, relays, address, self.config.name, role, wait_s, metrics) as channel:
+            yield channel
+
+    def base_version(self, source: WeightSource) -> Version:
+        base = source.version(0)
+        if base is None:
+            raise WeightsError(f"run {self.path}: its base model, version 0, is not to be had; start the run anew")
+        return base
+
     def store(
-        self, limits: Limits | None = None, refused: Callable[[str, str], None] = lambda _file, _reason: None
+        self,
+        limits: Limits | None = None,
+        refused: Callable[[str, str], None] = lambda _file, _reason: None,
+        source: WeightSource | None = None,
     ) -> DirectoryStore:
-        channel = self.channel()
+        channel = source or self.channel()
 
         def root_of(number: int) -> str | None:
             version = channel.version(number)
@@ -93,7 +121,7 @@ def run_removed(path: Path) -> StorageError:
 
 def check_worker_name(name: str) -> None:
     """Refuses a name that is no file name, or that another role goes by."""
-    if not NODE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor", "validator"):
+    if not NODE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor", "validator", "origin", "relay"):
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
         )

@@ -15,8 +15,9 @@ import pytest
 from shoal.watch.metrics import read_steps
 from shoal.watch.status import read_status
 
-# 20 in all: there are two workers.
-TRAINER_KILLS, VALIDATOR_KILLS, WORKER_KILLS, EVALUATOR_KILLS, SUPERVISOR_KILLS = 5, 3, 4, 1, 3
+# There are two workers.
+KILLS = {"trainer": 5, "validator": 3, "worker-0": 4, "worker-1": 4, "evaluator": 1, "origin": 2, "relay": 2}
+SUPERVISOR_KILLS = 3
 STEPS = 120
 ASYNC_LEVEL = 2
 CONFIG = f"""
@@ -119,19 +120,20 @@ def gone_within(pids: list[int], seconds: float) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_whose_roles_are_killed_twenty_times_ends_like_one_that_was_left_alone(config: Path) -> None:
+def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(config: Path) -> None:
     calm = config.parent / "calm"
     assert start(config, calm).wait(400) == 0
 
     out = config.parent / "killed"
     rng = random.Random(7)
     run = start(config, out)
-    victims = TRAINER_KILLS * ["trainer"] + WORKER_KILLS * ["worker-0", "worker-1"] + EVALUATOR_KILLS * ["evaluator"]
-    victims += VALIDATOR_KILLS * ["validator"] + SUPERVISOR_KILLS * ["supervisor"]
+    victims = [role for role, count in KILLS.items() for _ in range(count)] + SUPERVISOR_KILLS * ["supervisor"]
     rng.shuffle(victims)
     for victim in victims:
         # A role that is just starting is as good a target as one at work; the supervisor is killed with all roles up.
-        needed = {victim} if victim != "supervisor" else {"trainer", "validator", "worker-0", "worker-1"}
+        needed = (
+            {victim} if victim != "supervisor" else {"trainer", "validator", "worker-0", "worker-1", "origin", "relay"}
+        )
         wait_for(out, needed, run)
         time.sleep(rng.uniform(0.0, 1.5))
         pids = wait_for(out, needed, run)

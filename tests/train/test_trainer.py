@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shoal.errors import DivergedError, NoSignalError, WaitError
+from shoal.exchange.weights import MANIFEST
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
 from shoal.rollout.record import groups_with_signal
 from shoal.rollout.worker import Worker
@@ -274,7 +275,7 @@ def test_a_damaged_newest_version_is_published_again_from_its_checkpoint(
         case "altered":
             (target / WEIGHTS).write_bytes(b"other")
         case "without manifest":
-            (target / "manifest.json").unlink()
+            (target / MANIFEST).unlink()
         case _:
             shutil.rmtree(target)
             target.write_text("foreign")

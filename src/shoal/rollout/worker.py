@@ -1,6 +1,7 @@
 """The worker: takes a lease, generates with the newest version, scores, submits; again until the run is done."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,19 +121,20 @@ class Worker:
         )
 
 
-def start_worker(run: RunDir, name: str, attack: str | None = None) -> None:
+def start_worker(run: RunDir, name: str, attack: str | None = None, relays: Sequence[str] = ()) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
     torch.set_num_threads(config.workers.threads)
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
-    with locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S), run.role(name) as (status, metrics):
+    with (
+        locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
+        run.role(name) as (status, metrics),
+        run.weights(name, relays, metrics) as channel,
+    ):
         status.working("loading the base model")
-        channel = run.channel()
-        base = channel.version(0)
-        if base is None:
-            raise WeightsError(f"run {run.path}: its base model, version 0, is gone; start the run anew")
-        policy = load(run.base_model, config.model.dtype)
+        base = run.base_version(channel)
+        policy = load(channel.fetch(base), config.model.dtype)
         engine = TorchEngine(
             policy,
             max_batch=config.workers.max_batch,

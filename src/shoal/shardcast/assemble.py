@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shoal.errors import ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
-from shoal.shardcast.records import Base, Closing, Entry, content_root
-from shoal.shardcast.store import FILES, MADE, Index, Store, hash_pieces
+from shoal.shardcast.records import Base, Closing, Entry
+from shoal.shardcast.store import FILES, MADE, Index, Store, directory_root
 
 DELTA = ".delta"
 
@@ -87,11 +87,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _check_root(files: Path, wanted: Base, piece_size: int, what: str) -> None:
-    content = {
-        path.relative_to(files).as_posix(): (path.stat().st_size, hash_pieces(path, piece_size))
-        for path in files.rglob("*")
-        if path.is_file()
-    }
-    root = content_root(wanted.number, piece_size, content)
+    root = directory_root(files, wanted.number, piece_size)
     if root != wanted.root:
         raise ShardcastError(f"{what}: its files have root {root[:16]}, version {wanted.number} has {wanted.root[:16]}")

@@ -11,15 +11,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError
 from shoal.files import remove, write_whole
 from shoal.keys import Key, checked_address, checksummed
+from shoal.shardcast.follow import Follower
 from shoal.shardcast.nginx import nginx_config
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.server import Server
 from shoal.shardcast.store import Store
 from shoal.shardcast.tree import walk
+
+FOLLOW_S = 0.02  # between looks at an origin's directory
 
 
 def serve_origin(
@@ -49,7 +52,8 @@ def serve_origin(
                 f"origin of run {run} at {server.url}, signed by {checksummed(identity.address)}", highlight=False
             )
             console.print(f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}", highlight=False)
-            threading.Thread(target=_publish_new, args=(directory, publisher, console, stop), daemon=True).start()
+            follower = Follower(directory, publisher, on_note=_Notes(console))
+            threading.Thread(target=_follow, args=(follower, stop), daemon=True).start()
 
         try:
             _serve(server, started)
@@ -57,45 +61,9 @@ def serve_origin(
             stop.set()
 
 
-def _publish_new(directory: Path, publisher: Publisher, console: Console, stop: threading.Event) -> None:
-    """Publishes versions as they appear, lowest number first. What cannot be published is said once and passed over."""
-    passed: set[str] = set()
-    published = {entry.number for entry in publisher.entries}
-    while not stop.wait(0.02):
-        newest = max(published, default=-1)
-        found = {
-            n: p for p in directory.iterdir() if (n := version_number(p.name)) is not None and p.name not in passed
-        }
-        for number in sorted(n for n in found if n > newest):
-            began = time.monotonic()
-            try:
-                path = found[number]
-                root = (
-                    publisher.publish_directory(number, path)
-                    if path.is_dir()
-                    else _publish_file(publisher, number, path)
-                )
-            except (ShoalError, OSError, ValueError) as error:
-                passed.add(found[number].name)
-                console.print(f"{found[number]}: not published: {error}", style="red", markup=False, highlight=False)
-                continue
-            published.add(number)
-            took = time.monotonic() - began
-            console.print(f"version {number} published in {took:.2f} s, root {root[:16]}", highlight=False)
-
-
-def _publish_file(publisher: Publisher, number: int, path: Path) -> str:
-    size = path.stat().st_size
-    with publisher.publish(number, size=size) as package:
-        package.add(path, f"model{path.suffix}")
-    return next(entry.root or "" for entry in publisher.entries if entry.id == package.id)
-
-
-def version_number(name: str) -> int | None:
-    """12 for `12`, `v000012` and `v12.safetensors`; None for whatever is no version, half-written ones among them."""
-    digits = name.split(".")[0].removeprefix("v")
-    hidden = name.startswith(".") or name.endswith((".tmp", ".part", ".partial"))
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 and not hidden else None
+def _follow(follower: Follower, stop: threading.Event) -> None:
+    while not stop.wait(FOLLOW_S):
+        follower.sync()
 
 
 def serve_relay(

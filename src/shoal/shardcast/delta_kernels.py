@@ -58,7 +58,9 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 def _everywhere(builder, value):
     nothing = ir.Constant(_VECTOR, ir.Undefined)
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), [0] * GROUP)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0)), nothing, zeros)
+    return builder.shuffle_vector(
+        builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0)), nothing, zeros
+    )
 
 
 def _pointer(context, builder, array_type, array, start, kind):

@@ -3,7 +3,7 @@
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from shoal.keys import Key
 from shoal.shardcast.records import (
     LARGEST_PIECE,
     MIB,
+    MOST_RETRACTED,
     Base,
     Closing,
     Entry,
@@ -29,7 +30,7 @@ from shoal.shardcast.records import (
     signed_line,
 )
 from shoal.shardcast.route import retained
-from shoal.shardcast.store import Store, append_line, now_ms, target_file
+from shoal.shardcast.store import Store, append_line, files_of, now_ms, target_file
 
 KEEP = 5  # versions, as in INTELLECT-2
 Content = Mapping[str, tuple[int, Sequence[str]]]  # file -> its size and the hashes of its pieces
@@ -91,9 +92,8 @@ class Package:
 
     def add_directory(self, directory: Path) -> None:
         """Takes in all files under a directory, by their path in it."""
-        for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                self.add(path, path.relative_to(directory).as_posix())
+        for name, path in files_of(directory).items():
+            self.add(path, name)
 
     def stands_for(self, content: Content) -> None:
         """For a delta: the files of the version that it leads to."""
@@ -185,7 +185,7 @@ class Publisher:
         self.store = store
         self._key = key
         self._run = run
-        self._keep = keep
+        self.keep = keep
         self._lock = threading.RLock()
         self._open: set[str] = set()
         self._closing = ExitStack()
@@ -194,6 +194,7 @@ class Publisher:
         self._sequence = head.sequence if head else 0
         # What a killed publisher left half written will never be finished.
         self._entries = [entry for entry in head.packages if entry.root] if head else []
+        self._retracted = list(head.retracted) if head else []
         self._write_head()
 
     @property
@@ -254,23 +255,27 @@ class Publisher:
         with self._lock:
             done = entry.model_copy(update={"size": package.size, "root": root})
             self._entries = [done if e.id == opening.id else e for e in self._entries]
-            self._entries = retained(self._entries, self._keep)
+            self._entries = retained(self._entries, self.keep)
             self._write_head()
 
     def publish_directory(self, number: int, directory: Path) -> str:
         """Publishes all files under a directory as a full version, linked rather than copied; its root."""
-        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in files_of(directory).values())
         with self.publish(number, size=size) as package:
             package.add_directory(directory)
         return next(e.root or "" for e in self._entries if e.id == package.id)
 
-    def retract(self, after: int) -> list[int]:
-        """Takes versions above `after` off the head; their numbers may be published again with other content."""
+    def retract(self, numbers: Collection[int]) -> None:
+        """Takes versions back, and whatever stands on them; the numbers may be published again with other content."""
         with self._lock:
-            gone = sorted({e.number for e in self._entries if e.number > after and e.id not in self._open})
-            self._entries = [e for e in self._entries if e.number not in gone]
+            gone = [e for e in self._entries if e.number in numbers and e.id not in self._open]
+            roots = [e.root for e in gone if e.root]
+            while resting := [e for e in self._entries if e not in gone and e.base and e.base.root in roots]:
+                gone += resting
+                roots += [e.root for e in resting if e.root]
+            self._entries = [e for e in self._entries if e not in gone]
+            self._retracted = [*self._retracted, *dict.fromkeys(roots)][-MOST_RETRACTED:]
             self._write_head()
-        return gone
 
     def prune(self) -> None:
         """Removes packages that the head does not list and that nobody holds."""
@@ -282,6 +287,12 @@ class Publisher:
     def _write_head(self) -> None:
         self._sequence += 1
         entries = tuple(sorted(self._entries, key=lambda entry: (entry.number, entry.kind)))
-        head = Head(run=self._run, sequence=self._sequence, time_ms=now_ms(), packages=entries)
+        head = Head(
+            run=self._run,
+            sequence=self._sequence,
+            time_ms=now_ms(),
+            packages=entries,
+            retracted=tuple(self._retracted),
+        )
         self.store.write_head(signed_head(head, self._key))
         self.prune()

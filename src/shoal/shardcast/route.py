@@ -37,13 +37,16 @@ def _listed(entries: Sequence[Entry], number: int, root: str) -> bool:
 
 
 def retained(entries: Sequence[Entry], keep: int) -> list[Entry]:
-    """The packages of the last `keep` versions, and of those that their deltas stand on, down to a full one."""
-    numbers = sorted({entry.number for entry in entries})[-keep:]
+    """The packages of the last `keep` versions, and of those that their deltas stand on, down to a full one.
+
+    Version 0 stays: it is the base model, with what no other version carries (config, tokenizer).
+    """
+    numbers = {*sorted({entry.number for entry in entries})[-keep:], 0}
     wanted = set(numbers)
     for entry in sorted(entries, key=lambda entry: -entry.number):
         if entry.number in wanted and entry.base and not _has_full(entries, entry.number):
             wanted.add(entry.base.number)
-    return [entry for entry in entries if entry.number in wanted and (_useful(entry, numbers, entries))]
+    return [entry for entry in entries if entry.number in wanted and _useful(entry, numbers, entries)]
 
 
 def _useful(entry: Entry, numbers: Collection[int], entries: Sequence[Entry]) -> bool:

@@ -50,6 +50,7 @@ from shoal.shardcast.records import (
     Piece,
     check_line,
     check_whole,
+    content_root,
     read_head,
     read_line,
 )
@@ -311,6 +312,18 @@ def _is_right(folder: Path, piece: Piece) -> bool:
     except OSError:
         return False
     return blake3(data).hexdigest() == piece.hash
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """The files of a version by their name in it: all that are not hidden."""
+    found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    return {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.split("/"))}
+
+
+def directory_root(directory: Path, number: int, piece_size: int) -> str:
+    """The root that the files of a directory have as a version."""
+    content = {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files_of(directory).items()}
+    return content_root(number, piece_size, content)
 
 
 def hash_pieces(path: Path, piece_size: int) -> list[str]:

@@ -8,6 +8,7 @@ Versions that no checkpoint backs are retracted on resume, and what was generate
 
 import copy
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +44,8 @@ class Trainer:
     status: StatusFile
     metrics: MetricsWriter
     progress: Progress = field(default_factory=lambda: Progress(0, 0, {}))
+    publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publisher"))
+    publishing: Future[None] | None = None
 
     def run(self) -> None:
         """Trains from wherever the last checkpoint left off to the last step."""
@@ -57,6 +60,7 @@ class Trainer:
             self._advance(step, submissions, result)
             self._report(step, submissions, groups, result, began, trained)
             self._stop_if_diverged(step)
+        self._finish_publishing()
         self._export()
         self.status.done(f"{self.config.steps} steps trained")
 
@@ -73,6 +77,7 @@ class Trainer:
             self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
         if self.progress.version and not self.channel.is_whole(self.progress.version):
             self._publish()
+            self._finish_publishing()
 
     def _collect(self, step: int) -> tuple[list[Submission], StepGroups]:
         """Waits until enough groups with signal are in, or until no more will be sampled for this step."""
@@ -124,13 +129,25 @@ class Trainer:
             self.store.forget(step + 1 - self.config.keep.rollouts)
 
     def _publish(self) -> None:
-        dtype = DTYPES[self.config.model.dtype]
-        with self.channel.publish(self.progress.version) as staging:
-            weights = {
-                name: (t.to(dtype) if t.is_floating_point() else t).contiguous()
-                for name, t in self.policy.weights().items()
-            }
-            save_file(weights, staging / WEIGHTS)
+        """Hands a copy of the weights to a thread that writes them: the next step does not wait for the disk."""
+        self._finish_publishing()
+        number, dtype = self.progress.version, DTYPES[self.config.model.dtype]
+        weights = {
+            name: t.detach().to(dtype if t.is_floating_point() else t.dtype, copy=True).contiguous()
+            for name, t in self.policy.weights().items()
+        }
+
+        def write() -> None:
+            with self.channel.publish(number) as staging:
+                save_file(weights, staging / WEIGHTS)
+
+        self.publishing = self.publisher.submit(write)
+
+    def _finish_publishing(self) -> None:
+        """Waits until the last version is out; what went wrong with it is raised here."""
+        if self.publishing is not None:
+            self.publishing.result()
+            self.publishing = None
 
     def _report(
         self,

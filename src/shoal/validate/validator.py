@@ -252,19 +252,20 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
-def start_validator(run: RunDir) -> None:
+def start_validator(run: RunDir, relays: Sequence[str] = ()) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.audit.threads)
     taken = f"validator: another one is at work in {run.path}; a run has one validator"
-    with locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S), run.role("validator") as (status, metrics):
+    with (
+        locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
+        run.role("validator") as (status, metrics),
+        run.weights("validator", relays, metrics) as channel,
+    ):
         status.working("loading the base model")
-        channel = run.channel()
-        base = channel.version(0)
-        if base is None:
-            raise WeightsError(f"run {run.path}: its base model, version 0, is gone; start the run anew")
-        policy = load(run.base_model, config.model.dtype)
-        store = run.store(limits_of(config, policy.vocab))
+        base = run.base_version(channel)
+        policy = load(channel.fetch(base), config.model.dtype)
+        store = run.store(limits_of(config, policy.vocab), source=channel)
 
         def root_of(number: int) -> str | None:
             version = channel.version(number)

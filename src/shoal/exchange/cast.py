@@ -1,0 +1,197 @@
+"""Policy versions over the network: the trainer's directory at the origin, relays between, and a channel at every role.
+
+The trainer writes versions into its directory and goes on; the origin, another process, notices, signs and serves them.
+A role's channel fetches each new version in the background, from its first piece on, while the role still works with
+the one before.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
+from shoal.exchange.interfaces import Version
+from shoal.files import locked
+from shoal.rundir import TAKEOVER_S, RunDir
+from shoal.shardcast.follow import Follower
+from shoal.shardcast.publish import Publisher
+from shoal.shardcast.pull import Puller
+from shoal.shardcast.records import Entry
+from shoal.shardcast.server import Server
+from shoal.shardcast.store import Store
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+FOLLOW_S = 0.01  # between looks at the trainer's directory
+STATUS_S = 0.5
+# So long may nothing at all arrive of a version that the origin offers.
+FETCH_S = 60.0
+# A file may be judged by somebody who hears of its version a moment after its maker did.
+HEARSAY_S = 2.0
+
+
+class CastChannel:
+    """Versions from relays, kept in a directory of its own. A WeightSource; use it as a context manager."""
+
+    def __init__(
+        self,
+        path: Path,
+        relays: Sequence[str],
+        origin: str,
+        run: str,
+        name: str,
+        wait_s: float,
+        metrics: MetricsWriter,
+    ) -> None:
+        self._wait_s = wait_s
+        self._fetch_s = min(wait_s, FETCH_S)
+        self._on_note = _noting(metrics)
+        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note)
+        self._here: dict[int, Version] = {}
+        self._stopped = threading.Event()
+        self._held = contextlib.ExitStack()
+        self._follower = threading.Thread(target=self._follow, name=f"{name}-follow", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._puller.__enter__()
+        self._follower.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stopped.set()
+        self._puller.__exit__(kind, error, at)
+        self._held.close()
+
+    def latest(self) -> Version | None:
+        """The newest version that is here and that the origin still offers."""
+        offered = [version for version in list(self._here.values()) if self._entry(version.number) == version]
+        return max(offered, key=lambda version: version.number, default=None)
+
+    def version(self, number: int) -> Version | None:
+        """What the origin offers under a number; one that is newer than all is waited for, for a moment.
+
+        Before anything was heard at all, the wait is as long as any.
+        """
+        self._puller.latest(HEARSAY_S if self._puller.head else self._wait_s, number - 1, closed=True)
+        return self._entry(number)
+
+    def was_retracted(self, version: Version) -> bool:
+        head = self._puller.head
+        return head is not None and version.root in head.retracted
+
+    def fetch(self, version: Version) -> Path:
+        """A version's files, checked; they stay until another version is fetched."""
+        try:
+            self._check_offered(version)
+            files = self._puller.fetch(version.number, self._fetch_s)
+            self._check_offered(version)
+            self._held.close()
+            self._held.enter_context(self._puller.store.hold(files.parent.name))
+        except (ShardcastError, WaitError) as error:
+            raise WeightsError(f"version {version.number}: not to be had ({error})") from error
+        self._here[version.number] = version
+        return files
+
+    def _check_offered(self, version: Version) -> None:
+        found = self.version(version.number)
+        if found != version:
+            there = f"root {found.root[:12]} is offered under its number" if found else "it is offered no more"
+            raise WeightsError(f"version {version.number} (root {version.root[:12]}): {there}")
+
+    def _entry(self, number: int) -> Version | None:
+        head = self._puller.head
+        entries: Sequence[Entry] = head.packages if head else ()
+        root = next((entry.root for entry in entries if entry.number == number and entry.root), None)
+        return Version(number, root) if root else None
+
+    def _follow(self) -> None:
+        """Fetches each new version as soon as its first piece is out."""
+        while not self._stopped.is_set():
+            here = self.latest()
+            number = self._puller.latest(1.0, here.number if here else -1)
+            if number is None:
+                continue
+            try:
+                self._puller.fetch(number, self._fetch_s)
+                if version := self._entry(number):
+                    self._here[number] = version
+            except ShoalError as error:
+                if not self._stopped.wait(1.0):
+                    self._on_note(str(error))
+
+
+def start_origin(run: RunDir, port: int) -> None:
+    """Signs and serves the versions of a run, until stopped."""
+    taken = f"origin: another one is at work in {run.path}; a run has one origin"
+    with locked(run.path / "locks" / "origin", taken, wait_s=TAKEOVER_S), run.role("origin") as (status, metrics):
+        store = Store(run.path / "origin")
+        stopped = threading.Event()
+        with Publisher(store, run.origin_key, run.config.name, run.config.keep.versions) as publisher:
+            server = Server(store, name=f"origin of {run.config.name}", port=port)
+            published = _noting(metrics, "published")
+            follower = Follower(run.path / "weights", publisher, on_note=published)
+
+            def follow() -> None:
+                while not stopped.wait(FOLLOW_S):
+                    follower.sync()
+
+            thread = threading.Thread(target=follow, name="origin-follow")
+            thread.start()
+            try:
+                _serve(server, status, lambda: _offer(publisher.entries), thread)
+            finally:
+                stopped.set()
+                thread.join()
+
+
+def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
+    """Passes a run's versions on, until stopped."""
+    taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
+    with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
+        store = Store(run.path / "relay")
+        server = Server(store, name="relay", port=port)
+        puller = Puller(
+            store,
+            sources,
+            run.origin_key.address,
+            run.config.name,
+            mirror=True,
+            name="relay",
+            own_url=server.url,
+            on_note=_noting(metrics),
+        )
+        server.facts = lambda: {f"{name}_total": float(value) for name, value in puller.counts.items()}
+        with puller:
+            _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()), None)
+
+
+def _serve(server: Server, status: StatusFile, offer: Callable[[], str], thread: threading.Thread | None) -> None:
+    """Serves until SIGTERM, or until the thread that feeds the server dies."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        serving = loop.create_task(server.keep(await server.start()))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, serving.cancel)
+        while not serving.done():
+            status.working(f"serving {offer()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
+            if thread is not None and not thread.is_alive():
+                serving.cancel()
+                raise WeightsError("origin: it stopped looking for new versions; its log says why")
+            await asyncio.wait([serving], timeout=STATUS_S)
+
+    asyncio.run(main())
+
+
+def _offer(entries: Sequence[Entry]) -> str:
+    numbers = sorted({entry.number for entry in entries if entry.root})
+    return f"version {numbers[-1]}" if numbers else "nothing yet"
+
+
+def _noting(metrics: MetricsWriter, event: str = "note") -> Callable[[str], None]:
+    return lambda text: metrics.write(event, text=text)
