@@ -146,7 +146,7 @@ def test_a_retracted_version_is_dropped_for_the_one_that_replaces_it(tmp_path: P
         assert not old.exists()
 
 
-def test_the_last_five_versions_stay(tmp_path: Path) -> None:
+def test_the_base_and_the_last_five_versions_stay(tmp_path: Path) -> None:
     limits = Limits(lease_s=0.05)
     with (
         origin_at(tmp_path, limits) as origin,
@@ -158,18 +158,18 @@ def test_the_last_five_versions_stay(tmp_path: Path) -> None:
             client.fetch(number)
             time.sleep(0.2)  # until nobody has asked for the one before for a while
         for store in ("origin", "relay", "client"):
-            assert [int(name[:6]) for name in Store(tmp_path / store).packages()] == [4, 5, 6, 7, 8], store
+            assert [int(name[:6]) for name in Store(tmp_path / store).packages()] == [0, 4, 5, 6, 7, 8], store
 
 
 def test_a_version_in_use_is_not_pulled_away(tmp_path: Path) -> None:
     with origin_at(tmp_path) as origin:
-        origin.publish(0, mib=0.1)
+        origin.publish(1, mib=0.1)
         name = origin.publisher.entries[0].name
         with origin.store.hold(name) as folder:
-            for number in range(1, 7):
+            for number in range(2, 8):
                 origin.publish(number, mib=0.1)
             assert (folder / "files" / "config.json").is_file()
-        origin.publish(7, mib=0.1)
+        origin.publish(8, mib=0.1)
         assert not folder.exists()
 
 

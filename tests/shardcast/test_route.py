@@ -65,8 +65,8 @@ def test_the_last_versions_stay_with_the_full_one_that_they_stand_on() -> None:
     kept = retained([entry(0, "full"), *(entry(n, "delta", 3) for n in range(1, 8))], 3)
     assert names(kept) == ["full0", *(f"delta{n}" for n in range(1, 8))]
     fresh = [entry(0, "full"), *(entry(n, "delta", 3) for n in range(1, 8)), entry(4, "full")]
-    assert set(names(retained(fresh, 3)) or []) == {"full4", "delta5", "delta6", "delta7"}
+    assert set(names(retained(fresh, 3)) or []) == {"full0", "full4", "delta5", "delta6", "delta7"}
 
 
-def test_full_versions_alone_keep_the_last_five() -> None:
-    assert names(retained([entry(n, "full") for n in range(9)], 5)) == [f"full{n}" for n in range(4, 9)]
+def test_full_versions_alone_keep_the_base_and_the_last_five() -> None:
+    assert names(retained([entry(n, "full") for n in range(9)], 5)) == ["full0", *(f"full{n}" for n in range(4, 9))]
