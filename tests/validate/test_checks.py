@@ -17,9 +17,9 @@ from shoal.tasks.source import Score, Split, Task
 from shoal.validate.checks import noise_keys
 from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding, Verdict, shown
-from shoal.validate.prefill import TILTS, Replayed, replay
+from shoal.validate.prefill import TILTS, UNLIKELY, Replayed, replay
 from shoal.validate.rewards import check_rewards
-from shoal.validate.sampling import check_free, check_logprobs, check_seeded
+from shoal.validate.sampling import check_free, check_logprobs, check_seeded, surprise
 from shoal.validate.tasks import check_tasks
 from shoal.validate.termination import check_termination
 from shoal.validate.version import check_version
@@ -206,7 +206,7 @@ def test_a_file_of_many_tokens_may_have_a_share_that_is_not_the_best(honest: Sub
     def judged(inexact: int) -> Finding | None:
         shortfalls = np.zeros(1000)
         shortfalls[:inexact] = 0.01
-        own = Replayed(torch.zeros(1, 1), shortfalls, shortfalls, None, None)
+        own = Replayed(torch.zeros(1, 1), shortfalls, shortfalls, None, None, None)
         return check_seeded(honest, [own], LIMITS)
 
     assert judged(4) is None
@@ -257,6 +257,17 @@ def test_free_draws(honest: Submission, free: Sequence[Replayed]) -> None:
     assert said(check_free(honest, one, LIMITS))[:2] == ("sampling", 6)
 
 
+@pytest.mark.parametrize(("share", "told"), [(0.02, False), (0.03, False), (0.08, True), (0.0, True)])
+def test_a_second_mode_near_zero_is_seen(share: float, told: bool) -> None:
+    """Of 1,000 tokens 2 % should be less likely than 1e-4; that is all that is known here."""
+    logp_T = np.full(1000, -0.5)
+    logp_T[: int(1000 * share)] = -12.0
+    tails_TU = np.full((1000, len(UNLIKELY)), 0.02)
+    flat = np.full((1000, len(TILTS)), 10.0)
+    own = Replayed(torch.zeros(1000, 1), logp_T, None, flat, tails_TU, np.zeros(1000))
+    assert surprise([own]) > 16 if told else surprise([own]) < 1
+
+
 def test_ends_at_unlikely_places_are_counted(honest: Submission, free: Sequence[Replayed]) -> None:
     early = []
     for own in free:
@@ -268,7 +279,7 @@ def test_ends_at_unlikely_places_are_counted(honest: Submission, free: Sequence[
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("field", ["logprobs_T", "tilts_TL", "ends_T"])
+@pytest.mark.parametrize("field", ["logprobs_T", "tilts_TL", "tails_TU", "ends_T"])
 def test_a_nan_is_no_fair_draw(honest: Submission, free: Sequence[Replayed], field: str) -> None:
     values = np.full_like(getattr(free[2], field), math.nan)
     broken = [replace(own, **{field: values}) if n == 2 else own for n, own in enumerate(free)]
@@ -288,7 +299,9 @@ def test_replaying_gives_an_entry_a_token_and_what_the_engine_had(
         assert len(own.shortfalls_T) == size
         assert other.tilts_TL is not None
         assert other.tilts_TL.shape == (size, len(TILTS))
-        assert other.shortfalls_T is own.tilts_TL is own.ends_T is None
+        assert other.tails_TU is not None
+        assert other.tails_TU.shape == (size, len(UNLIKELY))
+        assert other.shortfalls_T is own.tilts_TL is own.tails_TU is own.ends_T is None
 
 
 def test_a_verdict_comes_back_from_its_json_as_it_was() -> None:

@@ -2,6 +2,7 @@
 drawn. This costs a fraction of generating them, because all tokens of a file go through the model side by side.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -20,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 # Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
 # tokens, positive ones with likely ones.
 TILTS = (-0.5, -0.25, 0.25, 0.5)
+# Below such probabilities a token is unlikely; text of another model holds more of those than draws do.
+UNLIKELY = (1e-2, 1e-3, 1e-4, 1e-5)
 # Logits that exist at a time: 16 MB of them.
 MAX_LOGITS = 1 << 22
 
@@ -35,6 +38,8 @@ class Replayed:
     """How far each token lies below the best one under the lease's noise; None without noise to redraw."""
     tilts_TL: Floats | None
     """log of the expected p^s of a token, for each s of TILTS; None where the noise is redrawn."""
+    tails_TU: Floats | None
+    """Probability that a token is less likely than each of UNLIKELY; None where the noise is redrawn."""
     ends_T: Floats | None
     """Probability of the end tokens; None where the noise is redrawn."""
 
@@ -83,11 +88,11 @@ def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
 
 def _columns(
     policy: Policy, states_AD: Tensor, tokens_A: Tensor, bits: Iterator[Words] | None, temperature: float
-) -> tuple[Floats, Floats | None, Floats | None, Floats | None]:
-    """Log-probs, shortfalls, tilts and end probabilities of all tokens, a few rows of logits at a time."""
+) -> tuple[Floats, Floats | None, Floats | None, Floats | None, Floats | None]:
+    """Log-probs, shortfalls, tilts, tails and end probabilities of all tokens, a few rows of logits at a time."""
     rows = max(1, MAX_LOGITS // policy.vocab)
     ends = [token for token in policy.eos_ids if token < policy.vocab]
-    logp, below, tilts, ending = [], [], [], []
+    logp, below, tilts, tails, ending = [], [], [], [], []
     for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
         scaled_RV = policy.head(states_RD).float().div_(temperature)
         norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
@@ -97,7 +102,9 @@ def _columns(
             continue
         logp_RV = (scaled_RV - norm_R1).double()
         tilts.append(torch.stack([torch.logsumexp((1 + s) * logp_RV, dim=1) for s in TILTS], dim=1).numpy())
-        ending.append(logp_RV[:, ends].exp().sum(1).numpy())
+        p_RV = logp_RV.exp()
+        tails.append(torch.stack([p_RV.where(logp_RV < math.log(u), 0.0).sum(1) for u in UNLIKELY], dim=1).numpy())
+        ending.append(p_RV[:, ends].sum(1).numpy())
     if bits is not None:
-        return np.concatenate(logp), np.concatenate(below), None, None
-    return np.concatenate(logp), None, np.concatenate(tilts), np.concatenate(ending)
+        return np.concatenate(logp), np.concatenate(below), None, None, None
+    return np.concatenate(logp), None, np.concatenate(tilts), np.concatenate(tails), np.concatenate(ending)

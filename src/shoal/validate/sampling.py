@@ -9,13 +9,15 @@ import numpy as np
 from shoal.config import ThresholdsConfig
 from shoal.rollout.record import Submission
 from shoal.validate.finding import Finding
-from shoal.validate.prefill import TILTS, Floats, Replayed
+from shoal.validate.prefill import TILTS, UNLIKELY, Floats, Replayed
 
 CHECK = "sampling"
 # Ending is likely from this probability on (INTELLECT-2's termination check).
 LEAST_END = 0.1
 # Ways in which a worker may end too often: so many times as likely as the distribution has it.
 MORE_ENDS = np.array([2.0, 8.0, 64.0, 4096.0])
+# Ways in which unlikely tokens may be too many or too few, in the same sense.
+MORE_UNLIKELY = np.array([0.01, 0.2, 3.0, 10.0])
 
 
 def check_logprobs(
@@ -81,12 +83,20 @@ def surprise(replayed: Sequence[Replayed]) -> float:
     """Evidence, in nats, that tokens were not drawn from the distribution: fair draws have more than x with a
     probability below e^-x, however few they are and however peaked the distribution is.
 
-    For any s the product of p^s / E[p^s] over the tokens has expectation 1 under fair draws, and so has the mean of
-    several such products; Markov's inequality does the rest.
+    For any s the product of p^s / E[p^s] over the tokens has expectation 1 under fair draws. So has, for any c, the
+    product of c for each unlikely token over 1 + (c - 1) P(unlikely) for every one, which sees the second mode near
+    zero that text of another model has (INTELLECT-2's token sampling check). And so has the mean of several such
+    products; Markov's inequality does the rest.
     """
-    likely = sum(float(own.logprobs_T.sum()) for own in replayed)
-    expected_L = sum(own.tilts_TL.sum(axis=0) for own in replayed if own.tilts_TL is not None)
-    return _mean_of_products(np.asarray(TILTS) * likely - expected_L)
+    logp_T = np.concatenate([own.logprobs_T for own in replayed])
+    tilts_TL = np.concatenate([own.tilts_TL for own in replayed if own.tilts_TL is not None])
+    tails_TU = np.concatenate([own.tails_TU for own in replayed if own.tails_TU is not None])
+    tilted = _mean_of_products(np.asarray(TILTS) * logp_T.sum() - tilts_TL.sum(axis=0))
+    counted = [
+        _too_many(int((logp_T < unlikely).sum()), tail_T, MORE_UNLIKELY)
+        for unlikely, tail_T in zip(np.log(UNLIKELY), tails_TU.T, strict=True)
+    ]
+    return _mean_of_products(np.array([tilted, _mean_of_products(np.concatenate(counted))]))
 
 
 def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float:
@@ -96,8 +106,13 @@ def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float
         assert own.ends_T is not None
         p_T.append(own.ends_T[~(own.ends_T >= LEAST_END)])
         ended += sample.finish == "eos" and not own.ends_T[-1] >= LEAST_END
-    expected_C = np.log1p(np.outer(MORE_ENDS - 1.0, np.concatenate(p_T))).sum(axis=1)
-    return _mean_of_products(ended * np.log(MORE_ENDS) - expected_C)
+    return _mean_of_products(_too_many(ended, np.concatenate(p_T), MORE_ENDS))
+
+
+def _too_many(count: int, p_T: Floats, times_C: Floats) -> Floats:
+    """Logs of products with expectation 1 or less, each large if something of probability p_t at place t happened so
+    many times as often as it should, of which `count` is how often it did."""
+    return np.asarray(count * np.log(times_C) - np.log1p(np.outer(times_C - 1.0, p_T)).sum(axis=1))
 
 
 def _mean_of_products(logs: Floats) -> float:
