@@ -96,24 +96,25 @@ class BlockWriter:
         self._same = 0
 
     def _coded_as(self, size: int, paired: bool, steps: bool) -> tuple[int, bytes]:
-        if paired and not steps and np.array_equal(self.base[:size], self.new[:size]):
-            return SAME, b""
+        length = size + 1
         if paired and steps:
             a, b = self.base.view(np.uint16), self.new.view(np.uint16)
-            # No more than the bytes themselves.
             length = int(self._kernels.encode(a, b, size // 2, self._coded[: size + self._kernels.SLACK]))
-            if length == 0:
-                return SAME, b""
-            if 0 < length <= size // 2:
-                return STEPS, self._coded[:length].tobytes()
-        packed = self._zstd.compress(self.new[:size])
-        if paired and steps and 0 < length <= len(packed):
-            return STEPS, self._coded[:length].tobytes()
-        return (ZSTD, packed) if len(packed) < size else (RAW, self.new[:size].tobytes())
+            if length == self._kernels.TOO_LONG:
+                length = size + 1
+        elif paired and np.array_equal(self.base[:size], self.new[:size]):
+            length = 0
+        if length == 0:
+            return SAME, b""
+        if length > size // 2:  # whole bytes may be shorter
+            packed = self._zstd.compress(self.new[:size])
+            if len(packed) < min(length, size):
+                return ZSTD, packed
+        return (STEPS, self._coded[:length].tobytes()) if length < size else (RAW, self.new[:size].tobytes())
 
 
 class BlockReader:
-    """Fill `base` where `wants_base` says so, then `next`."""
+    """Fill `base` if the base has bytes for the block, then ask for the `next`."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read

@@ -33,7 +33,8 @@ from numba.extending import intrinsic
 BLOCK = 1 << 18
 # Arrays are read in groups of so many values: they must be padded to whole groups.
 GROUP = 64
-MOST_CLASSES = 8
+# More cost a pass each when a block is read, and save nothing that can be measured.
+MOST_CLASSES = 4
 # Bytes that may be read or written past the end of what is used.
 SLACK = 64
 
@@ -58,7 +59,9 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 def _everywhere(builder, value):
     nothing = ir.Constant(_VECTOR, ir.Undefined)
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), [0] * GROUP)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0)), nothing, zeros)
+    return builder.shuffle_vector(
+        builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0)), nothing, zeros
+    )
 
 
 def _pointer(context, builder, array_type, array, start, kind):

@@ -54,7 +54,9 @@ def header_size(start: bytes, origin: str) -> int:
     """The size of a header with its length, from the first bytes of the file."""
     size = LENGTH + int.from_bytes(start[:LENGTH], "little")
     if len(start) < LENGTH or size > MOST_HEADER:
-        raise DeltaError(f"{origin}: not a safetensors file: its header would take {size:,} bytes, up to {MOST_HEADER:,} may")
+        raise DeltaError(
+            f"{origin}: not a safetensors file: its header would take {size:,} bytes, up to {MOST_HEADER:,} may"
+        )
     return size
 
 
@@ -72,7 +74,9 @@ def parse(header: bytes, origin: str) -> Layout:
     in_order = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
     for name, tensor in in_order.items():
         if tensor.begin != at:
-            raise DeltaError(f"{origin}: not a safetensors file: {name[:80]} is at byte {tensor.begin}, expected at {at}")
+            raise DeltaError(
+                f"{origin}: not a safetensors file: {name[:80]} is at byte {tensor.begin}, expected at {at}"
+            )
         at = tensor.end
     return Layout(header, in_order)
 
