@@ -165,7 +165,7 @@ def test_any_two_files_go_together(first: Any, second: Any) -> None:
     def tensor(dtype: torch.dtype, shape: list[int], seed: int) -> Tensor:
         count = int(np.prod(shape)) * dtype.itemsize
         content = np.random.default_rng(seed).integers(0, 256, count).astype(np.uint8)
-        return torch.from_numpy(content).view(dtype).view(shape)
+        return torch.from_numpy(content).view(dtype).view(shape) if count else torch.zeros(shape, dtype=dtype)
 
     with tempfile.TemporaryDirectory() as folder:
         one, two = (
@@ -357,7 +357,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         "delta.encode_tensor(np.zeros(1, np.uint16), np.ones(1, np.uint16))\n"
         "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before, folder = most(), Path(sys.argv[1])\n"
-        "delta.encode(folder / 'a', folder / 'b', folder / 'd')\ndelta.apply(folder / 'a', folder / 'd', folder / 'c')\n"
+        "delta.encode(folder / 'a', folder / 'b', folder / 'd')\n"
+        "delta.apply(folder / 'a', folder / 'd', folder / 'c')\n"
         "print(most() - before)"
     )
     began = time.monotonic()
