@@ -282,6 +282,7 @@ FACTS = {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}
         ({"a": FACTS | {"data_offsets": [4, 8]}}, b"\0" * 8, "expected at"),
         ({"a": FACTS | {"data_offsets": [4, 0]}}, b"\0" * 4, "offsets do not fit"),
         ({"a": FACTS | {"shape": [3]}}, b"\0" * 4, "offsets do not fit"),
+        ({"a": FACTS | {"shape": [2**61] * 10**6}}, b"\0" * 4, "1000000 dimensions"),
         ({"a": FACTS | {"shape": [-1]}}, b"\0" * 4, "not what they should be"),
         ({"a": FACTS | {"shape": [1.5]}}, b"\0" * 4, "not what they should be"),
     ],
