@@ -75,10 +75,17 @@ def _attacks() -> Bench:
     return bench_attacks
 
 
+def _delta() -> Bench:
+    from shoal.bench.delta import bench_delta
+
+    return bench_delta
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
     "async": _async,
     "toploc": _toploc,
     "attacks": _attacks,
+    "delta": _delta,
 }

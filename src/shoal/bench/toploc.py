@@ -14,8 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import torch
 from shoal import toploc
 from shoal.bench.peers import Peer, peer_python
 from shoal.bench.peers_toploc import best
+from shoal.bench.processor import one_processor
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure
 from shoal.errors import BenchError
@@ -67,7 +67,7 @@ def bench_toploc(quick: bool, progress: Progress) -> BenchResult:
         peer = toploc_peer(cache_dir())
     ratios: dict[str, float] = {}
     values: dict[str, Figure] = {"tokens": TOKENS, "k": K}
-    with tempfile.TemporaryDirectory(prefix="shoal-toploc-") as scratch, _one_processor() as cpu, peer:
+    with tempfile.TemporaryDirectory(prefix="shoal-toploc-") as scratch, one_processor() as cpu, peer:
         for hidden in HIDDEN:
             progress.stage(f"hidden size {hidden}")
             claimed, own = states(hidden)
@@ -137,23 +137,6 @@ def _in_turns(peer: Peer, name: str, call: Callable[[], Any], size: Size, progre
         theirs.append(float(answer["seconds"]))
         ours.append(best(call, size.ours))
     return min(theirs), min(ours)
-
-
-@contextmanager
-def _one_processor() -> Iterator[int | None]:
-    """Holds this process on one processor, where the system can, and names it for the other side."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield None
-        return
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cpu = min(before)
-    os.sched_setaffinity(0, {cpu})
-    torch.set_num_threads(1)
-    try:
-        yield cpu
-    finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, before)
 
 
 def toploc_peer(cache: Path) -> Peer:

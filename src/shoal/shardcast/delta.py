@@ -5,8 +5,8 @@
     stats = delta.encode(Path("v7.safetensors"), Path("v8.safetensors"), Path("v8.delta"))
     delta.apply(Path("v7.safetensors"), Path("v8.delta"), Path("rebuilt.safetensors"))
 
-A delta names the base by its hash and the result by its own: applied to anything else, or damaged, it is a `DeltaError`,
-and nothing appears under the name of the result. Both sides stream, with memory for a few blocks.
+A delta names the base by its hash and the result by its own: applied to anything else, or damaged, it is a
+`DeltaError`, and nothing appears under the name of the result. Both sides stream, with memory for a few blocks.
 
     delta    8 bytes: magic; sizes of base and new file, 8 bytes each; BLAKE3 of the base, 32; sizes of the new file's
              header and of what it is packed to, 4 each; the header, in zstd with the base's as dictionary; blocks
@@ -96,7 +96,7 @@ def encode(
             if base_at is not None:
                 _fill(old_file, base, base_at, blocks.base[:size])
             _fill(new_file, new, at, blocks.new[:size])
-            hasher.update(blocks.new[:size])
+            hasher.update(blocks.new[:size].data)
             blocks.add(size, paired=base_at is not None, steps=steps)
             progress(at + size)
         blocks.finish()
@@ -135,7 +135,7 @@ def apply(
             for at, base_at, size, steps in _blocks(old, new):
                 if base_at is not None:
                     _fill(old_file, base, base_at, blocks.base[:size])
-                content = blocks.next(size, paired=base_at is not None, steps=steps)
+                content = blocks.next(size, paired=base_at is not None, steps=steps).data
                 hasher.update(content)
                 file.write(content)
                 progress(at + size)
@@ -145,8 +145,8 @@ def apply(
                 raise DeltaError(f"it ends too {'late' if more else 'early'}")
             if hasher.digest() != due:
                 raise DeltaError(
-                    f"it gives a file whose hash begins with {hasher.hexdigest()[:12]} instead of {due.hex()[:12]}: it is "
-                    "damaged, or the base is another one"
+                    f"it gives a file whose hash begins with {hasher.hexdigest()[:12]} instead of {due.hex()[:12]}: "
+                    "it is damaged, or the base is another one; fetch the full version"
                 )
 
 
@@ -205,7 +205,7 @@ def _layout(file: io.BufferedReader, path: Path) -> Layout:
 def _fill(file: io.BufferedReader, path: Path, at: int, block: Bytes) -> None:
     done = 0
     while done < block.size:
-        read = os.preadv(file.fileno(), [memoryview(block)[done:]], at + done)
+        read = os.preadv(file.fileno(), [block[done:].data], at + done)
         if read == 0:
             raise DeltaError(f"{path}: became shorter while it was read; it must not change")
         done += read

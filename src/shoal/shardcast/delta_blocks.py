@@ -34,7 +34,8 @@ def encode_tensor(a: Bits, b: Bits) -> bytes:
     """What takes the bits of one bf16 tensor to those of another of its shape."""
     if a.dtype != np.uint16 or b.dtype != np.uint16 or a.shape != b.shape:
         raise DeltaError(
-            f"a delta from {a.dtype} {a.shape} to {b.dtype} {b.shape}: give the bits of bf16 tensors of one shape as uint16"
+            f"a delta from {a.dtype} {a.shape} to {b.dtype} {b.shape}: give the bits of bf16 tensors of one shape "
+            "as uint16"
         )
     out: list[bytes] = []
     writer = BlockWriter(out.append)
@@ -48,14 +49,20 @@ def encode_tensor(a: Bits, b: Bits) -> bytes:
     return b"".join(out)
 
 
-def apply_tensor(delta: bytes, a: Bits) -> Bits:
-    """The bits of the tensor that `encode_tensor` was given as b; DeltaError for bytes that are no delta for this one."""
-    if a.dtype != np.uint16:
-        raise DeltaError(f"the base of a delta is {a.dtype}: give the bits of a bf16 tensor as uint16")
+def apply_tensor(delta: bytes, a: Bits, out: Bits | None = None) -> Bits:
+    """The bits of the tensor that `encode_tensor` was given as b; DeltaError for bytes that are no delta for a.
+
+    `out` is an array of a's shape to write them to.
+    """
+    out = np.empty(a.shape, np.uint16) if out is None else out
+    if a.dtype != np.uint16 or out.dtype != np.uint16 or out.shape != a.shape or not out.flags.c_contiguous:
+        raise DeltaError(
+            f"a delta applied to {a.dtype} {a.shape} for {out.dtype} {out.shape}: give arrays of uint16 of one shape"
+        )
     stream = _Stream(delta)
     reader = BlockReader(stream.read)
     base = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    new = np.empty_like(base)
+    new = out.reshape(-1).view(np.uint8)
     for start in range(0, base.size, BLOCK):
         size = min(BLOCK, base.size - start)
         reader.base[:size] = base[start : start + size]
@@ -63,7 +70,7 @@ def apply_tensor(delta: bytes, a: Bits) -> Bits:
     reader.finish()
     if stream.left:
         raise DeltaError(f"delta of a tensor: {stream.left} bytes follow its last block")
-    return new.view(np.uint16).reshape(a.shape)
+    return out
 
 
 class BlockWriter:
@@ -96,24 +103,25 @@ class BlockWriter:
         self._same = 0
 
     def _coded_as(self, size: int, paired: bool, steps: bool) -> tuple[int, bytes]:
-        if paired and not steps and np.array_equal(self.base[:size], self.new[:size]):
-            return SAME, b""
+        length = size + 1
         if paired and steps:
             a, b = self.base.view(np.uint16), self.new.view(np.uint16)
-            # No more than the bytes themselves.
             length = int(self._kernels.encode(a, b, size // 2, self._coded[: size + self._kernels.SLACK]))
-            if length == 0:
-                return SAME, b""
-            if 0 < length <= size // 2:
-                return STEPS, self._coded[:length].tobytes()
-        packed = self._zstd.compress(self.new[:size])
-        if paired and steps and 0 < length <= len(packed):
-            return STEPS, self._coded[:length].tobytes()
-        return (ZSTD, packed) if len(packed) < size else (RAW, self.new[:size].tobytes())
+            if length == self._kernels.TOO_LONG:
+                length = size + 1
+        elif paired and np.array_equal(self.base[:size], self.new[:size]):
+            length = 0
+        if length == 0:
+            return SAME, b""
+        if length > size // 2:  # whole bytes may be shorter
+            packed = self._zstd.compress(self.new[:size].data)
+            if len(packed) < min(length, size):
+                return ZSTD, packed
+        return (STEPS, self._coded[:length].tobytes()) if length < size else (RAW, self.new[:size].tobytes())
 
 
 class BlockReader:
-    """Fill `base` where `wants_base` says so, then `next`."""
+    """Fill `base` if the base has bytes for the block, then ask for the `next`."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read

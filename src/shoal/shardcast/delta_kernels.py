@@ -33,7 +33,8 @@ from numba.extending import intrinsic
 BLOCK = 1 << 18
 # Arrays are read in groups of so many values: they must be padded to whole groups.
 GROUP = 64
-MOST_CLASSES = 8
+# More cost a pass each when a block is read, and save nothing that can be measured.
+MOST_CLASSES = 4
 # Bytes that may be read or written past the end of what is used.
 SLACK = 64
 
