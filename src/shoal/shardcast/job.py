@@ -10,6 +10,7 @@ from shoal.errors import ShardcastError
 from shoal.files import disk_errors, remove, write_whole
 from shoal.shardcast.records import (
     MOST_LINE,
+    MOST_SHORT_LINE,
     Closing,
     Entry,
     Opening,
@@ -101,7 +102,9 @@ class Job:
         index = self._lines.get(line)
         if index is None:
             record, signature = read_line(line)
-            if len(line) > (MOST_LINE if isinstance(record, Closing) else 1024):  # padding would fill our manifest
+            if len(line) > (
+                MOST_LINE if isinstance(record, Closing) else MOST_SHORT_LINE
+            ):  # padding would fill our manifest
                 raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
             check_line(record, signature, self.entry.id, self._origin)
             with self.lock:

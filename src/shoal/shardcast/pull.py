@@ -21,7 +21,18 @@ from shoal.keys import Key, checked_address
 from shoal.shardcast.assemble import assemble
 from shoal.shardcast.choose import Belief, choose
 from shoal.shardcast.job import Job, Offer
-from shoal.shardcast.records import LARGEST_PIECE, MIB, MOST_HEAD, MOST_MANIFEST, Entry, Head, Piece, read_head
+from shoal.shardcast.records import (
+    LARGEST_PIECE,
+    MIB,
+    MOST_HEAD,
+    MOST_LINE,
+    MOST_MANIFEST,
+    MOST_SHORT_LINE,
+    Entry,
+    Head,
+    Piece,
+    read_head,
+)
 from shoal.shardcast.route import route
 from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package
 from shoal.shardcast.wire import Connection, LieError, Pace, SourceError
@@ -30,7 +41,7 @@ PER_SOURCE = 2  # transfers from one source at once: one is hashed while the oth
 MOST_WORKERS = 8
 RUN_BYTES = 8 * MIB  # asked for in one request
 RUN_SECONDS = 0.5  # no request should take longer than this at the speed that is believed
-CHUNK = MIB // 4  # hashed while it is still in the cache
+CHUNK = MIB  # BLAKE3 is faster on a whole subtree than on parts of it
 FAR_BELOW = 0.1  # of the best other source's speed: such a transfer is given up
 POLL_S = 20.0  # one long poll
 PLAIN_POLL_S = 0.1  # between looks at a server that does not wait by itself
@@ -359,7 +370,7 @@ class Puller:
     def _watch_manifest(self, source: Source, job: Job) -> None:
         connection = self._connection(source)
         offer = job.offers[source.url]
-        offset = 0
+        offset = bad = 0
         while not (self._closed or job.finished or job.dropped or offer.ended):
             if len(offer.queue) > ENOUGH_QUEUED and job.queued(source.url):
                 self._rest(0.02)
@@ -377,7 +388,12 @@ class Puller:
                 if answer.status in (200, 206):
                     data = answer.read(MOST_MANIFEST)
                     data = data[offset:] if answer.status == 200 else data
-                    offset += self._take_lines(source, job, data)
+                    size, new = self._take_lines(source, job, data)
+                    if not new and size and offset:
+                        raise SourceError(f"{source.url}: sends the same manifest lines again")
+                    offset += size
+                    bad = 0
+                    plain = 0.0 if size else PLAIN_POLL_S  # a line that is not whole yet
                 else:
                     answer.drop()
                     here = answer.header("Content-Range").removeprefix("bytes */")
@@ -387,22 +403,29 @@ class Puller:
                         raise SourceError(f"{source.url}: answered {answer.status} for a manifest")
                     plain = PLAIN_POLL_S
             except LieError as error:
-                offset = 0
+                offset, bad = 0, bad + 1
                 self._lied(source, str(error))
             except SourceError as error:
-                offset = 0
+                offset, bad = 0, bad + 1
                 self._failed(source, str(error))
             except (ShoalError, OSError) as error:
                 self._stuck(job, error)
-            if plain and time.monotonic() - began < 0.05:
+            if bad:
+                self._rest(min(5.0, 0.1 * 2.0 ** min(bad, 8)))
+            elif plain and time.monotonic() - began < 0.05:
                 self._rest(plain)
         self._release(source, connection, keep=False)
 
-    def _take_lines(self, source: Source, job: Job, data: bytes) -> int:
-        """Hands whole lines to the job; how many bytes they were."""
+    def _take_lines(self, source: Source, job: Job, data: bytes) -> tuple[int, bool]:
+        """Hands whole lines to the job; how many bytes they were, and whether any was new."""
         size = data.rfind(b"\n") + 1
         new = False
+        if len(data) - size > MOST_LINE:
+            raise LieError(f"{source.url}: a manifest line of more than {MOST_LINE:,} bytes")
         for line in data[:size].splitlines(keepends=True):
+            # Before it is parsed: a line may take many times its size then.
+            if len(line) > (MOST_LINE if line.startswith(b'["closing"') else MOST_SHORT_LINE):
+                raise LieError(f"{source.url}: a manifest line of {len(line):,} bytes")
             try:
                 new |= job.listed(source.url, line)
             except StorageError:
@@ -413,7 +436,7 @@ class Puller:
             with self._changed:
                 self._finish(job)
                 self._changed.notify_all()
-        return size
+        return size, new
 
     # ---- pieces
 

@@ -1,0 +1,102 @@
+"""The real nginx over the same store: a plain web server is a relay too."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ShardcastError
+from shoal.files import cache_dir
+from shoal.shardcast.nginx import nginx_config
+from shoal.shardcast.records import MIB
+from tests.shardcast.world import client_of, contents, origin_at
+
+
+def find_nginx() -> str | None:
+    kept = cache_dir() / "programs" / "nginx" / "usr" / "sbin" / "nginx"
+    return shutil.which("nginx") or (str(kept) if kept.is_file() else None)
+
+
+@contextmanager
+def nginx_over(store: Path, state: Path) -> Iterator[str]:
+    program = find_nginx()
+    if program is None:
+        pytest.skip("no nginx here; install it to run this test")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    state.mkdir()
+    config = state / "nginx.conf"
+    text = nginx_config(store, config, "127.0.0.1", port)
+    if os.getuid() == 0:  # its workers give up root's rights, and a test's directory is its owner's alone
+        text = f"user root;\n{text}"
+    config.write_text(text)
+    process = subprocess.Popen([program, "-c", str(config), "-g", "daemon off;"])
+    try:
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_a_version_arrives_through_nginx_while_it_is_being_written(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        nginx_over(origin.store.path, tmp_path / "nginx") as url,
+        client_of(tmp_path / "client", url) as client,
+    ):
+        made = origin.publish(1)
+        assert contents(client.fetch(1)) == contents(made)
+        with origin.publisher.publish(2) as package, package.file("model.safetensors") as file:
+            for i in range(6):
+                file.write(bytes([i]) * MIB)
+                time.sleep(0.05)
+        files = client.fetch(2)
+        assert (files / "model.safetensors").read_bytes() == b"".join(bytes([i]) * MIB for i in range(6))
+        assert not client.counts["lies"]
+
+
+def test_nginx_lists_nothing_and_gives_nothing_else(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, nginx_over(origin.store.path, tmp_path / "nginx") as url:
+        origin.publish(1, mib=0.1)
+        name = origin.publisher.entries[0].name
+        (origin.store.path / name / "files" / "link").symlink_to("/etc/passwd")
+        host, port = url.removeprefix("http://").split(":")
+
+        def status(path: str, method: str = "GET") -> int:
+            connection = HTTPConnection(host, int(port), timeout=10)
+            connection.request(method, path)
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return answer.status
+
+        assert status("/head.json") == 200
+        assert status(f"/{name}/files/config.json") == 200
+        assert status("/head.json", "POST") == 405
+        for path in (
+            "/",
+            "/.lock",
+            f"/{name}/",
+            f"/{name}/files/",
+            f"/{name}/files/../../.lock",
+            f"/{name}/files/link",
+        ):
+            assert status(path) in (403, 404), path
+
+
+def test_a_path_that_nginx_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardcastError, match="nginx cannot take a path"):
+        nginx_config(tmp_path / "a b", tmp_path / "nginx.conf", "127.0.0.1", 80)
