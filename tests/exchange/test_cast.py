@@ -16,6 +16,7 @@ from shoal.shardcast.follow import Follower
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import Store
+from shoal.shardcast.versions import Versions
 from shoal.watch.metrics import MetricsWriter
 
 from ..shardcast.world import KEY, RUN, contents, relay_at
@@ -36,7 +37,7 @@ class World:
         store = Store(self.path / "origin")
         server = Server(store, port=self.port)
         publisher = self._origin.enter_context(Publisher(store, KEY, RUN))
-        follower = Follower(self.path / "weights", publisher)
+        follower = Follower(self.path / "weights", Versions(publisher))
         stopped = threading.Event()
 
         def follow() -> None:

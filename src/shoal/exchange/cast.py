@@ -24,6 +24,7 @@ from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import Entry
 from shoal.shardcast.server import Server
 from shoal.shardcast.store import Store
+from shoal.shardcast.versions import Versions
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -133,8 +134,7 @@ def start_origin(run: RunDir, port: int) -> None:
         stopped = threading.Event()
         with Publisher(store, run.origin_key, run.config.name, run.config.keep.versions) as publisher:
             server = Server(store, name=f"origin of {run.config.name}", port=port)
-            published = _noting(metrics, "published")
-            follower = Follower(run.path / "weights", publisher, on_note=published)
+            follower = Follower(run.path / "weights", Versions(publisher), _noting(metrics, "published"))
 
             def follow() -> None:
                 while not stopped.wait(FOLLOW_S):

@@ -44,7 +44,7 @@ class DirectoryChannel:
             write_manifest(staging, number)
         for old in [other for other in self.numbers() if other <= number][: -self._keep]:
             if old != 0:
-                shutil.rmtree(self._folder(old), ignore_errors=True)
+                self._remove(old, "pruned")
 
     def numbers(self) -> list[int]:
         """All versions that are here, oldest first; a folder without a manifest is none."""
@@ -93,9 +93,12 @@ class DirectoryChannel:
         if roots:  # before they go: what was made with them is nobody's fault
             write_whole(self._path / RETRACTED, json.dumps([*self._retracted(), *roots]).encode())
         for number in lost:
-            # In one move: a reader must not take half a version for a damaged one.
-            shutil.rmtree(self._folder(number).rename(self._path / f"{STAGING}retracted-{number}"))
+            self._remove(number, "retracted")
         return lost
+
+    def _remove(self, number: int, why: str) -> None:
+        """In one move: a reader must not take half a version for a damaged one."""
+        shutil.rmtree(self._folder(number).rename(self._path / f"{STAGING}{why}-{number}"), ignore_errors=True)
 
     def was_retracted(self, version: Version) -> bool:
         return version.root in self._retracted()

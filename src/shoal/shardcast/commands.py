@@ -21,6 +21,7 @@ from shoal.shardcast.pull import Puller
 from shoal.shardcast.server import Server
 from shoal.shardcast.store import Store
 from shoal.shardcast.tree import walk
+from shoal.shardcast.versions import Versions
 
 FOLLOW_S = 0.02  # between looks at an origin's directory
 
@@ -52,7 +53,7 @@ def serve_origin(
                 f"origin of run {run} at {server.url}, signed by {checksummed(identity.address)}", highlight=False
             )
             console.print(f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}", highlight=False)
-            follower = Follower(directory, publisher, on_note=_Notes(console))
+            follower = Follower(directory, Versions(publisher), _Notes(console))
             threading.Thread(target=_follow, args=(follower, stop), daemon=True).start()
 
         try:

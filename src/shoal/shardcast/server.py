@@ -88,8 +88,15 @@ class Watch:
 
 
 def state(path: Path) -> tuple[int, int]:
-    """Changes with every write that anybody makes to a file; (0, 0) if there is none."""
+    """Changes with every write that anybody makes to a file; (0, 0) if there is none.
+
+    A head is replaced, not extended: two times within one look, it may have the first one's inode, size and time again,
+    so it is its bytes that count. A manifest only grows.
+    """
     try:
+        if path.name == HEAD:
+            data = read_regular(path, MOST_HEAD)
+            return hash(data), len(data)
         facts = path.stat()
     except OSError:
         return 0, 0

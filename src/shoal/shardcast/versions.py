@@ -4,7 +4,8 @@ Each version's files stay linked in the store as the base of the next delta: one
 trainer's own directory. After a restart the first version is a full one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -13,7 +14,7 @@ from shoal.files import whole_directory
 from shoal.shardcast.assemble import DELTA, link_or_copy
 from shoal.shardcast.publish import Content, Outgoing, Publisher, piece_size_for
 from shoal.shardcast.records import Base, content_root
-from shoal.shardcast.store import FILES, MADE, hash_pieces
+from shoal.shardcast.store import FILES, MADE, files_of, hash_pieces
 
 FULL_EVERY = 8
 PAYS = 0.5  # of the full size: a larger delta is not worth its chain
@@ -24,6 +25,7 @@ WEIGHTS = ".safetensors"
 class _Last:
     number: int
     root: str
+    piece_size: int
     files: Path
     content: Content
 
@@ -32,41 +34,49 @@ class Versions:
     """Publishes directories as versions, as deltas where they pay."""
 
     def __init__(self, publisher: Publisher, full_every: int = FULL_EVERY, *, deltas: bool = True) -> None:
-        self._publisher = publisher
+        self.publisher = publisher
         self._full_every = full_every
         self._deltas = deltas
         self._last: _Last | None = None
         self._since_full = 0
-        self._piece_size = 0
         for folder in publisher.store.made().values():
             publisher.store.remove(folder.name)
 
     def publish(self, number: int, directory: Path) -> str:
         """Publishes all files under a directory, which nobody may change any more; the version's root."""
-        files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+        files = files_of(directory)
         size = sum(path.stat().st_size for path in files.values())
-        self._piece_size = self._piece_size or piece_size_for(size)  # one for all, so that roots can be compared
-        last = self._last if self._deltas else None
+        piece_size = piece_size_for(size)
+        deltas = self._deltas and any(_holds_bf16(path) for path in files.values())
+        last = self._last if deltas else None
         content: Content | None = None
-        if last is not None and number > last.number and files.keys() == last.content.keys():
-            content = {name: (p.stat().st_size, hash_pieces(p, self._piece_size)) for name, p in files.items()}
+        if (
+            last is not None
+            and number > last.number
+            and (last.piece_size, last.content.keys())
+            == (
+                piece_size,
+                files.keys(),
+            )
+        ):
+            content = {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files.items()}
             if not self._publish_delta(number, directory, content, last, size):
                 content = None
         self._since_full += 1
         if content is None or self._since_full >= self._full_every:
-            with self._publisher.publish(number, size=size, piece_size=self._piece_size) as package:
+            with self.publisher.publish(number, size=size) as package:
                 package.add_directory(directory)
             content = package.content
             self._since_full = 0
-        root = content_root(number, self._piece_size, content)
-        if self._deltas:
-            self._keep(_Last(number, root, directory, content))
+        root = content_root(number, piece_size, content)
+        if deltas:
+            self._keep(_Last(number, root, piece_size, directory, content))
         return root
 
-    def retract(self, after: int) -> list[int]:
-        """Takes versions above `after` off the head; the next one published is a full one."""
+    def retract(self, numbers: Collection[int]) -> None:
+        """Takes versions back; the next one published is a full one."""
         self._last = None
-        return self._publisher.retract(after)
+        self.publisher.retract(numbers)
 
     def _publish_delta(self, number: int, directory: Path, content: Content, last: _Last, size: int) -> bool:
         """Publishes what changed since the last version while it is being encoded; False if it does not pay."""
@@ -74,7 +84,7 @@ class Versions:
 
         base = Base(number=last.number, root=last.root)
         try:
-            with self._publisher.publish(number, base=base, piece_size=self._piece_size) as package:
+            with self.publisher.publish(number, base=base, piece_size=last.piece_size) as package:
                 package.stands_for(content)
                 for name in sorted(content):
                     if content[name] == last.content[name]:
@@ -90,7 +100,7 @@ class Versions:
         return True
 
     def _keep(self, version: _Last) -> None:
-        store = self._publisher.store
+        store = self.publisher.store
         target = store.path / f"{version.number:06d}-made-{version.root[:16]}"
         if not target.exists():
             with whole_directory(target) as staging:
@@ -99,10 +109,18 @@ class Versions:
                     out.parent.mkdir(parents=True, exist_ok=True)
                     link_or_copy(version.files / name, out)
                 (staging / MADE).write_text(f"{version.root}\n")
-        self._last = _Last(version.number, version.root, target / FILES, version.content)
+        self._last = replace(version, files=target / FILES)
         for folder in store.made().values():
             if folder != target:
                 store.remove(folder.name)
+
+
+def _holds_bf16(path: Path) -> bool:
+    """Deltas are for bf16 weights: others change in most of their bits at every step."""
+    if not path.name.endswith(WEIGHTS):
+        return False
+    with path.open("rb") as file:
+        return b'"BF16"' in file.read(min(int.from_bytes(file.read(8), "little"), 1 << 24))
 
 
 class _DoesNotPay(ShardcastError):
