@@ -98,7 +98,7 @@ class Versions:
                     out = staging / FILES / name
                     out.parent.mkdir(parents=True, exist_ok=True)
                     link_or_copy(version.files / name, out)
-                (staging / MADE).write_text(f"{version.root}\n")
+                (staging / MADE).write_text(f"{version.root} {self._piece_size}\n")
         self._last = _Last(version.number, version.root, target / FILES, version.content)
         for folder in store.made().values():
             if folder != target:
