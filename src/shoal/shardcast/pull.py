@@ -290,7 +290,7 @@ class Puller:
         else:
             offered = sorted({entry.number for entry in self._head.packages}) if self._head else "nothing"
             what = f"the head offers {offered}"
-        said = "; ".join(f"{s.url}: {s.said or 'nothing wrong'}" for s in self.sources)
+        said = "; ".join(f"{s.url}: {s.said.removeprefix(f'{s.url}: ') or 'nothing wrong'}" for s in self.sources)
         which = "the newest version" if version is None else f"version {version}"
         return f"{which}: nothing came for {wait_s:.0f} s ({what}). Sources: {said}"
 
