@@ -97,6 +97,25 @@ def test_a_delta_is_not_applied_to_a_base_that_changed_on_the_disk(origin: Origi
         assert not Store(tmp_path / "client").made()
 
 
+def test_a_version_put_together_here_is_hashed_again_by_the_next_process(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    trainer.step(0)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        client.fetch(0)
+        trainer.step(1)
+        files = client.fetch(1)
+    assert "made" in files.parent.name
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        assert client.fetch(1) == files
+    with (files / "model.safetensors").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"?!")
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        with pytest.raises(ShardcastError, match=r"000001-made.*root"):
+            client.fetch(1)
+        assert contents(client.fetch(1)) == contents(trainer.made[1])
+
+
 def test_a_base_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShardcastError, match="version 7 with root abab"):
         find_version(Store(tmp_path), Base(number=7, root="ab" * 32), lambda name: tmp_path / name)

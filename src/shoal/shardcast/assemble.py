@@ -37,7 +37,7 @@ def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path]
 def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> Path:
     """The files of a version that is here whole, with this root."""
     made = store.made().get(base.number)
-    if made is not None and (made / MADE).read_text().strip() == base.root:
+    if made is not None and made_root(made) == base.root:
         return made / FILES
     for name in store.packages():
         index = Index(store.folder(name))
@@ -45,6 +45,18 @@ def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> P
         if index.opening and index.opening.kind == "full" and index.closing and index.closing.root == base.root:
             return files_of(name)
     raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
+
+
+def made_root(folder: Path) -> str:
+    return (folder / MADE).read_text().split()[0]
+
+
+def check_made(folder: Path) -> Path:
+    """The files of a version put together here, hashed again; ShardcastError if they changed since."""
+    root, piece_size = (folder / MADE).read_text().split()
+    number = int(folder.name.split("-")[0])
+    _check_root(folder / FILES, Base(number=number, root=root), int(piece_size), folder.name)
+    return folder / FILES
 
 
 def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
@@ -63,7 +75,7 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
             make_directory(out.parent)
             _make(base / name, own, name, out, closing)
         _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
-        (staging / MADE).write_text(f"{closing.root}\n")
+        (staging / MADE).write_text(f"{closing.root} {entry.piece_size}\n")
     return target
 
 

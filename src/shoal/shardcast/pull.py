@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from shoal.errors import ShardcastError, ShoalError, StorageError, WaitError
 from shoal.keys import Key, checked_address
-from shoal.shardcast.assemble import assemble
+from shoal.shardcast.assemble import assemble, check_made, made_root
 from shoal.shardcast.choose import Belief, choose
 from shoal.shardcast.job import Job, Offer
 from shoal.shardcast.records import (
@@ -180,7 +180,7 @@ class Puller:
                 held[index.opening.number] = index.closing.root
         for number, folder in self.store.made().items():
             with suppress(OSError, IndexError):
-                held[number] = (folder / "made.json").read_text().strip()
+                held[number] = made_root(folder)
         return held
 
     def fetch(
@@ -232,11 +232,22 @@ class Puller:
         if not way:
             made = self.store.made().get(version)
             if made is not None:
-                return made / FILES
+                return self._checked_made(made)
             full = next((n for n in self.store.packages() if n.startswith(f"{version:06d}-full-")), None)
             return self._checked_files(full) if full else None
         made = assemble(self.store, way, self._checked_files, self._keep_made)
+        self._checked.add(made.name)
         return made / FILES
+
+    def _checked_made(self, folder: Path) -> Path:
+        if folder.name not in self._checked:
+            try:
+                check_made(folder)
+            except (ShardcastError, ValueError):
+                self.store.remove(folder.name)
+                raise
+            self._checked.add(folder.name)
+        return folder / FILES
 
     def _checked_files(self, name: str) -> Path:
         if name not in self._checked:
@@ -279,7 +290,7 @@ class Puller:
         else:
             offered = sorted({entry.number for entry in self._head.packages}) if self._head else "nothing"
             what = f"the head offers {offered}"
-        said = "; ".join(f"{s.url}: {s.said or 'nothing wrong'}" for s in self.sources)
+        said = "; ".join(f"{s.url}: {s.said.removeprefix(f'{s.url}: ') or 'nothing wrong'}" for s in self.sources)
         which = "the newest version" if version is None else f"version {version}"
         return f"{which}: nothing came for {wait_s:.0f} s ({what}). Sources: {said}"
 

@@ -365,7 +365,7 @@ class Server:
         facts = {"connections": len(self._connections.open) if self._connections else 0, **self.facts()}
         for name, fact in sorted(facts.items()):
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# TYPE shoal_cast_{name} {kind}", f"shoal_cast_{name} {fact:g}"]
+            lines += [f"# TYPE shoal_cast_{name} {kind}", f"shoal_cast_{name} {fact:.15g}"]
         lines.append("# TYPE shoal_cast_package_bytes gauge")
         for package in self.store.packages():
             if (index := self._index(package)) is not None:

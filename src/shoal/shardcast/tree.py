@@ -3,11 +3,10 @@
 What a node says of itself is its claim, shown and never acted on.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.tree import Tree
@@ -111,7 +110,3 @@ def _size(count: int) -> str:
 def _plain(text: str) -> str:
     """What came from outside, without anything that a terminal or rich would act on."""
     return "".join(sign for sign in text if sign.isprintable()).replace("[", "(").replace("]", ")")
-
-
-def dump(url: str) -> dict[str, Any]:
-    return dict(json.loads(ask(url).model_dump_json()))

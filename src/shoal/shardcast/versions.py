@@ -108,7 +108,7 @@ class Versions:
                     out = staging / FILES / name
                     out.parent.mkdir(parents=True, exist_ok=True)
                     link_or_copy(version.files / name, out)
-                (staging / MADE).write_text(f"{version.root}\n")
+                (staging / MADE).write_text(f"{version.root} {version.piece_size}\n")
         self._last = replace(version, files=target / FILES)
         for folder in store.made().values():
             if folder != target:
