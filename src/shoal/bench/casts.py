@@ -169,9 +169,7 @@ TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 def running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that is there inside the block, and has ended and been waited for after it."""
     with log.open("ab") as out:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     try:
         yield process
     finally:

@@ -4,8 +4,9 @@ A standalone script, spoken to in JSON lines on stdin and stdout:
 
     in   {"to": 8001, "rate": 16000000}    bytes a second towards whoever connects, or null for as fast as it goes
     out  {"port": 40001}                   connect here instead
-    in   {"count": 40001}
-    out  {"down": 1234, "up": 56}          bytes that came from the node, bytes that went to it
+    in   {"count": 40001, "beyond": 0}
+    out  {"down": 1234, "up": 56, "at": 7.5}    bytes that came from the node, bytes that went to it, and when, on the
+                                                monotonic clock, more than `beyond` bytes had come; null before that
 
 All connections of a link share its speed. The end of stdin ends it.
 """
@@ -14,6 +15,8 @@ import asyncio
 import json
 import socket
 import sys
+import time
+from bisect import bisect_right
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +45,13 @@ class Link:
     def __init__(self, to: int, rate: float | None) -> None:
         self.to = to
         self.down = self.up = 0
+        self._came: list[tuple[int, float]] = []
         self._bucket = Bucket(rate)
+
+    def at(self, beyond: int) -> float | None:
+        """When more than so many bytes had come."""
+        later = bisect_right(self._came, beyond, key=lambda came: came[0])
+        return self._came[later][1] if later < len(self._came) else None
 
     async def open(self) -> int:
         server = await asyncio.start_server(self._join, "127.0.0.1", 0, limit=CHUNK)
@@ -75,6 +84,7 @@ class Link:
             while data := await reader.read(CHUNK):
                 if down:
                     self.down += len(data)
+                    self._came.append((self.down, time.monotonic()))
                     await self._bucket.take(len(data))
                 else:
                     self.up += len(data)
@@ -84,12 +94,13 @@ class Link:
 
 async def serve() -> None:
     links: dict[int, Link] = {}
+    answer: dict[str, Any]
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         question: dict[str, Any] = json.loads(line)
         if "count" in question:
             link = links[question["count"]]
-            answer = {"down": link.down, "up": link.up}
+            answer = {"down": link.down, "up": link.up, "at": link.at(question["beyond"])}
         else:
             link = Link(question["to"], question["rate"])
             port = await link.open()

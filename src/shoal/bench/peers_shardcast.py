@@ -46,7 +46,7 @@ def main() -> None:
 
 def start(question: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     import shardcast  # type: ignore[import-not-found]
-    from shardcast import client, server  # type: ignore[import-not-found]
+    from shardcast import client, server
 
     class Loopback(server.ShardcastServer):  # type: ignore[misc]
         def __init__(self, address: tuple[str, int], *rest: Any) -> None:

@@ -99,7 +99,9 @@ def _run(program: Program, command: Sequence[str], folder: Path) -> None:
         raise BenchError(f"{program.name} cannot be fetched: `{' '.join(command)}`: {error}") from None
     if done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
-        raise BenchError(f"{program.name} cannot be fetched: `{' '.join(command)}` ended with {done.returncode}:\n{tail}")
+        raise BenchError(
+            f"{program.name} cannot be fetched: `{' '.join(command)}` ended with {done.returncode}:\n{tail}"
+        )
 
 
 def main() -> None:
