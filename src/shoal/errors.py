@@ -53,5 +53,13 @@ class ToplocError(ShoalError):
     """Hidden states that cannot be proved, or bytes that are no proof."""
 
 
+class IdentityError(ShoalError):
+    """A key, an address or a signature is not what it should be."""
+
+
+class ShardcastError(ShoalError):
+    """A source of weights sent what the origin did not sign, or a package cannot be published or fetched."""
+
+
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""

@@ -1,0 +1,97 @@
+"""Puts a version together from the nearest version here and the deltas that lead to it, bit for bit, or not at all."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.errors import ShardcastError
+from shoal.files import disk_errors, make_directory, whole_directory
+from shoal.shardcast.records import Base, Closing, Entry, content_root
+from shoal.shardcast.store import FILES, MADE, Index, Store, hash_pieces
+
+DELTA = ".delta"
+
+
+def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path], keep: int) -> Path:
+    """The folder of the version at the end of the way; `files_of` gives a package's files, checked.
+
+    Each delta is applied only to the version that it names, and its result only counts if it has the root that the
+    origin signed.
+    """
+    here: Path | None = None
+    for entry in way:
+        if entry.kind == "full":
+            here = files_of(entry.name)
+            continue
+        if entry.base is None:
+            raise ShardcastError(f"package {entry.name}: a delta that names no base")
+        base = here or find_version(store, entry.base, files_of)
+        here = _step(store, entry, base, files_of(entry.name)) / FILES
+    assert here is not None
+    for number in sorted(store.made())[:-keep]:
+        store.remove(store.made()[number].name)
+    return here.parent
+
+
+def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> Path:
+    """The files of a version that is here whole, with this root."""
+    made = store.made().get(base.number)
+    if made is not None and (made / MADE).read_text().strip() == base.root:
+        return made / FILES
+    for name in store.packages():
+        index = Index(store.folder(name))
+        index.refresh()
+        if index.opening and index.opening.kind == "full" and index.closing and index.closing.root == base.root:
+            return files_of(name)
+    raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
+
+
+def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
+    index = Index(store.folder(entry.name))
+    index.refresh()
+    closing = index.closing
+    if closing is None or entry.base is None:
+        raise ShardcastError(f"package {entry.name}: not whole here; fetch it again")
+    target = store.path / f"{entry.number:06d}-made-{closing.root[:16]}"
+    if (target / MADE).is_file():
+        return target
+    _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
+    with whole_directory(target) as staging, disk_errors(target):
+        for name, _ in closing.content:
+            out = staging / FILES / name
+            make_directory(out.parent)
+            _make(base / name, own, name, out, closing)
+        _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
+        (staging / MADE).write_text(f"{closing.root}\n")
+    return target
+
+
+def _make(base: Path, own: Path, name: str, out: Path, closing: Closing) -> None:
+    mine = {file for file, _ in closing.files}
+    if f"{name}{DELTA}" in mine:
+        from shoal.shardcast.delta import apply
+
+        apply(base, own / f"{name}{DELTA}", out)
+    elif name in mine:
+        _link(own / name, out)
+    else:
+        _link(base, out)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _check_root(files: Path, wanted: Base, piece_size: int, what: str) -> None:
+    content = {
+        path.relative_to(files).as_posix(): (path.stat().st_size, hash_pieces(path, piece_size))
+        for path in files.rglob("*")
+        if path.is_file()
+    }
+    root = content_root(wanted.number, piece_size, content)
+    if root != wanted.root:
+        raise ShardcastError(f"{what}: its files have root {root[:16]}, version {wanted.number} has {wanted.root[:16]}")

@@ -1,0 +1,227 @@
+"""One package on its way into a store: what is known of it, what is here, what each source offers."""
+
+import os
+import threading
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+
+from shoal.errors import ShardcastError
+from shoal.files import disk_errors, remove, write_whole
+from shoal.shardcast.records import (
+    MOST_LINE,
+    Closing,
+    Entry,
+    Opening,
+    Piece,
+    check_line,
+    check_whole,
+    read_line,
+)
+from shoal.shardcast.store import FILES, MANIFEST, Index, append_line, target_file, verified_lines
+
+
+@dataclass(slots=True)
+class Offer:
+    """What one source has listed of a package."""
+
+    have: set[int] = field(default_factory=set)
+    queue: list[int] = field(default_factory=list)  # a heap; pieces that are here or on their way are passed over
+    ended: bool = False
+
+
+class Job:
+    """A package being fetched. `lock` guards everything that threads share."""
+
+    def __init__(self, folder: Path, entry: Entry, origin: str) -> None:
+        self.folder = folder
+        self.entry = entry
+        self.lock = threading.RLock()
+        self.opening: Opening | None = None
+        self.pieces: dict[int, Piece] = {}
+        self.done: set[int] = set()
+        self.done_bytes = 0
+        self.finished = False
+        self.dropped = False  # the head lists it no more, or it cannot be stored
+        self.error: Exception | None = None
+        self.offers: dict[str, Offer] = {}
+        self.fetched = 0  # pieces that came over the wire
+        self._origin = origin
+        self._flying: set[int] = set()
+        self._lines: dict[bytes, int] = {}  # lines whose signature was checked -> piece; -1 for the other two
+        self._line_of: dict[int, bytes] = {}
+        self._closing: tuple[bytes, Closing] | None = None
+        self._descriptors: dict[str, int] = {}
+        self._resume()
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def total(self) -> int | None:
+        """Bytes of the whole package, as far as anybody says."""
+        if self._closing:
+            return sum(size for _, size in self._closing[1].files)
+        return self.entry.size
+
+    def _resume(self) -> None:
+        """Takes up what is here. An unfinished package is hashed again: what a loss of power tore is fetched anew."""
+        index = Index(self.folder)
+        try:
+            index.refresh()
+        except ShardcastError:
+            index.closing = None
+        if index.closing is not None and index.id == self.entry.id:
+            self.finished = True
+            self.done, self.done_bytes = set(index.pieces), index.size
+            return
+        lines = verified_lines(self.folder, self._origin)
+        if not lines or not isinstance(lines[0][1], Opening) or lines[0][1].id != self.entry.id:
+            remove(self.folder)
+            return
+        write_whole(self.folder / MANIFEST, b"".join(line for line, _ in lines))
+        for line, record in lines:
+            self._lines[line] = record.index if isinstance(record, Piece) else -1
+            match record:
+                case Opening():
+                    self.opening = record
+                case Piece():
+                    self.pieces[record.index] = record
+                    self.done.add(record.index)
+                    self.done_bytes += record.size
+                case Closing():
+                    self._closing = (line, record)
+
+    def listed(self, source: str, line: bytes) -> bool:
+        """Takes one manifest line of a source; True if it was something new. Raises ShardcastError for a forged one.
+
+        A signature is checked once, whoever sends the line again.
+        """
+        index = self._lines.get(line)
+        if index is None:
+            record, signature = read_line(line)
+            if len(line) > (MOST_LINE if isinstance(record, Closing) else 1024):  # padding would fill our manifest
+                raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
+            check_line(record, signature, self.entry.id, self._origin)
+            with self.lock:
+                index = self._take(line, record)
+        offer = self.offers[source]
+        with self.lock:
+            if index < 0:
+                offer.ended |= self._closing is not None and line == self._closing[0]
+                return True
+            if index in offer.have:
+                return False
+            offer.have.add(index)
+            if index not in self.done:
+                heappush(offer.queue, index)
+            return True
+
+    def _take(self, line: bytes, record: Opening | Piece | Closing) -> int:
+        index = -1
+        match record:
+            case Opening():
+                if record.id != self.entry.id:
+                    raise ShardcastError(f"package {self.name}: the opening of another package, {record.id[:16]}")
+                if self.opening is None:
+                    self.folder.mkdir(exist_ok=True)
+                    append_line(self.folder, line)
+                    self.opening = record
+            case Piece():
+                if self.opening is None:
+                    raise ShardcastError(f"package {self.name}: a piece before the opening")
+                if record.offset % self.opening.piece_size or record.size > self.opening.piece_size:
+                    raise ShardcastError(f"package {self.name}: piece {record.index} is not on a piece's bounds")
+                index = record.index
+                self.pieces.setdefault(index, record)
+                self._line_of.setdefault(index, line)
+            case Closing():
+                if self._closing is None:
+                    self._closing = (line, record)
+        self._lines[line] = index
+        return index
+
+    def queued(self, source: str) -> bool:
+        """True if a source offers a piece that nobody is fetching."""
+        offer = self.offers.get(source)
+        if offer is None:
+            return False
+        while offer.queue and (offer.queue[0] in self.done or offer.queue[0] in self._flying):
+            heappop(offer.queue)
+        return bool(offer.queue)
+
+    def take_run(self, source: str, most: int) -> list[Piece]:
+        """The next pieces to ask a source for in one request: neighbours in one file, about `most` bytes."""
+        offer = self.offers[source]
+        first = self.pieces[heappop(offer.queue)]
+        run, size = [first], first.size
+        while size < most:
+            following = self.pieces.get(run[-1].index + 1)
+            if (
+                following is None
+                or following.index not in offer.have
+                or following.index in self.done
+                or following.index in self._flying
+                or (following.file, following.offset) != (first.file, run[-1].offset + run[-1].size)
+            ):
+                break
+            run.append(following)
+            size += following.size
+        self._flying.update(piece.index for piece in run)
+        return run
+
+    def give_back(self, pieces: list[Piece]) -> None:
+        """Pieces that did not come are offered to others again."""
+        with self.lock:
+            for piece in pieces:
+                self._flying.discard(piece.index)
+                for offer in self.offers.values():
+                    if piece.index in offer.have:
+                        heappush(offer.queue, piece.index)
+
+    def store(self, piece: Piece, data: memoryview) -> None:
+        """Writes a verified piece in place, then lists it."""
+        path = self.folder / FILES / piece.file
+        with disk_errors(path):
+            descriptor = self._descriptor(piece.file)
+            at = piece.offset
+            while data:
+                count = os.pwrite(descriptor, data, at)
+                data, at = data[count:], at + count
+        with self.lock:
+            append_line(self.folder, self._line_of[piece.index])
+            self._flying.discard(piece.index)
+            self.done.add(piece.index)
+            self.done_bytes += piece.size
+            self.fetched += 1
+
+    def finish(self) -> bool:
+        """Ends the package if all of it is here; True the one time that it does."""
+        with self.lock:
+            if self.finished or self._closing is None or self.opening is None:
+                return False
+            line, closing = self._closing
+            if len(self.done) < closing.pieces:
+                return False
+            check_whole(self.opening, {index: self.pieces[index] for index in self.done}, closing)
+            for name, size in closing.files:
+                with disk_errors(self.folder):
+                    os.ftruncate(self._descriptor(name), size)
+            append_line(self.folder, line)
+            self.finished = True
+            self.close()
+            return True
+
+    def close(self) -> None:
+        with self.lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def _descriptor(self, name: str) -> int:
+        with self.lock:
+            if name not in self._descriptors:
+                path = target_file(self.folder, name)
+                self._descriptors[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            return self._descriptors[name]

@@ -1,0 +1,316 @@
+"""A store is a directory; what is on its disk is the only state there is.
+
+```
+store/
+  head.json                        what the origin offers, signed
+  000012-full-1f3a9c20aabbccdd/    one package: number, kind, id
+    manifest.jsonl                 the opening, the pieces that are here, and the closing once all of them are
+    files/model.safetensors        written in place
+  000013-made-77c0e1d2a3b4c5d6/    a version put together from deltas: number, root; served to nobody
+    made.json  files/
+```
+
+A line is appended after its piece is written and verified, so a manifest is at once the map of what is here, the state
+to resume from, and what a plain web server may hand out. Readers hold a shared lock on a package's manifest; only what
+can be locked exclusively is removed.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from shoal.errors import ShardcastError
+from shoal.files import STAGING, disk_errors, locked, make_directory, read_regular, remove, remove_staging, write_whole
+from shoal.shardcast.records import (
+    MOST_HEAD,
+    MOST_MANIFEST,
+    PACKAGE_NAME,
+    Closing,
+    Head,
+    Opening,
+    Piece,
+    check_line,
+    check_whole,
+    read_head,
+    read_line,
+)
+
+HEAD = "head.json"
+MANIFEST = "manifest.jsonl"
+FILES = "files"
+MADE = "made.json"
+MADE_NAME = re.compile(r"(\d{6,9})-made-([0-9a-f]{16})")
+
+
+class Index:
+    """What a package's manifest on the disk lists; `refresh` reads what was added since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = ""
+        self.opening: Opening | None = None
+        self.pieces: dict[int, Piece] = {}
+        self.closing: Closing | None = None
+        self.read_bytes = 0  # of whole lines
+        self._stretches: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    @property
+    def size(self) -> int:
+        """Bytes of pieces that are here."""
+        return sum(end - start for stretches in self._stretches.values() for start, end in stretches)
+
+    def refresh(self) -> bool:
+        """Reads on; True if there was something new. A manifest that shrank is another one: read from its start."""
+        try:
+            descriptor = os.open(self.folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        with os.fdopen(descriptor, "rb") as file:
+            size = os.fstat(descriptor).st_size
+            if size < self.read_bytes:
+                self.__init__(self.folder)  # type: ignore[misc]
+            if not self.read_bytes < size <= MOST_MANIFEST:
+                return False
+            file.seek(self.read_bytes)
+            data = file.read(size - self.read_bytes)
+        lines = data[: data.rfind(b"\n") + 1]
+        for line in lines.splitlines():
+            self._take(line)
+        self.read_bytes += len(lines)
+        return bool(lines)
+
+    def _take(self, line: bytes) -> None:
+        record, _ = read_line(line)
+        match record:
+            case Opening():
+                self.opening, self.id = record, record.id
+            case Piece():
+                self.pieces[record.index] = record
+                _join(self._stretches[record.file], record.offset, record.offset + record.size)
+            case Closing():
+                self.closing = record
+
+    def covers(self, name: str, start: int, end: int) -> bool:
+        """True if every byte of start..end of a file is here and verified."""
+        stretches = self._stretches.get(name, [])
+        at = bisect_right(stretches, (start, 1 << 62)) - 1
+        return at >= 0 and stretches[at][0] <= start and end <= stretches[at][1]
+
+    def length(self, name: str) -> int:
+        """How far a file reaches by what is known of it here."""
+        stretches = self._stretches.get(name)
+        return stretches[-1][1] if stretches else 0
+
+
+def _join(stretches: list[tuple[int, int]], start: int, end: int) -> None:
+    """Adds start..end to sorted stretches that do not touch each other."""
+    if stretches and stretches[-1][1] == start:  # the usual case: in order
+        stretches[-1] = (stretches[-1][0], end)
+        return
+    insort(stretches, (start, end))
+    joined: list[tuple[int, int]] = []
+    for first, last in stretches:
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    stretches[:] = joined
+
+
+class Store:
+    """A directory of packages with one writer at a time, a publisher or a puller; anybody may read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        make_directory(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        refusal = f"store {self.path}: another process writes it; stop that one or use another directory"
+        with locked(self.path / ".lock", refusal):
+            remove_staging(self.path)
+            yield
+
+    def head(self, origin: str, run: str | None = None) -> Head | None:
+        """The newest head that was accepted here, or None."""
+        try:
+            data = read_regular(self.path / HEAD, MOST_HEAD)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ShardcastError(f"store {self.path}: {HEAD} cannot be read ({error}); remove it") from error
+        try:
+            return read_head(data, origin, run)
+        except ShardcastError as error:
+            raise ShardcastError(f"store {self.path}: {error}; it belongs to another run or origin") from None
+
+    def write_head(self, data: bytes) -> None:
+        write_whole(self.path / HEAD, data)
+
+    def folder(self, name: str) -> Path:
+        return self.path / name
+
+    def packages(self) -> list[str]:
+        """Names of the packages that are here, whole or not, oldest version first."""
+        found = [entry.name for entry in os.scandir(self.path) if PACKAGE_NAME.fullmatch(entry.name)]
+        return sorted(found, key=lambda name: (int(name.split("-")[0]), name))
+
+    def made(self) -> dict[int, Path]:
+        """Versions put together here, number -> folder; only complete ones."""
+        found = {}
+        for entry in os.scandir(self.path):
+            if (match := MADE_NAME.fullmatch(entry.name)) and (Path(entry.path) / MADE).is_file():
+                found[int(match[1])] = Path(entry.path)
+        return found
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[Path]:
+        """Keeps a package or a made version from being removed, by anybody, until the block or this process ends."""
+        descriptor = take_hold(self.folder(name))
+        if descriptor is None:
+            raise ShardcastError(f"store {self.path}: {name} is not here any more; fetch it again")
+        try:
+            yield self.folder(name)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, name: str) -> bool:
+        """Removes a package unless somebody holds it; True if it is gone."""
+        folder = self.folder(name)
+        descriptor = _open_lock(folder)
+        if descriptor is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                # The rename below makes it unreachable; whoever opens it in between finds nothing to lock.
+                os.close(descriptor)
+        going = self.path / f"{STAGING}{name}"
+        with suppress(OSError):
+            folder.rename(going)
+        remove(going)
+        return not folder.exists()
+
+
+def _open_lock(folder: Path) -> int | None:
+    for name in (MANIFEST, MADE):
+        with suppress(OSError):
+            return os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+    return None
+
+
+def take_hold(folder: Path) -> int | None:
+    """A descriptor that holds a package until it is closed, or None if the package is not here or going."""
+    descriptor = _open_lock(folder)
+    if descriptor is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def target_file(folder: Path, name: str) -> Path:
+    """Where a package's file is written; its directory is made."""
+    path = folder / FILES / name
+    make_directory(path.parent)
+    return path
+
+
+def append_line(folder: Path, line: bytes) -> None:
+    """Adds one line in one write: a reader or a killed writer sees it whole, or without its end."""
+    path = folder / MANIFEST
+    with disk_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            if os.write(descriptor, line) != len(line):  # the disk became full in the middle
+                os.ftruncate(descriptor, before)
+                raise OSError(28, os.strerror(28), str(path))
+        finally:
+            os.close(descriptor)
+
+
+def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[bytes, Opening | Piece | Closing]]:
+    """The lines of a manifest on this disk that the origin signed and whose bytes are here, hashed again now.
+
+    What a loss of power tore, and what somebody changed, is left out. Empty if the opening itself is not right.
+    """
+    try:
+        data = read_regular(folder / MANIFEST, MOST_MANIFEST)
+    except OSError:
+        return []
+    taken: list[tuple[bytes, Opening | Piece | Closing]] = []
+    id_ = ""
+    for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        try:
+            record, signature = read_line(line)
+            if not id_:
+                if not isinstance(record, Opening):
+                    return []
+                id_ = record.id
+            check_line(record, signature, id_, origin)
+        except ShardcastError:
+            if not taken:
+                return []
+            continue
+        taken.append((line, record))
+    pieces = [record for _, record in taken if isinstance(record, Piece)]
+    with ThreadPoolExecutor(threads) as pool:
+        good = {piece.index for piece, ok in zip(pieces, pool.map(lambda p: _is_right(folder, p), pieces)) if ok}
+    kept = [(line, record) for line, record in taken if not isinstance(record, Piece) or record.index in good]
+    if len(good) < len(pieces):
+        kept = [(line, record) for line, record in kept if not isinstance(record, Closing)]
+    return kept
+
+
+def check_package(folder: Path, origin: str) -> Closing:
+    """Hashes a whole package again; ShardcastError unless it is, byte for byte, what the origin signed."""
+    lines = verified_lines(folder, origin)
+    opening = next((record for _, record in lines if isinstance(record, Opening)), None)
+    closing = next((record for _, record in lines if isinstance(record, Closing)), None)
+    if opening is None or closing is None:
+        raise ShardcastError(f"package {folder.name}: not whole on this disk, or damaged; fetch it again")
+    check_whole(opening, {r.index: r for _, r in lines if isinstance(r, Piece)}, closing)
+    for name, size in closing.files:
+        if (folder / FILES / name).stat().st_size != size:
+            raise ShardcastError(f"package {folder.name}: {name} is longer than what was signed; fetch it again")
+    return closing
+
+
+def _is_right(folder: Path, piece: Piece) -> bool:
+    try:
+        descriptor = os.open(folder / FILES / piece.file, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            data = os.pread(descriptor, piece.size, piece.offset)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return blake3(data).hexdigest() == piece.hash
+
+
+def hash_pieces(path: Path, piece_size: int) -> list[str]:
+    """Hashes of a file's pieces, in order."""
+    hashes = []
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(piece_size):
+            hashes.append(blake3(data).hexdigest())
+    return hashes
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,202 @@
+"""One HTTP connection to a source, read straight into our buffers, under a deadline that dripping cannot stretch."""
+
+import http.client
+import io
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from shoal.errors import ShardcastError
+from shoal.keys import Key
+from shoal.shardcast.guard import sign_request
+
+
+class SourceError(ShardcastError):
+    """A source did not answer, broke off, stalled or refused: it is asked again later."""
+
+
+class LieError(ShardcastError):
+    """A source sent what the origin did not sign."""
+
+
+class Pace:
+    """Says when a transfer is too slow to go on with: nothing for `stall_s`, or less than `least` bytes a second."""
+
+    def __init__(self, stall_s: float, least: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0) -> None:
+        self.stall_s = stall_s
+        self._least = least
+        self._grace_s = grace_s
+        self.started = time.monotonic()
+        self.count = 0
+
+    def took(self, count: int) -> None:
+        self.count += count
+        elapsed = time.monotonic() - self.started
+        if elapsed < self._grace_s:
+            return
+        # A thousandth of a usual link: whoever drips a byte now and then must not hold a piece for ever.
+        if self.count < max(self._least(), 4096.0) * (elapsed - self._grace_s):
+            raise SourceError(f"only {self.count / elapsed:,.0f} bytes a second")
+
+
+class _Raw(io.RawIOBase):
+    """The socket as http.client's buffered reader sees it; every read passes the pace."""
+
+    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+        self._sock = sock
+        self._pace = pace
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._sock.recv_into(buffer)
+        self._pace.took(count)
+        return count
+
+
+class _Socket:
+    """What http.client needs of a socket."""
+
+    def __init__(self, sock: socket.socket, connection: "Connection") -> None:
+        self._sock = sock
+        self._connection = connection
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:  # noqa: ARG002
+        return io.BufferedReader(_Raw(self._sock, self._connection.pace), 16384)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Connection:
+    """Requests to one source, one after another over one connection while it lasts."""
+
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, key: Key | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ShardcastError(f"source {url}: give it as http://HOST:PORT")
+        self.url = url
+        self._host = parts.netloc
+        self._path = parts.path.rstrip("/")
+        self._address = (parts.hostname, parts.port or 80)
+        self._headers = headers or {}
+        self._key = key
+        self._http: http.client.HTTPConnection | None = None
+        self._sock: socket.socket | None = None
+        self.pace = Pace(5.0)
+
+    def get(
+        self, path: str, *, pace: Pace, first: int | None = None, last: int | None = None, wait_s: float = 0.0
+    ) -> "Response":
+        """The answer's beginning; its body is still to be read. SourceError for whatever goes wrong on the way."""
+        target = f"{self._path}/{path}"
+        headers = {**self._headers, "Accept-Encoding": "identity"}
+        if first is not None:
+            headers["Range"] = f"bytes={first}-{'' if last is None else last}"
+        if self._key is not None:
+            headers |= sign_request(self._key, self._host, target, time.time(), secrets.token_hex(8))
+        fresh = self._http is None or self._http.sock is None
+        while True:
+            self.pace = pace
+            try:
+                connection = self._connect(pace)
+                assert self._sock is not None
+                self._sock.settimeout(pace.stall_s + wait_s)
+                pace.started = time.monotonic() + wait_s
+                connection.request("GET", target, headers=headers)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.close()
+                if not fresh and isinstance(error, (ConnectionError, http.client.RemoteDisconnected)):
+                    fresh = True  # a connection that was kept may have been closed meanwhile
+                    continue
+                raise SourceError(f"{self.url}: {_why(error)}") from error
+            self._sock.settimeout(pace.stall_s)
+            pace.started = time.monotonic()
+            pace.count = 0
+            return Response(self, answer)
+
+    def _connect(self, pace: Pace) -> http.client.HTTPConnection:
+        if self._http is None or self._http.sock is None:  # the source may have closed it after its answer
+            self.close()
+            self._sock = socket.create_connection(self._address, timeout=pace.stall_s)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._http = http.client.HTTPConnection(self._host)
+            self._http.sock = _Socket(self._sock, self)  # type: ignore[assignment]
+        return self._http
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def interrupt(self) -> None:
+        """Ends a transfer from another thread."""
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+
+class Response:
+    """An answer whose body is read by the caller, all of it, or the connection is closed."""
+
+    def __init__(self, connection: Connection, answer: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._answer = answer
+        self.status = answer.status
+        self.length = answer.length
+
+    def header(self, name: str) -> str:
+        return self._answer.getheader(name) or ""
+
+    def fill(self, view: memoryview) -> None:
+        """Reads exactly as many bytes as the view has."""
+        try:
+            while view:
+                count = self._answer.readinto(view)
+                if not count:
+                    raise SourceError(f"{self._connection.url}: broke off in the middle")
+                view = view[count:]
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._connection.close()
+            raise SourceError(f"{self._connection.url}: {_why(error)}") from error
+        except SourceError as error:
+            self._connection.close()
+            if self._connection.url in str(error):
+                raise
+            raise SourceError(f"{self._connection.url}: {error}") from None
+
+    def read(self, most: int) -> bytes:
+        """The whole body, if it says its length and that is not too much."""
+        if self.length is None or self.length > most:
+            self._connection.close()
+            raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {most:,}")
+        data = bytearray(self.length)
+        self.fill(memoryview(data))
+        return bytes(data)
+
+    def drop(self) -> None:
+        """Reads a short body to keep the connection, or closes it."""
+        if self.length is not None and self.length <= 4096:
+            self.read(4096)
+        else:
+            self._connection.close()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
