@@ -225,6 +225,95 @@ def bench(
     run_bench(name, json_, quick, console)
 
 
+Sources = Annotated[list[str], typer.Argument(metavar="URL...", help="Relays or origins, as http://HOST:PORT.")]
+CastRun = Annotated[str | None, typer.Option("--run", help="Name of the run; the first head decides if not given.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Allow = Annotated[
+    Path | None, typer.Option(help="File with the addresses of nodes that may ask, one a line; else anybody may.")
+]
+NodeKey = Annotated[Path | None, typer.Option("--key", help="Key to sign requests with; made if it is not there.")]
+
+
+@app.command()
+def origin(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Versions appear here: files or directories named v000012 or 12.")
+    ],
+    store: Annotated[Path | None, typer.Option(help="Where packages stand; DIR/.store if not given.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The origin's key; made at first use. STORE/../origin.key.")] = None,
+    run_name: Annotated[str, typer.Option("--run", help="Name of the run, part of everything signed.")] = "run",
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 7100,
+    keep: Annotated[int, typer.Option(min=1, help="Versions to keep.")] = 5,
+    allow: Allow = None,
+) -> None:
+    """Publish versions of weights that appear in a directory, signed, and serve them.
+
+    Put a version there in one move (write it under another name, such as v000012.partial, then rename it): its files
+    are linked, not copied, and can be fetched from the first piece on.
+    """
+    from shoal.shardcast.commands import serve_origin
+
+    place = store or directory / ".store"
+    serve_origin(directory, place, key or place.parent / "origin.key", run_name, host, port, allow, keep, console)
+
+
+@app.command()
+def relay(
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="URL", help="Relay or origin to fetch from; may be given again."),
+    ] = None,
+    store: Annotated[Path, typer.Option(help="Where packages stand.")] = Path("relay"),
+    origin_address: Annotated[str, typer.Option("--origin", help="The origin's address, 0x...")] = "",
+    run_name: CastRun = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 7200,
+    name: Annotated[str, typer.Option(help="What to be called in the tree.")] = "relay",
+    url: Annotated[str | None, typer.Option(help="URL under which others reach this relay, if another.")] = None,
+    key: NodeKey = None,
+    allow: Allow = None,
+    nginx: Annotated[Path | None, typer.Option(help="Write an nginx configuration that serves the store.")] = None,
+    serve: Annotated[bool, typer.Option(help="--no-serve leaves serving to nginx.")] = True,
+) -> None:
+    """Pass versions on: fetch from relays or the origin, check, and serve each piece as soon as it is here.
+
+    A relay can withhold, and nothing else: whoever fetches from it checks the origin's signature.
+    """
+    if not sources or not origin_address:
+        raise ConfigError("relay: give --from URL (an origin or a relay) and --origin ADDRESS (what the origin prints)")
+    from shoal.shardcast.commands import serve_relay
+
+    serve_relay(sources, store, origin_address, run_name, host, port, name, url, key, allow, nginx, serve, console)
+
+
+@app.command()
+def fetch(
+    sources: Sources,
+    to: Annotated[Path, typer.Option(help="Where packages stand; DIR/latest leads to the files.")],
+    origin_address: Annotated[str, typer.Option("--origin", help="The origin's address; only what it signed counts.")],
+    version: Annotated[int | None, typer.Option(help="Version to fetch; the newest if not given.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with each new version.")] = False,
+    run_name: CastRun = None,
+    wait: Annotated[float, typer.Option(help="Seconds in which nothing at all may arrive.")] = 60.0,
+    name: Annotated[str, typer.Option(help="What to be called in the tree.")] = "",
+    key: NodeKey = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Fetch weights from several relays at once and print where they are. Stopped half-way, it goes on from there."""
+    from shoal.shardcast.commands import fetch_version
+
+    fetch_version(sources, to, origin_address, run_name, version, follow, wait, name, key, console, quiet)
+
+
+@app.command()
+def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a relay.")]) -> None:
+    """Show who has how much of which version, from a node downwards."""
+    from shoal.shardcast.commands import show_tree
+
+    show_tree(url, console)
+
+
 def main() -> None:
     """Entry point: errors meant for people are printed without a traceback."""
     set_defaults()

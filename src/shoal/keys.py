@@ -6,6 +6,7 @@ Signing goes straight to libsecp256k1: a piece list has one signature a piece, a
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from coincurve import PrivateKey, PublicKey
@@ -72,10 +73,8 @@ class Key:
                 try:
                     with os.fdopen(descriptor, "wb") as file:
                         file.write(f"0x{key._key.secret.hex()}\n".encode())
-                    try:
+                    with suppress(FileExistsError):
                         os.link(staging, path)
-                    except FileExistsError:
-                        pass
                 finally:
                     staging.unlink(missing_ok=True)
         return cls.load(path)

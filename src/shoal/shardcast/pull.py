@@ -2,10 +2,9 @@
 
 A thread per source waits for new heads, one per source and package for new pieces, and a few fetch pieces, each from a
 source drawn by `choose`. Every piece is asked for once; what a stalled, slow or lying source did not deliver goes back
-and is asked of another. A relay is a puller that mirrors everything, with a server beside it; a client pulls what it needs.
+and is asked of another. A relay is a puller that mirrors everything, with a server beside it.
 """
 
-import os
 import threading
 import time
 from collections import Counter
@@ -174,7 +173,10 @@ class Puller:
         return held
 
     def fetch(
-        self, number: int | None = None, wait_s: float = 60.0, on_progress: Callable[[int, int | None], None] | None = None
+        self,
+        number: int | None = None,
+        wait_s: float = 60.0,
+        on_progress: Callable[[int, int | None], None] | None = None,
     ) -> Path:
         """A version's files, complete and checked; the newest one's if no number is given.
 
@@ -306,7 +308,9 @@ class Puller:
         with self._changed:
             before = self._head
             if before is not None and head.sequence < before.sequence:
-                source.said = f"offers head {head.sequence}, older than {before.sequence}, which was seen before; refused"
+                source.said = (
+                    f"offers head {head.sequence}, older than {before.sequence}, which was seen before; refused"
+                )
                 self.counts["rollbacks_refused"] += 1
                 return
             if before is not None and head.sequence == before.sequence:
@@ -325,7 +329,9 @@ class Puller:
         listed = {entry.name: entry for entry in head.packages}
         for name in {*self.store.packages(), *self.jobs} - listed.keys():
             kept = self._wanted.get(name) and not _retracted(name, head)
-            if kept or (self.store.folder(name).exists() and not self.store.remove(name) and not _retracted(name, head)):
+            if kept or (
+                self.store.folder(name).exists() and not self.store.remove(name) and not _retracted(name, head)
+            ):
                 continue
             if (job := self.jobs.pop(name, None)) is not None:
                 job.dropped = True
@@ -508,7 +514,10 @@ class Puller:
         others = [
             other.belief.success * (other.belief.bytes_per_s or 0.0)
             for other in self.sources
-            if other is not source and other.paused_until <= now and left and left[0].index in job.offers[other.url].have
+            if other is not source
+            and other.paused_until <= now
+            and left
+            and left[0].index in job.offers[other.url].have
         ]
         return FAR_BELOW * max(others, default=0.0)
 

@@ -32,7 +32,7 @@ def route(entries: Sequence[Entry], held: Mapping[int, str], number: int) -> lis
 
 
 def _listed(entries: Sequence[Entry], number: int, root: str) -> bool:
-    """A held version only counts while the head lists that content: another root under its number is another version."""
+    """A held version counts only while the head lists that content: another root is another version."""
     return any(e.number == number and root in (e.root, f"?{e.id}") for e in entries)
 
 

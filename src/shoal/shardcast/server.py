@@ -1,8 +1,8 @@
 """Serves a store over HTTP, bytes of files by sendfile(2); nothing that the store's manifests do not list.
 
 `GET /head.json?after=SEQUENCE&wait=S` and `GET /PACKAGE/manifest.jsonl?wait=S` with `Range: bytes=N-` are long polls;
-`GET /PACKAGE/files/NAME` with a range gives bytes of verified pieces. A plain web server over the same directory answers
-the same requests, without the waiting. `/metrics` and `/tree.json` are for those who look.
+`GET /PACKAGE/files/NAME` with a range gives bytes of verified pieces. A plain web server over the same directory
+answers the same requests, without the waiting. `/metrics` and `/tree.json` are for those who look.
 
 Growth is noticed by stat(2) every few milliseconds, only of files that somebody waits for: it sees what other processes
 write, on any file system, for 0.2 % of a core; inotify would save those and need a foreign library.
@@ -87,7 +87,7 @@ class Watch:
 def state(path: Path) -> tuple[int, int]:
     """Changes with every write that anybody makes to a file; (0, 0) if there is none."""
     try:
-        facts = os.stat(path)
+        facts = path.stat()
     except OSError:
         return 0, 0
     return facts.st_ino, facts.st_size
@@ -115,7 +115,6 @@ class Server:
         port: int = 0,
         limits: Limits | None = None,
         allow: Sequence[str] | None = None,
-        facts: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.store = store
         self.name = name
@@ -123,7 +122,7 @@ class Server:
         self.port = port
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
-        self._facts = facts
+        self.facts: Callable[[], dict[str, float]] = dict  # more for /metrics
         self._allow = AllowList(frozenset(allow)) if allow is not None else None
         self._rates = Rates(self.limits.requests_per_s, self.limits.burst)
         self._indexes: dict[str, Index] = {}
@@ -144,20 +143,21 @@ class Server:
         try:
             server = await loop.create_server(connections, self.host, self.port, backlog=1024)
         except OSError as error:
-            raise ShardcastError(f"{self.url}: cannot listen ({error.strerror}); give another --host or --port") from error
+            raise ShardcastError(
+                f"{self.url}: cannot listen ({error.strerror}); give another --host or --port"
+            ) from error
         self.port = server.sockets[0].getsockname()[1]
         return server
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serves until cancelled."""
-        server = await self.start()
-        started()
+    async def keep(self, listening: asyncio.Server | None) -> None:
+        """Serves until cancelled; without a listener it only waits."""
         try:
             while True:
                 await asyncio.sleep(5)
                 self._let_go()
         finally:
-            server.close()
+            if listening is not None:
+                listening.close()
             if self._connections is not None:
                 await self._connections.shutdown(1.0)
             self._let_go(everything=True)
@@ -346,7 +346,7 @@ class Server:
         lines = []
         for name, value in sorted({**_ZERO, **self.counts}.items()):
             lines += [f"# TYPE shoal_cast_{name}_total counter", f"shoal_cast_{name}_total {value}"]
-        facts = {"connections": len(self._connections.open) if self._connections else 0, **self._facts()}
+        facts = {"connections": len(self._connections.open) if self._connections else 0, **self.facts()}
         for name, fact in sorted(facts.items()):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# TYPE shoal_cast_{name} {kind}", f"shoal_cast_{name} {fact:g}"]

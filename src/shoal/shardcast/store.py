@@ -18,7 +18,6 @@ can be locked exclusively is removed.
 import fcntl
 import os
 import re
-import shutil
 import time
 from bisect import bisect_right, insort
 from collections import defaultdict
@@ -270,7 +269,8 @@ def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[by
         taken.append((line, record))
     pieces = [record for _, record in taken if isinstance(record, Piece)]
     with ThreadPoolExecutor(threads) as pool:
-        good = {piece.index for piece, ok in zip(pieces, pool.map(lambda p: _is_right(folder, p), pieces)) if ok}
+        right = pool.map(lambda piece: _is_right(folder, piece), pieces)
+        good = {piece.index for piece, ok in zip(pieces, right, strict=True) if ok}
     kept = [(line, record) for line, record in taken if not isinstance(record, Piece) or record.index in good]
     if len(good) < len(pieces):
         kept = [(line, record) for line, record in kept if not isinstance(record, Closing)]

@@ -90,6 +90,7 @@ class Connection:
         self._key = key
         self._http: http.client.HTTPConnection | None = None
         self._sock: socket.socket | None = None
+        self._ended = False
         self.pace = Pace(5.0)
 
     def get(
@@ -114,7 +115,11 @@ class Connection:
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
-                if not fresh and isinstance(error, (ConnectionError, http.client.RemoteDisconnected)):
+                if (
+                    not fresh
+                    and not self._ended
+                    and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
+                ):
                     fresh = True  # a connection that was kept may have been closed meanwhile
                     continue
                 raise SourceError(f"{self.url}: {_why(error)}") from error
@@ -129,7 +134,7 @@ class Connection:
             self._sock = socket.create_connection(self._address, timeout=pace.stall_s)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._http = http.client.HTTPConnection(self._host)
-            self._http.sock = _Socket(self._sock, self)  # type: ignore[assignment]
+            self._http.sock = _Socket(self._sock, self)
         return self._http
 
     def close(self) -> None:
@@ -141,7 +146,8 @@ class Connection:
             self._sock = None
 
     def interrupt(self) -> None:
-        """Ends a transfer from another thread."""
+        """Ends the transfer under way, from another thread, and for good."""
+        self._ended = True
         sock = self._sock
         if sock is not None:
             try:

@@ -1,0 +1,251 @@
+"""What `shoal origin`, `relay`, `fetch` and `tree` do."""
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from shoal.errors import ConfigError, ShoalError
+from shoal.files import remove, write_whole
+from shoal.keys import Key, checked_address, checksummed
+from shoal.shardcast.nginx import nginx_config
+from shoal.shardcast.publish import Publisher
+from shoal.shardcast.pull import Puller
+from shoal.shardcast.server import Server
+from shoal.shardcast.store import Store
+from shoal.shardcast.tree import walk
+
+
+def serve_origin(
+    directory: Path,
+    store: Path,
+    key: Path,
+    run: str,
+    host: str,
+    port: int,
+    allow: Path | None,
+    keep: int,
+    console: Console,
+) -> None:
+    """Publishes what appears in a directory and serves it, until stopped."""
+    if not directory.is_dir():
+        raise ConfigError(
+            f"origin {directory}: no such directory; make it, and put versions into it as v000000, v000001"
+        )
+    identity = Key.load_or_create(key)
+    opened = Store(store)
+    with Publisher(opened, identity, run, keep) as publisher:
+        server = Server(opened, name=f"origin {run}", host=host, port=port, allow=read_addresses(allow))
+        stop = threading.Event()
+
+        def started() -> None:
+            console.print(
+                f"origin of run {run} at {server.url}, signed by {checksummed(identity.address)}", highlight=False
+            )
+            console.print(f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}", highlight=False)
+            threading.Thread(target=_publish_new, args=(directory, publisher, console, stop), daemon=True).start()
+
+        try:
+            _serve(server, started)
+        finally:
+            stop.set()
+
+
+def _publish_new(directory: Path, publisher: Publisher, console: Console, stop: threading.Event) -> None:
+    """Publishes versions as they appear, lowest number first. What cannot be published is said once and passed over."""
+    passed: set[str] = set()
+    published = {entry.number for entry in publisher.entries}
+    while not stop.wait(0.02):
+        newest = max(published, default=-1)
+        found = {
+            n: p for p in directory.iterdir() if (n := version_number(p.name)) is not None and p.name not in passed
+        }
+        for number in sorted(n for n in found if n > newest):
+            began = time.monotonic()
+            try:
+                path = found[number]
+                root = (
+                    publisher.publish_directory(number, path)
+                    if path.is_dir()
+                    else _publish_file(publisher, number, path)
+                )
+            except (ShoalError, OSError, ValueError) as error:
+                passed.add(found[number].name)
+                console.print(f"{found[number]}: not published: {error}", style="red", markup=False, highlight=False)
+                continue
+            published.add(number)
+            took = time.monotonic() - began
+            console.print(f"version {number} published in {took:.2f} s, root {root[:16]}", highlight=False)
+
+
+def _publish_file(publisher: Publisher, number: int, path: Path) -> str:
+    size = path.stat().st_size
+    with publisher.publish(number, size=size) as package:
+        package.add(path, f"model{path.suffix}")
+    return next(entry.root or "" for entry in publisher.entries if entry.id == package.id)
+
+
+def version_number(name: str) -> int | None:
+    """12 for `12`, `v000012` and `v12.safetensors`; None for whatever is no version, half-written ones among them."""
+    digits = name.split(".")[0].removeprefix("v")
+    hidden = name.startswith(".") or name.endswith((".tmp", ".part", ".partial"))
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 and not hidden else None
+
+
+def serve_relay(
+    sources: Sequence[str],
+    store: Path,
+    origin: str,
+    run: str | None,
+    host: str,
+    port: int,
+    name: str,
+    url: str | None,
+    key: Path | None,
+    allow: Path | None,
+    nginx: Path | None,
+    serve: bool,
+    console: Console,
+) -> None:
+    """Mirrors what the sources offer, and passes each verified piece on at once, until stopped."""
+    if nginx is not None:
+        write_whole(nginx, nginx_config(store, nginx, host, port).encode())
+        console.print(
+            f"{nginx}: serves {store} at {host}:{port}; start it with: nginx -c {nginx.absolute()}", highlight=False
+        )
+    opened = Store(store)
+    identity = Key.load_or_create(key) if key else None
+    server = Server(opened, name=name, host=host, port=port, allow=read_addresses(allow))
+
+    async def main() -> None:
+        listening = await server.start() if serve else None
+        where = url or (server.url if serve else f"http://{host}:{port}")
+        noted = _Notes(console)
+        puller = Puller(
+            opened, sources, origin, run, mirror=True, name=name, own_url=where, key=identity, on_note=noted
+        )
+        server.facts = lambda: {f"{n}_total": float(v) for n, v in puller.counts.items()}
+        with puller:
+            said = f"relay {name} at {where}" if serve else f"relay {name} fills {store}"
+            console.print(f"{said}, fetching from {', '.join(sources)}", highlight=False)
+            try:
+                await server.keep(listening)
+            finally:
+                if listening is not None:
+                    listening.close()
+
+    _until_stopped(main)
+
+
+def fetch_version(
+    sources: Sequence[str],
+    to: Path,
+    origin: str,
+    run: str | None,
+    number: int | None,
+    follow: bool,
+    wait_s: float,
+    name: str,
+    key: Path | None,
+    console: Console,
+    quiet: bool,
+) -> None:
+    """Fetches a version, or each new one as it appears; prints the directory of its files."""
+    identity = Key.load_or_create(key) if key else None
+    errors = Console(stderr=True)
+    with Puller(Store(to), sources, origin, run, name=name, key=identity, on_note=_Notes(errors)) as puller:
+        newest = -1
+        while True:
+            if follow:
+                while (found := puller.latest(wait_s, after=newest)) is None:
+                    continue
+                number = found
+            with _bar(errors, quiet) as show:
+                files = puller.fetch(number, wait_s, on_progress=show)
+            link = to / "latest"
+            reached = int(files.parent.name.split("-")[0])
+            _point(link, files)
+            console.print(str(files), highlight=False, soft_wrap=True)
+            newest = reached
+            if not follow:
+                return
+
+
+def _point(link: Path, files: Path) -> None:
+    """Makes DIR/latest lead to the files of the version fetched last, in one step."""
+    staging = link.with_name(f".{link.name}-new")
+    remove(staging)
+    staging.symlink_to(files.relative_to(link.parent))
+    staging.replace(link)
+
+
+@contextlib.contextmanager
+def _bar(console: Console, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("fetching", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def show_tree(url: str, console: Console) -> None:
+    console.print(walk(url.rstrip("/")))
+
+
+def read_addresses(path: Path | None) -> list[str] | None:
+    """Addresses in a file, one a line; what follows a # is a remark."""
+    if path is None:
+        return None
+    try:
+        lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--allow {path}: cannot be read ({error}); give a file with one address a line") from error
+    return [checked_address(line) for line in lines if line]
+
+
+class _Notes:
+    """Prints what sources do wrong, the same thing at most every ten seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: dict[str, float] = {}
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._said.get(text, -1e9) > 10:
+            self._said[text] = now
+            self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _serve(server: Server, started: Callable[[], None]) -> None:
+    async def main() -> None:
+        listening = await server.start()
+        started()
+        await server.keep(listening)
+
+    _until_stopped(main)
+
+
+def _until_stopped(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Runs until Ctrl-C or SIGTERM, which are ordinary ends."""
+
+    async def guarded() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(main())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(guarded())
