@@ -213,7 +213,7 @@ def calibrate(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc or attacks.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks or broadcast.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")

@@ -49,7 +49,9 @@ def honest(tmp_path: Path) -> Iterator[Honest]:
         yield origin
 
 
-def pull(path: Path, origin: Honest, *urls: str, wait_s: float = DEADLINE_S, number: int | None = 1) -> tuple[bytes, Puller]:
+def pull(
+    path: Path, origin: Honest, *urls: str, wait_s: float = DEADLINE_S, number: int | None = 1
+) -> tuple[bytes, Puller]:
     with Puller(Store(path), urls, origin.key.address, "run", stall_s=1.0, seed=1) as puller:
         files = puller.fetch(number, wait_s=wait_s)
         return (files / "model.bin").read_bytes(), puller
@@ -140,7 +142,17 @@ def nonsense(answer: Answer) -> None:
         answer.write(b"\x00\xff" * 5000)
 
 
-PIECE_LIES: list[Twist] = [flip, cut_short, wrong_place, says_longer, whole_file, chunked, elsewhere, drips, drips_headers]
+PIECE_LIES: list[Twist] = [
+    flip,
+    cut_short,
+    wrong_place,
+    says_longer,
+    whole_file,
+    chunked,
+    elsewhere,
+    drips,
+    drips_headers,
+]
 PIECE_LIES += [continues_for_ever, hangs, says_nothing_more, nonsense]
 
 
@@ -157,9 +169,7 @@ def test_whoever_reaches_one_honest_relay_gets_the_right_bytes(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("twist", [flip, wrong_place], ids=lambda twist: twist.__name__)
-def test_a_liar_alone_is_named_and_nothing_of_it_is_kept_as_whole(
-    tmp_path: Path, honest: Honest, twist: Twist
-) -> None:
+def test_a_liar_alone_is_named_and_nothing_of_it_is_kept_as_whole(tmp_path: Path, honest: Honest, twist: Twist) -> None:
     with evil_relay(honest.url, twist) as evil:
         with pytest.raises(WaitError, match=rf"{evil.url}.*is not what {honest.key.address} signed"):
             pull(tmp_path / "client", honest, evil.url, wait_s=3)

@@ -21,15 +21,16 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.bench.casts import Nginx, Ours, Shardcast, Side, links, new_link
+from shoal.bench.casts import Nginx, Shardcast, Side, links, new_link
+from shoal.bench.casts_ours import Ours
 from shoal.bench.peers import Peer
 from shoal.bench.progress import Progress
-from shoal.bench.result import BenchResult, Figure
+from shoal.bench.result import BenchResult, Figure, Op
 from shoal.bench.usage import cpu_below
 from shoal.errors import BenchError, WaitError
 from shoal.files import cache_dir
 
-BARS = {
+BARS: dict[str, tuple[Op, float]] = {
     "vs_shardcast_2": (">=", 4.0),
     "vs_shardcast_8": (">=", 4.0),
     "vs_nginx_2": ("<=", 1.3),
@@ -171,17 +172,16 @@ def chain_seconds(ours: Ours, link: Peer, folder: Path, size: Size, progress: Pr
 
 
 def origin_bytes(ours: Ours, link: Peer, folder: Path, count: int, clients: int) -> float:
-    """Bytes that leave the origin for one relay with so many clients, all of them counted, over those of the version."""
+    """All bytes that leave the origin for one relay with so many clients, over those of the version."""
     data = random_file(folder / "data.bin", count)
     with _room_for(folder, "origin") as own, ExitStack() as stack:
         origin = stack.enter_context(ours.origin(own))
         port = new_link(link, origin.port, None)
         relay = stack.enter_context(ours.relay(own / "relay", port, origin.address))
-        waiting = [
-            stack.enter_context(ours.client(own / f"client-{i}", relay, origin.address)) for i in range(clients)
-        ]
+        waiting = [stack.enter_context(ours.client(own / f"client-{i}", relay, origin.address)) for i in range(clients)]
+        first = origin.publish_first()
         for client in waiting:
-            client.await_version(0 if client is not waiting[0] else origin.publish_first())
+            client.await_version(first)
         before = _count(link, port)[0]
         version = origin.publish(data)
         for client in waiting:
@@ -220,7 +220,7 @@ def _count(link: Peer, port: int, beyond: int = 0) -> tuple[int, float | None]:
 
 @contextmanager
 def scratch(size: Size, progress: Progress) -> Iterator[tuple[Path, float]]:
-    """A directory for everything, on the memory disk if there is room, and the share of the sizes that it has room for."""
+    """A directory, on the memory disk if there is room, and the share of the sizes that it has room for."""
     need = max(count * (1 + COPIES_A_NODE * (clients + 2)) for clients, count in size.bytes_to.items())
     places = {place: _room(place) for place in (MEMORY_DISK, Path(tempfile.gettempdir())) if place.is_dir()}
     place = next((p for p, room in places.items() if room >= need), max(places, key=lambda p: places[p]))

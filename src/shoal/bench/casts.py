@@ -7,6 +7,7 @@ when every client has the file on its disk and has found its hash right.
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from shoal.errors import BenchError, WaitError
 
 SHARDCAST = "shardcast==0.3.2"
 SCRIPT = Path(__file__).with_name("peers_shardcast.py")
+LINK_SCRIPT = Path(__file__).with_name("peers_link.py")
 # Its waits between tries, lowered to a second; it takes whole seconds only.
 SHARDCAST_ENVIRONMENT = {
     "SHARDCAST_FAST_RETRY_INTERVAL": "1",
@@ -166,10 +168,19 @@ TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is there inside the block, and has ended and been waited for after it."""
+def running(command: Sequence[str], log: Path, *, listen: bool = False) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that is there inside the block, and has ended and been waited for after it.
+
+    What it says goes to `log`; with `listen` its standard output is the caller's to read.
+    """
     with log.open("ab") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if listen else out,
+            stderr=out,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -179,6 +190,18 @@ def running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[byt
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def links() -> Iterator[Peer]:
+    """The process that holds links; see `peers_link`."""
+    with Peer("link", Path(sys.executable), LINK_SCRIPT) as peer:
+        yield peer
+
+
+def new_link(peer: Peer, to: int, rate: float | None) -> int:
+    """The port of a link to another port, with so many bytes a second, or as many as go."""
+    return int(peer.ask({"to": to, "rate": rate}, awaiting="a link", deadline_s=START_S)["port"])
 
 
 def free_port() -> int:

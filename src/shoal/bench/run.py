@@ -75,10 +75,17 @@ def _attacks() -> Bench:
     return bench_attacks
 
 
+def _broadcast() -> Bench:
+    from shoal.bench.broadcast import bench_broadcast
+
+    return bench_broadcast
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
     "async": _async,
     "toploc": _toploc,
     "attacks": _attacks,
+    "broadcast": _broadcast,
 }
