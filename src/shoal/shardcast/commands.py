@@ -52,7 +52,7 @@ def serve_origin(
             threading.Thread(target=_publish_new, args=(directory, publisher, console, stop), daemon=True).start()
 
         try:
-            _serve(server, started)
+            _until_stopped(lambda: server.run(started))
         finally:
             stop.set()
 
@@ -226,15 +226,6 @@ class _Notes:
         if now - self._said.get(text, -1e9) > 10:
             self._said[text] = now
             self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _serve(server: Server, started: Callable[[], None]) -> None:
-    async def main() -> None:
-        listening = await server.start()
-        started()
-        await server.keep(listening)
-
-    _until_stopped(main)
 
 
 def _until_stopped(main: Callable[[], Coroutine[None, None, None]]) -> None:

@@ -27,6 +27,7 @@ class Limits:
     wait_s: float = 30.0  # a long poll, at most
     least_bytes_per_s: float = 16384.0  # a reader slower than this is cut off
     grace_s: float = 10.0  # before that counts
+    lease_s: float = 60.0  # a package that somebody asked for stays at least so long
 
 
 @dataclass(slots=True)

@@ -11,16 +11,20 @@ write, on any file system, for 0.2 % of a core; inotify would save those and nee
 import asyncio
 import io
 import json
+import logging
 import os
 import re
+import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from shoal.errors import ShardcastError
@@ -30,7 +34,6 @@ from shoal.shardcast.records import MIB, MOST_HEAD, PACKAGE_NAME
 from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, take_hold
 
 LOOK_EVERY_S = 0.005
-LEASE_S = 60.0  # a package that somebody asked for stays at least so long
 MOST_CHILDREN = 1024
 MOST_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
@@ -149,17 +152,23 @@ class Server:
         self.port = server.sockets[0].getsockname()[1]
         return server
 
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Listens, says so, and serves until cancelled."""
+        listening = await self.start()
+        started()
+        await self.keep(listening)
+
     async def keep(self, listening: asyncio.Server | None) -> None:
         """Serves until cancelled; without a listener it only waits."""
         try:
             while True:
-                await asyncio.sleep(5)
+                await asyncio.sleep(min(5.0, self.limits.lease_s))
                 self._let_go()
         finally:
             if listening is not None:
                 listening.close()
             if self._connections is not None:
-                await self._connections.shutdown(1.0)
+                await self._connections.shutdown(0.05)
             self._let_go(everything=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -304,7 +313,7 @@ class Server:
         descriptor = held[0] if held else take_hold(self.store.folder(package))
         if descriptor is None:
             raise Answer(404, "no such package here")
-        self._leases[package] = (descriptor, time.monotonic() + LEASE_S)
+        self._leases[package] = (descriptor, time.monotonic() + self.limits.lease_s)
 
     def _let_go(self, everything: bool = False) -> None:
         now = time.monotonic()
@@ -358,11 +367,40 @@ class Server:
         return "\n".join(lines) + "\n"
 
 
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Serves from a thread of this process while the block lasts."""
+    ready: Future[Callable[[], object]] = Future()
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        try:
+            listening = await server.start()
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        with suppress(asyncio.CancelledError):
+            await server.keep(listening)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="cast-server", daemon=True)
+    thread.start()
+    stop = ready.result()
+    try:
+        yield server
+    finally:
+        stop()
+        thread.join()
+
+
 class _Connections(web.Server):
     """Counts connections; over a limit, the one that has been idle for longest makes room."""
 
     def __init__(self, handler: Callable[..., object], limits: Limits, counts: Counter[str]) -> None:
-        super().__init__(handler, keepalive_timeout=limits.idle_s, access_log=None)  # type: ignore[arg-type]
+        settings = {"keepalive_timeout": limits.idle_s, "access_log": None, "logger": _log}
+        super().__init__(handler, handler_cancellation=True, **settings)  # type: ignore[arg-type]
         self.open: OrderedDict[RequestHandler, tuple[asyncio.Transport, str]] = OrderedDict()  # idle longest first
         self._working: set[RequestHandler] = set()
         self._limits = limits
@@ -420,6 +458,14 @@ class _Busy:
             self._connections.open.move_to_end(self._handler)
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what visitors do wrong: it is counted, and must not fill a log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+
+_log = logging.getLogger("shoal.shardcast.server")
+_log.addFilter(_is_ours)
 _FRESH = {"Cache-Control": "no-cache"}
 _LASTING = {"Cache-Control": "public, immutable, max-age=31536000", "Content-Type": "application/octet-stream"}
 _ZERO = dict.fromkeys(("requests", "bytes_sent", "ranges_sent", "refused", "missed", "cut_off"), 0)

@@ -72,7 +72,7 @@ class _Socket:
         return io.BufferedReader(_Raw(self._sock, self._connection.pace), 16384)
 
     def close(self) -> None:
-        self._sock.close()
+        """Nothing: http.client closes as soon as it has read `Connection: close`, and the body is still to come."""
 
 
 class Connection:
@@ -110,7 +110,7 @@ class Connection:
                 connection = self._connect(pace)
                 assert self._sock is not None
                 self._sock.settimeout(pace.stall_s + wait_s)
-                pace.started = time.monotonic() + wait_s
+                pace.started = time.monotonic() + wait_s + pace.stall_s  # a late answer is no slow one
                 connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -123,6 +123,9 @@ class Connection:
                     fresh = True  # a connection that was kept may have been closed meanwhile
                     continue
                 raise SourceError(f"{self.url}: {_why(error)}") from error
+            except SourceError as error:
+                self.close()
+                raise SourceError(f"{self.url}: {error}") from None
             self._sock.settimeout(pace.stall_s)
             pace.started = time.monotonic()
             pace.count = 0

@@ -1,0 +1,237 @@
+"""Origin, relays and clients, over real sockets."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ShardcastError, WaitError
+from shoal.shardcast.guard import Limits
+from shoal.shardcast.publish import Publisher
+from shoal.shardcast.pull import Puller
+from shoal.shardcast.records import MIB
+from shoal.shardcast.server import Server, serving
+from shoal.shardcast.store import Index, Store
+from tests.shardcast.world import (
+    KEY,
+    RUN,
+    changing_relay,
+    client_of,
+    contents,
+    metric,
+    origin_at,
+    relay_at,
+    write_version,
+)
+
+
+def test_a_version_arrives_through_a_relay_byte_for_byte(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1)
+        with (
+            relay_at(tmp_path / "relay", origin.server.url) as relay,
+            client_of(tmp_path / "client", relay.url) as client,
+        ):
+            files = client.fetch()
+            assert contents(files) == contents(made)
+            assert client.held()[1] == origin.publisher.entries[0].root
+
+
+def test_the_first_piece_arrives_while_the_last_is_not_yet_written(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        relay_at(tmp_path / "relay", origin.server.url) as relay,
+        client_of(tmp_path / "client", relay.url) as client,
+    ):
+        with origin.publisher.publish(1) as package, package.file("model.safetensors") as file:
+            began = time.monotonic()
+            file.write(b"a" * MIB)
+            fetched = threading.Thread(target=client.fetch, args=(1,))
+            fetched.start()
+            while not any(job.done for job in client.jobs.values()):
+                assert time.monotonic() - began < 10
+                time.sleep(0.002)
+            file.write(b"b" * MIB)
+        fetched.join()
+        assert (client.fetch(1) / "model.safetensors").read_bytes() == b"a" * MIB + b"b" * MIB
+
+
+def test_the_origin_sends_each_byte_once_however_many_clients_there_are(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, relay_at(tmp_path / "relay", origin.server.url) as relay:
+        clients = [client_of(tmp_path / f"client-{i}", relay.url) for i in range(4)]
+        made = origin.publish(1)
+        size = sum(len(data) for data in contents(made).values())
+        for client in clients:
+            with client:
+                client.fetch(1)
+        assert metric(origin.server, "bytes_sent_total") == size
+        assert metric(relay, "bytes_sent_total") == 4 * size
+
+
+def test_one_client_uses_several_relays_at_once(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1, mib=40)
+        with (
+            relay_at(tmp_path / "a", origin.server.url) as first,
+            relay_at(tmp_path / "b", origin.server.url) as second,
+            client_of(tmp_path / "client", first.url, second.url) as client,
+        ):
+            for relay in (first, second):
+                while not metric(relay, "packages_fetched_total"):
+                    time.sleep(0.02)
+            assert contents(client.fetch()) == contents(made)
+            assert metric(first, "bytes_sent_total") > 0
+            assert metric(second, "bytes_sent_total") > 0
+
+
+def test_a_stopped_client_goes_on_where_it_was(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1, mib=6)
+        name = origin.publisher.entries[0].name
+        cut = {"left": 3 * MIB}
+
+        def stop_after_three_pieces(path: str, data: bytes) -> bytes | None:
+            if "/files/" in path:
+                cut["left"] -= len(data)
+                if cut["left"] < 0:
+                    return None
+            return data
+
+        with (
+            changing_relay(origin.server.url, stop_after_three_pieces) as relay,
+            client_of(tmp_path / "client", relay) as client,
+            pytest.raises(WaitError, match=f"version 1: nothing came.*{relay}"),
+        ):
+            client.fetch(1, wait_s=1)
+        index = Index(tmp_path / "client" / name)
+        index.refresh()
+        assert index.pieces
+        before = metric(origin.server, "bytes_sent_total")
+        with client_of(tmp_path / "client", origin.server.url) as client:
+            assert contents(client.fetch(1)) == contents(made)
+        size = sum(len(data) for data in contents(made).values())
+        assert metric(origin.server, "bytes_sent_total") - before == size - index.size
+
+
+def test_a_piece_that_was_damaged_on_our_disk_is_fetched_again(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1)
+        with client_of(tmp_path / "client", origin.server.url) as client:
+            files = client.fetch()
+        with (files / "model.safetensors").open("r+b") as file:
+            file.seek(MIB + 5)
+            file.write(b"?!")
+        with client_of(tmp_path / "client", origin.server.url) as client:
+            with pytest.raises(ShardcastError, match="not whole on this disk, or damaged"):
+                client.fetch()
+            assert contents(client.fetch()) == contents(made)
+
+
+def test_a_retracted_version_is_dropped_for_the_one_that_replaces_it(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        relay_at(tmp_path / "relay", origin.server.url) as relay,
+        client_of(tmp_path / "client", relay.url) as client,
+    ):
+        origin.publish(1)
+        old = client.fetch(1)
+        origin.publisher.retract(0)
+        new = origin.publish(1)
+        sequence = origin.publisher._sequence
+        while client.head is None or client.head.sequence < sequence:
+            time.sleep(0.01)
+        files = client.fetch(1)
+        assert contents(files) == contents(new)
+        assert not old.exists()
+
+
+def test_the_last_five_versions_stay(tmp_path: Path) -> None:
+    limits = Limits(lease_s=0.05)
+    with (
+        origin_at(tmp_path, limits) as origin,
+        relay_at(tmp_path / "relay", origin.server.url, limits=limits) as relay,
+        client_of(tmp_path / "client", relay.url) as client,
+    ):
+        for number in range(9):
+            origin.publish(number, mib=0.1)
+            client.fetch(number)
+            time.sleep(0.2)  # until nobody has asked for the one before for a while
+        for store in ("origin", "relay", "client"):
+            assert [int(name[:6]) for name in Store(tmp_path / store).packages()] == [4, 5, 6, 7, 8], store
+
+
+def test_a_version_in_use_is_not_pulled_away(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(0, mib=0.1)
+        name = origin.publisher.entries[0].name
+        with origin.store.hold(name) as folder:
+            for number in range(1, 7):
+                origin.publish(number, mib=0.1)
+            assert (folder / "files" / "config.json").is_file()
+        origin.publish(7, mib=0.1)
+        assert not folder.exists()
+
+
+def test_a_killed_publishers_half_version_is_not_offered_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "origin")
+    with Publisher(store, KEY, RUN) as publisher:
+        publisher.publish_directory(1, write_version(tmp_path / "v1", 0.1))
+        context = publisher.publish(2)
+        with context.__enter__().file("model.safetensors") as file:
+            file.write(b"x" * MIB)
+        half = publisher.entries[-1].name
+        assert half in store.packages()
+    with Publisher(store, KEY, RUN) as publisher:
+        assert [entry.number for entry in publisher.entries] == [1]
+        assert half not in store.packages()
+
+
+def test_an_older_head_is_refused_with_its_source_named(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1, mib=0.1)
+        old = (origin.store.path / "head.json").read_bytes()
+        origin.publish(2, mib=0.1)
+
+        def roll_back(path: str, data: bytes) -> bytes:
+            return old if path.startswith("/head.json") else data
+
+        with changing_relay(origin.server.url, roll_back) as relay:
+            with client_of(tmp_path / "client", origin.server.url) as client:
+                client.fetch(2)
+            with client_of(tmp_path / "client", relay) as client:
+                deadline = time.monotonic() + 5
+                while not client.counts["rollbacks_refused"]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                assert client.latest() == 2
+                assert "older than" in client.sources[0].said
+
+
+def test_another_runs_head_is_refused(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1, mib=0.1)
+        client = Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, "other", stall_s=1)
+        with client, pytest.raises(WaitError, match=r"run 'test', wanted 'other'"):
+            client.fetch(wait_s=0.5)
+
+
+def test_two_writers_of_one_store_are_told(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, pytest.raises(ShardcastError, match=r"^no source"):
+        Puller(origin.store, [], KEY.address)
+    with (
+        origin_at(tmp_path / "b") as origin,
+        serving(Server(origin.store)),
+        pytest.raises(Exception, match="another process writes it"),
+    ):
+        Publisher(origin.store, KEY, RUN)
+
+
+def test_a_directory_with_another_origins_head_is_refused(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1, mib=0.1)
+    with (
+        pytest.raises(ShardcastError, match="another run or origin"),
+        Puller(Store(tmp_path / "origin"), ["http://127.0.0.1:1"], "0x" + "12" * 20),
+    ):
+        pass

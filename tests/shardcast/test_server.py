@@ -1,0 +1,181 @@
+"""What a server gives, to whom, and what it never gives."""
+
+import io
+import socket
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shoal.keys import Key
+from shoal.shardcast.guard import AllowList, Limits, Rates, sign_request
+from shoal.shardcast.records import MIB
+from shoal.shardcast.server import Server, serving
+from shoal.shardcast.tree import walk
+from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    connection = HTTPConnection(server.host, server.port, timeout=10)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Iterator[Origin]:
+    with origin_at(tmp_path) as made:
+        made.publish(1)
+        yield made
+
+
+def test_a_range_of_a_file_is_given_as_it_is_on_the_disk(origin: Origin) -> None:
+    name = origin.publisher.entries[0].name
+    data = contents(origin.versions[1])["model.safetensors"]
+    status, got = ask(origin.server, f"/{name}/files/model.safetensors", Range=f"bytes=100-{MIB + 99}")
+    assert (status, got) == (206, data[100 : MIB + 100])
+    assert ask(origin.server, f"/{name}/files/model.safetensors") == (200, data)
+    assert ask(origin.server, f"/{name}/files/model.safetensors", "HEAD") == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/.lock",
+        "//etc/passwd",
+        "/../../etc/passwd",
+        "/{name}/",
+        "/{name}",
+        "/{name}/files/",
+        "/{name}/files/../manifest.jsonl",
+        "/{name}/files/..%2f..%2f..%2fetc/passwd",
+        "/{name}/files/%2e%2e/%2e%2e/head.json",
+        "/{name}/files/nothing",
+        "/000001-full-0000000000000000/manifest.jsonl",
+        "/{name}/files/model.safetensors/x",
+    ],
+)
+def test_nothing_is_listed_and_nothing_outside_is_given(origin: Origin, path: str) -> None:
+    status, data = ask(origin.server, path.format(name=origin.publisher.entries[0].name))
+    assert status == 404
+    assert len(data) < 100
+
+
+def test_only_get_and_head_are_answered(origin: Origin) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask(origin.server, "/head.json", method)[0] == 405
+
+
+def test_bytes_that_were_not_verified_are_not_given(origin: Origin) -> None:
+    with origin.publisher.publish(2) as package, package.file("model.safetensors") as file:
+        file.write(b"a" * MIB + b"b" * 10)
+        path = f"/{package.folder.name}/files/model.safetensors"
+        assert ask(origin.server, path, Range=f"bytes=0-{MIB - 1}")[0] == 206
+        assert ask(origin.server, path, Range=f"bytes={MIB}-{MIB + 9}")[0] == 416
+        assert ask(origin.server, path)[0] == 416
+
+
+def test_a_long_poll_answers_as_soon_as_there_is_something_new(origin: Origin) -> None:
+    sequence = origin.publisher._sequence
+    began = time.monotonic()
+    assert ask(origin.server, f"/head.json?after={sequence}&wait=1")[0] == 304
+    assert 0.9 < time.monotonic() - began < 3
+    assert ask(origin.server, f"/head.json?after={sequence - 1}&wait=9")[0] == 200
+
+
+def test_a_wait_is_bounded_by_the_server(tmp_path: Path) -> None:
+    with origin_at(tmp_path, Limits(wait_s=1)) as origin:
+        began = time.monotonic()
+        assert ask(origin.server, f"/head.json?after={origin.publisher._sequence}&wait=9999")[0] == 304
+        assert time.monotonic() - began < 5
+
+
+def test_one_address_cannot_ask_without_end(tmp_path: Path) -> None:
+    with origin_at(tmp_path, Limits(requests_per_s=1, burst=5)) as origin:
+        answers = [ask(origin.server, "/head.json")[0] for _ in range(8)]
+        assert answers[:5] == [200] * 5
+        assert 429 in answers[5:]
+
+
+def test_a_bucket_fills_again_and_is_each_addresses_own() -> None:
+    rates = Rates(per_s=2, burst=3)
+    assert [rates.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert rates.take("b", 0.0)
+    assert rates.take("a", 0.6)
+    assert not rates.take("a", 0.6)
+
+
+def test_only_known_nodes_are_answered_where_a_list_says_so(tmp_path: Path) -> None:
+    known, unknown = Key(b"\x21" * 32), Key(b"\x22" * 32)
+    with origin_at(tmp_path) as origin, serving(Server(origin.store, allow=[known.address])) as server:
+        host = f"{server.host}:{server.port}"
+        good = sign_request(known, host, "/head.json", time.time(), "n1")
+        assert ask(server, "/head.json")[0] == 401
+        assert ask(server, "/head.json", **good)[0] == 200
+        assert b"used before" in ask(server, "/head.json", **good)[1]
+        assert (
+            b"not on the list"
+            in ask(server, "/head.json", **sign_request(unknown, host, "/head.json", time.time(), "n2"))[1]
+        )
+        assert (
+            b"s off" in ask(server, "/head.json", **sign_request(known, host, "/head.json", time.time() - 999, "n3"))[1]
+        )
+        for place, target in ((host, "/metrics"), ("other:1", "/head.json")):
+            headers = sign_request(known, place, target, time.time(), "n4")
+            assert b"signature is not" in ask(server, "/head.json", **headers)[1]
+        origin.publish(1, mib=0.1)
+        client = client_of(tmp_path / "client", server.url)
+        client._key = known
+        with client:
+            assert contents(client.fetch()) == contents(origin.versions[1])
+
+
+def test_a_signature_of_someone_else_does_not_use_up_a_nonce() -> None:
+    known, unknown = Key(b"\x21" * 32), Key(b"\x22" * 32)
+    guard = AllowList([known.address])
+    forged = {**sign_request(unknown, "h", "/", 100.0, "n"), "Shoal-Address": known.address}
+    assert guard.refusal(forged, "h", "/", 100.0)
+    assert guard.refusal(sign_request(known, "h", "/", 100.0, "n"), "h", "/", 100.0) is None
+
+
+def test_metrics_count_what_was_served_and_what_is_here(origin: Origin) -> None:
+    name = origin.publisher.entries[0].name
+    ask(origin.server, f"/{name}/files/model.safetensors", Range="bytes=0-99")
+    ask(origin.server, "/nothing")
+    assert metric(origin.server, "bytes_sent_total") == 100
+    assert metric(origin.server, "missed_total") == 1
+    text = ask(origin.server, "/metrics")[1].decode()
+    size = sum(len(data) for data in contents(origin.versions[1]).values())
+    assert f'shoal_cast_package_bytes{{package="{name}",whole="true"}} {size}' in text
+
+
+def test_a_request_that_is_no_http_is_answered_and_forgotten(origin: Origin) -> None:
+    with socket.create_connection((origin.server.host, origin.server.port), timeout=10) as sock:
+        sock.sendall(b"\x00\xff" * 100 + b"\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.")
+    assert ask(origin.server, "/head.json")[0] == 200
+
+
+def test_the_tree_names_relays_and_clients_and_what_they_have(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        relay_at(tmp_path / "relay", origin.server.url, name="amsterdam") as relay,
+        client_of(tmp_path / "client", relay.url) as client,
+    ):
+        origin.publish(1)
+        client._headers["Shoal-Node"] = "worker-7[red]"
+        client.fetch()
+        shown = io.StringIO()
+        Console(width=200, file=shown).print(walk(origin.server.url))
+    lines = shown.getvalue().splitlines()
+    assert "origin" in lines[0]
+    assert "v1 3.7 MB" in lines[0]
+    assert "amsterdam" in lines[1]
+    assert "worker-7(red)" in lines[2]
