@@ -1,15 +1,13 @@
 """Relays that lie: each stands before an honest server and twists what it answers."""
 
-import asyncio
 import http.client
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import BinaryIO
-
-from shoal.shardcast.server import Server
+from io import BufferedIOBase
+from urllib.request import urlopen
 
 
 @dataclass(slots=True)
@@ -21,7 +19,8 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    wire: BinaryIO
+    wire: BufferedIOBase
+    honest: str
     sent: bool = False
 
     @property
@@ -35,6 +34,11 @@ class Answer:
     @property
     def is_piece(self) -> bool:
         return "/files/" in self.path and self.status == 206
+
+    def from_start(self) -> bytes:
+        """All that the honest server would have said to this path by now."""
+        with urlopen(f"{self.honest}{self.path.split('?')[0]}", timeout=10) as answer:
+            return bytes(answer.read())
 
     def write(self, data: bytes) -> None:
         self.sent = True
@@ -63,8 +67,8 @@ def late(evil: Evil) -> Twist:
 
 
 @contextmanager
-def evil_relay(honest: str, twist: Twist) -> Iterator[Evil]:
-    """A relay that answers what `honest` does, after `twist`."""
+def evil_relay(honest: str, twist: Twist, *, waits: bool = True) -> Iterator[Evil]:
+    """A relay that answers what `honest` does, after `twist`; one that does not wait ignores queries, as nginx does."""
     to = honest.removeprefix("http://")
 
     class Handler(BaseHTTPRequestHandler):
@@ -76,10 +80,11 @@ def evil_relay(honest: str, twist: Twist) -> Iterator[Evil]:
                 evil.asked_for_pieces.set()
             connection = http.client.HTTPConnection(to, timeout=60)
             try:
-                connection.request("GET", self.path, headers={"Range": r} if (r := self.headers["Range"]) else {})
+                path = self.path if waits else self.path.split("?")[0]
+                connection.request("GET", path, headers={"Range": r} if (r := self.headers["Range"]) else {})
                 said = connection.getresponse()
                 headers = {k: v for k, v in said.getheaders() if k.lower() not in ("content-length", "connection")}
-                answer = Answer(self.path, dict(self.headers), said.status, headers, said.read(), self.wfile)
+                answer = Answer(self.path, dict(self.headers), said.status, headers, said.read(), self.wfile, honest)
             finally:
                 connection.close()
             length = len(answer.body)
@@ -118,26 +123,3 @@ def evil_relay(honest: str, twist: Twist) -> Iterator[Evil]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-@contextmanager
-def serving(server: Server) -> Iterator[str]:
-    """An honest server in a thread of its own; its URL."""
-    loop = asyncio.new_event_loop()
-    ready = threading.Event()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(server.run(ready.set))
-        except asyncio.CancelledError:
-            pass
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield server.url
-    finally:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        thread.join(10)

@@ -100,6 +100,8 @@ class Job:
         """
         index = self._lines.get(line)
         if index is None:
+            if len(line) > MOST_LINE:  # before it is parsed: JSON can take thirty times its size in memory
+                raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
             record, signature = read_line(line)
             if len(line) > (MOST_LINE if isinstance(record, Closing) else 1024):  # padding would fill our manifest
                 raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")

@@ -21,7 +21,17 @@ from shoal.keys import Key, checked_address
 from shoal.shardcast.assemble import assemble
 from shoal.shardcast.choose import Belief, choose
 from shoal.shardcast.job import Job, Offer
-from shoal.shardcast.records import LARGEST_PIECE, MIB, MOST_HEAD, MOST_MANIFEST, Entry, Head, Piece, read_head
+from shoal.shardcast.records import (
+    LARGEST_PIECE,
+    MIB,
+    MOST_HEAD,
+    MOST_LINE,
+    MOST_MANIFEST,
+    Entry,
+    Head,
+    Piece,
+    read_head,
+)
 from shoal.shardcast.route import route
 from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package
 from shoal.shardcast.wire import Connection, LieError, Pace, SourceError
@@ -377,7 +387,10 @@ class Puller:
                 if answer.status in (200, 206):
                     data = answer.read(MOST_MANIFEST)
                     data = data[offset:] if answer.status == 200 else data
-                    offset += self._take_lines(source, job, data)
+                    taken, new = self._take_lines(source, job, data)
+                    offset += taken
+                    if not new:  # a line in the making, or one that repeats itself: not asked again at once
+                        self._rest(PLAIN_POLL_S)
                 else:
                     answer.drop()
                     here = answer.header("Content-Range").removeprefix("bytes */")
@@ -398,9 +411,11 @@ class Puller:
                 self._rest(plain)
         self._release(source, connection, keep=False)
 
-    def _take_lines(self, source: Source, job: Job, data: bytes) -> int:
-        """Hands whole lines to the job; how many bytes they were."""
+    def _take_lines(self, source: Source, job: Job, data: bytes) -> tuple[int, bool]:
+        """Hands whole lines to the job; how many bytes they were, and whether they said anything new."""
         size = data.rfind(b"\n") + 1
+        if len(data) - size > MOST_LINE:
+            raise LieError(f"{source.url}: a manifest line of {job.name} has no end after {len(data) - size:,} bytes")
         new = False
         for line in data[:size].splitlines(keepends=True):
             try:
@@ -413,7 +428,7 @@ class Puller:
             with self._changed:
                 self._finish(job)
                 self._changed.notify_all()
-        return size
+        return size, new
 
     # ---- pieces
 

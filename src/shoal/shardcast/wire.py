@@ -13,6 +13,8 @@ from shoal.errors import ShardcastError
 from shoal.keys import Key
 from shoal.shardcast.guard import sign_request
 
+MOST_ANSWER_HEAD = 1 << 16  # bytes of status and headers; what the buffer reads beyond them counts too
+
 
 class SourceError(ShardcastError):
     """A source did not answer, broke off, stalled or refused: it is asked again later."""
@@ -31,9 +33,12 @@ class Pace:
         self._grace_s = grace_s
         self.started = time.monotonic()
         self.count = 0
+        self.most: int | None = None  # bytes; set while an answer's head is awaited
 
     def took(self, count: int) -> None:
         self.count += count
+        if self.most is not None and self.count > self.most:
+            raise SourceError(f"the head of its answer is longer than {self.most:,} bytes")
         elapsed = time.monotonic() - self.started
         if elapsed < self._grace_s:
             return
@@ -111,6 +116,7 @@ class Connection:
                 assert self._sock is not None
                 self._sock.settimeout(pace.stall_s + wait_s)
                 pace.started = time.monotonic() + wait_s + pace.stall_s  # a late answer is no slow one
+                pace.most = MOST_ANSWER_HEAD  # or interim answers without end would pass for a fast transfer
                 connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -129,6 +135,7 @@ class Connection:
             self._sock.settimeout(pace.stall_s)
             pace.started = time.monotonic()
             pace.count = 0
+            pace.most = None
             return Response(self, answer)
 
     def _connect(self, pace: Pace) -> http.client.HTTPConnection:
