@@ -84,11 +84,11 @@ def test_cpu_of_children_and_of_theirs_counts_whether_they_have_ended_or_not() -
     nested = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {spin!r}])\n"
     before = cpu_below()
     subprocess.run([sys.executable, "-c", nested], check=True)
-    assert 0.3 <= cpu_below() - before < 3.0
+    assert 0.25 < cpu_below() - before < 3.0  # it is counted in hundredths
     before = cpu_below()
     with subprocess.Popen([sys.executable, "-c", f"{spin}input()"], stdin=subprocess.PIPE) as child:
         deadline = time.monotonic() + 20
-        while cpu_below() - before < 0.3:
+        while cpu_below() - before < 0.25:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert child.poll() is None
