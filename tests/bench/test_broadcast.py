@@ -1,4 +1,4 @@
-"""The broadcast bench in small: every side delivers what it was given, and the figures follow from what was measured."""
+"""The broadcast bench in small: every side delivers what it was given, and ratios follow from what was measured."""
 
 import io
 from pathlib import Path
