@@ -329,6 +329,16 @@ def test_an_old_head_is_refused_even_after_a_restart_of_the_client(tmp_path: Pat
             assert "older than" in puller.sources[0].said
 
 
+def test_an_origin_that_lost_its_store_is_believed_again(tmp_path: Path) -> None:
+    key = Key.create()
+    for life in ("first", "second"):
+        store = Store(tmp_path / life)
+        with Publisher(store, key, "run") as publisher, serving(Server(store)) as server:
+            origin = Honest(server.url, key, publisher, os.urandom(MIB))
+            origin.publish(1, origin.data)
+            assert pull(tmp_path / "client", origin, server.url, wait_s=5)[0] == origin.data
+
+
 def test_lines_of_another_package_are_refused(tmp_path: Path, honest: Honest) -> None:
     honest.publish(2, os.urandom(SIZE))
     lines: dict[str, bytes] = {}
