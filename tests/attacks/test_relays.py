@@ -336,7 +336,31 @@ def test_an_origin_that_lost_its_store_is_believed_again(tmp_path: Path) -> None
         with Publisher(store, key, "run") as publisher, serving(Server(store)) as server:
             origin = Honest(server.url, key, publisher, os.urandom(MIB))
             origin.publish(1, origin.data)
-            assert pull(tmp_path / "client", origin, server.url, wait_s=5)[0] == origin.data
+            client = Store(tmp_path / "client")
+            before = client.head(key.address)
+            with Puller(client, [server.url], key.address, "run") as puller:
+                deadline = time.monotonic() + 10
+                while puller.head == before:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                assert (puller.fetch(1, wait_s=5) / "model.bin").read_bytes() == origin.data
+
+
+def test_a_version_that_is_replaced_while_it_is_handed_out_is_given_whole_or_anew(tmp_path: Path) -> None:
+    """A client starts with version 1 on its disk and asks for it while the head that replaces it arrives."""
+    key = Key.create()
+    store = Store(tmp_path / "origin")
+    contents = [os.urandom(3 * MIB)]
+    with Publisher(store, key, "run") as publisher, serving(Server(store)) as server:
+        origin = Honest(server.url, key, publisher, contents[0])
+        origin.publish(1, contents[0])
+        for _ in range(10):
+            with Puller(Store(tmp_path / "client"), [server.url], key.address, "run") as puller:
+                held = puller.fetch(1, wait_s=10) / "model.bin"
+                with suppress(FileNotFoundError):  # the caller's to hold; what is read is right
+                    assert held.read_bytes() in contents
+            contents.append(os.urandom(3 * MIB))
+            origin.publish(1, contents[-1])
 
 
 def test_lines_of_another_package_are_refused(tmp_path: Path, honest: Honest) -> None:

@@ -1,111 +1,97 @@
-"""A relay's store served by the real nginx, with the configuration that `shoal relay --nginx` writes."""
+"""The real nginx over the same store: a plain web server is a relay too."""
 
-import http.client
 import os
-import sys
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
-from shoal.bench.casts import await_port, free_port, running
 from shoal.bench.programs import find_program
-from shoal.errors import ShoalError
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.store import Store
-from tests.shardcast.world import KEY, RUN, Origin, contents, origin_at
-
-
-@pytest.fixture(scope="session")
-def nginx() -> Path:
-    try:
-        return find_program("nginx")
-    except ShoalError as error:
-        pytest.skip(f"no nginx here, and none to be had: {error}")
-
-
-@dataclass
-class Relay:
-    origin: Origin
-    store: Path
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def ask(self, target: str, method: str = "GET") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.putrequest(method, target, skip_host=False)
-        connection.endheaders()
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+from shoal.errors import BenchError, ShardcastError
+from shoal.shardcast.nginx import nginx_config
+from shoal.shardcast.records import MIB
+from tests.shardcast.world import client_of, contents, origin_at
 
 
 @contextmanager
-def relay_behind(nginx: Path, path: Path) -> Iterator[Relay]:
-    port = free_port()
-    config, store = path / "nginx" / "nginx.conf", path / "relay"
-    config.parent.mkdir()
-    with origin_at(path / "world") as origin:
-        options = ["--from", origin.server.url, "--store", store, "--origin", KEY.address, "--port", port]
-        command = [sys.executable, "-m", "shoal", "relay", *options, "--nginx", config, "--no-serve"]
-        with running([str(part) for part in command], path / "relay.log"):
-            deadline = time.monotonic() + 30
-            while not config.exists():
-                assert time.monotonic() < deadline, (path / "relay.log").read_text()
+def nginx_over(store: Path, state: Path) -> Iterator[str]:
+    try:
+        program = find_program("nginx")
+    except BenchError as error:
+        pytest.skip(f"no nginx here, and none to be had: {error}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    state.mkdir()
+    config = state / "nginx.conf"
+    text = nginx_config(store, config, "127.0.0.1", port)
+    if os.getuid() == 0:  # its workers give up root's rights, and a test's directory is its owner's alone
+        text = f"user root;\n{text}"
+    config.write_text(text)
+    process = subprocess.Popen([program, "-c", str(config), "-g", "daemon off;"])
+    try:
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
                 time.sleep(0.02)
-            # Its workers would otherwise be nobody, who may not read a test's directory.
-            user = "user root;" if os.geteuid() == 0 else ""
-            with running([str(nginx), "-c", str(config), "-g", f"daemon off; {user}"], path / "nginx.log"):
-                await_port(port, "nginx")
-                yield Relay(origin, store, port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
-@pytest.fixture
-def relay(nginx: Path, tmp_path: Path) -> Iterator[Relay]:
-    (tmp_path / "world").mkdir()
-    with relay_behind(nginx, tmp_path) as relay:
-        yield relay
-
-
-def test_versions_come_through_nginx_as_they_are_published(relay: Relay, tmp_path: Path) -> None:
-    with Puller(Store(tmp_path / "client"), [relay.url], KEY.address, RUN) as puller:
-        for number in (1, 2):
-            folder = relay.origin.publish(number)
-            assert contents(puller.fetch(number, wait_s=30)) == contents(folder)
-
-
-def test_nginx_hands_out_packages_and_nothing_else(relay: Relay, tmp_path: Path) -> None:
-    relay.origin.publish(1)
-    with Puller(Store(tmp_path / "client"), [relay.url], KEY.address, RUN) as puller:
-        puller.fetch(1, wait_s=30)
-    (relay.store / "secret").write_text("secret")
-    package = next(p.name for p in relay.store.iterdir() if "-full-" in p.name)
-    (relay.store / package / "files" / "link").symlink_to(tmp_path / "nginx" / "nginx.conf")
-    assert relay.ask(f"/{package}/files/config.json")[0] == 200
-    for target in (
-        "/",
-        f"/{package}",
-        f"/{package}/",
-        f"/{package}/files/",
-        "/.lock",
-        "/secret",
-        f"/{package}/../secret",
-        f"/{package}/files/..%2f..%2f..%2fsecret",
-        f"/{package}/files/a/../../../secret",
-        f"/{package}/files/%2e%2e/%2e%2e/secret",
-        f"/{package}/files//../../secret",
-        "/../nginx/nginx.conf",
-        "/head.json/",
-        f"/{package}/files/link",
+def test_a_version_arrives_through_nginx_while_it_is_being_written(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        nginx_over(origin.store.path, tmp_path / "nginx") as url,
+        client_of(tmp_path / "client", url) as client,
     ):
-        status, body = relay.ask(target)
-        assert 300 <= status < 500, target
-        assert b"secret" not in body
-        assert b"worker_processes" not in body
-    assert relay.ask(f"/{package}/files/config.json", "POST")[0] == 405
-    assert relay.ask("/head.json", "DELETE")[0] == 405
+        made = origin.publish(1)
+        assert contents(client.fetch(1)) == contents(made)
+        with origin.publisher.publish(2) as package, package.file("model.safetensors") as file:
+            for i in range(6):
+                file.write(bytes([i]) * MIB)
+                time.sleep(0.05)
+        files = client.fetch(2)
+        assert (files / "model.safetensors").read_bytes() == b"".join(bytes([i]) * MIB for i in range(6))
+        assert not client.counts["lies"]
+
+
+def test_nginx_lists_nothing_and_gives_nothing_else(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, nginx_over(origin.store.path, tmp_path / "nginx") as url:
+        origin.publish(1, mib=0.1)
+        name = origin.publisher.entries[0].name
+        (origin.store.path / name / "files" / "link").symlink_to("/etc/passwd")
+        host, port = url.removeprefix("http://").split(":")
+
+        def status(path: str, method: str = "GET") -> int:
+            connection = HTTPConnection(host, int(port), timeout=10)
+            connection.request(method, path)
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return answer.status
+
+        assert status("/head.json") == 200
+        assert status(f"/{name}/files/config.json") == 200
+        assert status("/head.json", "POST") == 405
+        for path in (
+            "/",
+            "/.lock",
+            f"/{name}/",
+            f"/{name}/files/",
+            f"/{name}/files/../../.lock",
+            f"/{name}/files/link",
+        ):
+            assert status(path) in (403, 404), path
+
+
+def test_a_path_that_nginx_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardcastError, match="nginx cannot take a path"):
+        nginx_config(tmp_path / "a b", tmp_path / "nginx.conf", "127.0.0.1", 80)

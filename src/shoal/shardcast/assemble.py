@@ -72,14 +72,15 @@ def _make(base: Path, own: Path, name: str, out: Path, closing: Closing) -> None
     if f"{name}{DELTA}" in mine:
         from shoal.shardcast.delta import apply
 
-        apply(base, own / f"{name}{DELTA}", out)
+        apply(base, own / f"{name}{DELTA}", out, base_is_verified=True)
     elif name in mine:
-        _link(own / name, out)
+        link_or_copy(own / name, out)
     else:
-        _link(base, out)
+        link_or_copy(base, out)
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    """One copy where the disk allows it; nobody writes to either."""
     try:
         os.link(source, target)
     except OSError:

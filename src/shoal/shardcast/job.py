@@ -10,6 +10,7 @@ from shoal.errors import ShardcastError
 from shoal.files import disk_errors, remove, write_whole
 from shoal.shardcast.records import (
     MOST_LINE,
+    MOST_SHORT_LINE,
     Closing,
     Entry,
     Opening,
@@ -100,10 +101,10 @@ class Job:
         """
         index = self._lines.get(line)
         if index is None:
-            if len(line) > MOST_LINE:  # before it is parsed: JSON can take thirty times its size in memory
-                raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
             record, signature = read_line(line)
-            if len(line) > (MOST_LINE if isinstance(record, Closing) else 1024):  # padding would fill our manifest
+            if len(line) > (
+                MOST_LINE if isinstance(record, Closing) else MOST_SHORT_LINE
+            ):  # padding would fill our manifest
                 raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
             check_line(record, signature, self.entry.id, self._origin)
             with self.lock:

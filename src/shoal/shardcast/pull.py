@@ -5,6 +5,7 @@ source drawn by `choose`. Every piece is asked for once; what a stalled, slow or
 and is asked of another. A relay is a puller that mirrors everything, with a server beside it.
 """
 
+import os
 import threading
 import time
 from collections import Counter
@@ -27,13 +28,14 @@ from shoal.shardcast.records import (
     MOST_HEAD,
     MOST_LINE,
     MOST_MANIFEST,
+    MOST_SHORT_LINE,
     Entry,
     Head,
     Piece,
     read_head,
 )
 from shoal.shardcast.route import route
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package
+from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package, take_hold
 from shoal.shardcast.wire import Connection, LieError, Pace, SourceError
 
 PER_SOURCE = 2  # transfers from one source at once: one is hashed while the other arrives
@@ -197,7 +199,7 @@ class Puller:
         while True:
             head = self._head
             way = route(head.packages, self.held(), version) if head and version is not None else None
-            if way is not None and version is not None:
+            if way is not None and version is not None and self._offers(way):
                 with self._need(way) as jobs:
                     while not all(job.finished for job in jobs):
                         self._raise_if_dead(jobs)
@@ -208,21 +210,28 @@ class Puller:
                             moved, mark = time.monotonic(), done
                         elif time.monotonic() - moved > wait_s:
                             raise WaitError(self._missing(version, jobs, wait_s))
-                        if any(job.dropped for job in jobs):
+                        if any(job.dropped for job in jobs) or not self._offers(way):
                             break
                         with self._changed:
                             self._changed.wait(0.1)
                     else:
                         if on_progress is not None:
                             on_progress(sum(job.done_bytes for job in jobs), _total(jobs))
-                        if (path := self._hand_out(version, way)) is not None:
-                            return path
+                        with suppress(FileNotFoundError):  # a newer head took it off the disk this moment
+                            if (path := self._hand_out(version, way)) is not None:
+                                return path
             if self._closed or time.monotonic() - moved > wait_s:
                 raise WaitError(self._missing(version, [], wait_s))
             with self._changed:
                 self._changed.wait(0.1)
             if number is None:
                 version = self.latest()
+
+    def _offers(self, way: Sequence[Entry]) -> bool:
+        """False once a newer head has taken back or replaced one of the packages: nobody will send it any more."""
+        head = self._head
+        listed = {entry.name for entry in head.packages} if head else set()
+        return head is not None and not any(e.name not in listed and _retracted(e.name, head) for e in way)
 
     def _hand_out(self, version: int, way: list[Entry]) -> Path | None:
         """The files of a version whose packages are here, hashed again unless this process fetched them itself."""
@@ -239,8 +248,14 @@ class Puller:
 
     def _checked_files(self, name: str) -> Path:
         if name not in self._checked:
+            hold = take_hold(self.store.folder(name))  # a newer head may want it gone while it is hashed
+            if hold is None:
+                raise FileNotFoundError(name)
             try:
-                check_package(self.store.folder(name), self.origin)
+                try:
+                    check_package(self.store.folder(name), self.origin)
+                finally:
+                    os.close(hold)
             except ShardcastError:
                 with self._changed:
                     self.jobs.pop(name, None)
@@ -369,7 +384,7 @@ class Puller:
     def _watch_manifest(self, source: Source, job: Job) -> None:
         connection = self._connection(source)
         offer = job.offers[source.url]
-        offset = 0
+        offset = bad = 0
         while not (self._closed or job.finished or job.dropped or offer.ended):
             if len(offer.queue) > ENOUGH_QUEUED and job.queued(source.url):
                 self._rest(0.02)
@@ -387,10 +402,12 @@ class Puller:
                 if answer.status in (200, 206):
                     data = answer.read(MOST_MANIFEST)
                     data = data[offset:] if answer.status == 200 else data
-                    taken, new = self._take_lines(source, job, data)
-                    offset += taken
-                    if not new:  # a line in the making, or one that repeats itself: not asked again at once
-                        self._rest(PLAIN_POLL_S)
+                    size, new = self._take_lines(source, job, data)
+                    if not new and size and offset:
+                        raise SourceError(f"{source.url}: sends the same manifest lines again")
+                    offset += size
+                    bad = 0
+                    plain = 0.0 if size else PLAIN_POLL_S  # a line that is not whole yet
                 else:
                     answer.drop()
                     here = answer.header("Content-Range").removeprefix("bytes */")
@@ -400,24 +417,29 @@ class Puller:
                         raise SourceError(f"{source.url}: answered {answer.status} for a manifest")
                     plain = PLAIN_POLL_S
             except LieError as error:
-                offset = 0
+                offset, bad = 0, bad + 1
                 self._lied(source, str(error))
             except SourceError as error:
-                offset = 0
+                offset, bad = 0, bad + 1
                 self._failed(source, str(error))
             except (ShoalError, OSError) as error:
                 self._stuck(job, error)
-            if plain and time.monotonic() - began < 0.05:
+            if bad:
+                self._rest(min(5.0, 0.1 * 2.0 ** min(bad, 8)))
+            elif plain and time.monotonic() - began < 0.05:
                 self._rest(plain)
         self._release(source, connection, keep=False)
 
     def _take_lines(self, source: Source, job: Job, data: bytes) -> tuple[int, bool]:
-        """Hands whole lines to the job; how many bytes they were, and whether they said anything new."""
+        """Hands whole lines to the job; how many bytes they were, and whether any was new."""
         size = data.rfind(b"\n") + 1
-        if len(data) - size > MOST_LINE:
-            raise LieError(f"{source.url}: a manifest line of {job.name} has no end after {len(data) - size:,} bytes")
         new = False
+        if len(data) - size > MOST_LINE:
+            raise LieError(f"{source.url}: a manifest line of more than {MOST_LINE:,} bytes")
         for line in data[:size].splitlines(keepends=True):
+            # Before it is parsed: a line may take many times its size then.
+            if len(line) > (MOST_LINE if line.startswith(b'["closing"') else MOST_SHORT_LINE):
+                raise LieError(f"{source.url}: a manifest line of {len(line):,} bytes")
             try:
                 new |= job.listed(source.url, line)
             except StorageError:

@@ -20,6 +20,7 @@ from shoal.keys import Key, signer_of
 MIB = 1 << 20
 SMALLEST_PIECE, LARGEST_PIECE = MIB, 4 * MIB
 MOST_LINE = 1 * MIB  # bytes of one manifest line; only a closing with thousands of files comes near
+MOST_SHORT_LINE = 1024  # bytes of any other
 MOST_MANIFEST = 64 * MIB  # 200,000 pieces: 800 GB in pieces of 4 MiB
 MOST_HEAD = MIB // 4
 PACKAGE_NAME = re.compile(r"(\d{6,9})-(full|delta)-([0-9a-f]{16})")

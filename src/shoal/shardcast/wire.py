@@ -13,7 +13,7 @@ from shoal.errors import ShardcastError
 from shoal.keys import Key
 from shoal.shardcast.guard import sign_request
 
-MOST_ANSWER_HEAD = 1 << 16  # bytes of status and headers; what the buffer reads beyond them counts too
+MOST_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
 
 
 class SourceError(ShardcastError):
@@ -33,13 +33,27 @@ class Pace:
         self._grace_s = grace_s
         self.started = time.monotonic()
         self.count = 0
-        self.most: int | None = None  # bytes; set while an answer's head is awaited
+        self._answer_by: float | None = None
+
+    def asked(self, wait_s: float) -> None:
+        """From now on the answer's beginning is awaited."""
+        self.count = 0
+        self._answer_by = time.monotonic() + wait_s + self.stall_s
+
+    def answered(self) -> None:
+        """From now on the body arrives."""
+        self.started = time.monotonic()
+        self.count = 0
+        self._answer_by = None
 
     def took(self, count: int) -> None:
         self.count += count
-        if self.most is not None and self.count > self.most:
-            raise SourceError(f"the head of its answer is longer than {self.most:,} bytes")
-        elapsed = time.monotonic() - self.started
+        now = time.monotonic()
+        if self._answer_by is not None:
+            if now > self._answer_by or self.count > MOST_HEADERS:
+                raise SourceError("an answer that does not begin")
+            return
+        elapsed = now - self.started
         if elapsed < self._grace_s:
             return
         # A thousandth of a usual link: whoever drips a byte now and then must not hold a piece for ever.
@@ -115,8 +129,7 @@ class Connection:
                 connection = self._connect(pace)
                 assert self._sock is not None
                 self._sock.settimeout(pace.stall_s + wait_s)
-                pace.started = time.monotonic() + wait_s + pace.stall_s  # a late answer is no slow one
-                pace.most = MOST_ANSWER_HEAD  # or interim answers without end would pass for a fast transfer
+                pace.asked(wait_s)
                 connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -133,9 +146,7 @@ class Connection:
                 self.close()
                 raise SourceError(f"{self.url}: {error}") from None
             self._sock.settimeout(pace.stall_s)
-            pace.started = time.monotonic()
-            pace.count = 0
-            pace.most = None
+            pace.answered()
             return Response(self, answer)
 
     def _connect(self, pace: Pace) -> http.client.HTTPConnection:

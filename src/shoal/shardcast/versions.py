@@ -1,0 +1,124 @@
+"""Versions as the trainer makes them: a delta for those who follow, and every so often a full one for those who join.
+
+Each version's files stay linked in the store as the base of the next delta: one copy, whatever becomes of the
+trainer's own directory. After a restart the first version is a full one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from shoal.errors import ShardcastError
+from shoal.files import whole_directory
+from shoal.shardcast.assemble import DELTA, link_or_copy
+from shoal.shardcast.publish import Content, Outgoing, Publisher, piece_size_for
+from shoal.shardcast.records import Base, content_root
+from shoal.shardcast.store import FILES, MADE, hash_pieces
+
+FULL_EVERY = 8
+PAYS = 0.5  # of the full size: a larger delta is not worth its chain
+WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    number: int
+    root: str
+    files: Path
+    content: Content
+
+
+class Versions:
+    """Publishes directories as versions, as deltas where they pay."""
+
+    def __init__(self, publisher: Publisher, full_every: int = FULL_EVERY, *, deltas: bool = True) -> None:
+        self._publisher = publisher
+        self._full_every = full_every
+        self._deltas = deltas
+        self._last: _Last | None = None
+        self._since_full = 0
+        self._piece_size = 0
+        for folder in publisher.store.made().values():
+            publisher.store.remove(folder.name)
+
+    def publish(self, number: int, directory: Path) -> str:
+        """Publishes all files under a directory, which nobody may change any more; the version's root."""
+        files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+        size = sum(path.stat().st_size for path in files.values())
+        self._piece_size = self._piece_size or piece_size_for(size)  # one for all, so that roots can be compared
+        last = self._last if self._deltas else None
+        content: Content | None = None
+        if last is not None and number > last.number and files.keys() == last.content.keys():
+            content = {name: (p.stat().st_size, hash_pieces(p, self._piece_size)) for name, p in files.items()}
+            if not self._publish_delta(number, directory, content, last, size):
+                content = None
+        self._since_full += 1
+        if content is None or self._since_full >= self._full_every:
+            with self._publisher.publish(number, size=size, piece_size=self._piece_size) as package:
+                package.add_directory(directory)
+            content = package.content
+            self._since_full = 0
+        root = content_root(number, self._piece_size, content)
+        if self._deltas:
+            self._keep(_Last(number, root, directory, content))
+        return root
+
+    def retract(self, after: int) -> list[int]:
+        """Takes versions above `after` off the head; the next one published is a full one."""
+        self._last = None
+        return self._publisher.retract(after)
+
+    def _publish_delta(self, number: int, directory: Path, content: Content, last: _Last, size: int) -> bool:
+        """Publishes what changed since the last version while it is being encoded; False if it does not pay."""
+        from shoal.shardcast.delta import encode
+
+        base = Base(number=last.number, root=last.root)
+        try:
+            with self._publisher.publish(number, base=base, piece_size=self._piece_size) as package:
+                package.stands_for(content)
+                for name in sorted(content):
+                    if content[name] == last.content[name]:
+                        continue
+                    if not name.endswith(WEIGHTS):
+                        package.add(directory / name, name)
+                        continue
+                    with package.file(f"{name}{DELTA}") as out:
+                        worth = _Bounded(out, int(PAYS * size))
+                        encode(last.files / name, directory / name, cast("BinaryIO", worth))
+        except _DoesNotPay:
+            return False
+        return True
+
+    def _keep(self, version: _Last) -> None:
+        store = self._publisher.store
+        target = store.path / f"{version.number:06d}-made-{version.root[:16]}"
+        if not target.exists():
+            with whole_directory(target) as staging:
+                for name in version.content:
+                    out = staging / FILES / name
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    link_or_copy(version.files / name, out)
+                (staging / MADE).write_text(f"{version.root}\n")
+        self._last = _Last(version.number, version.root, target / FILES, version.content)
+        for folder in store.made().values():
+            if folder != target:
+                store.remove(folder.name)
+
+
+class _DoesNotPay(ShardcastError):
+    pass
+
+
+class _Bounded:
+    """A file that refuses to become larger than it is worth."""
+
+    def __init__(self, out: Outgoing, most: int) -> None:
+        self._out = out
+        self._left = most
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise _DoesNotPay("the delta is larger than it is worth")
+        self._out.write(data)
+        return len(data)

@@ -1,0 +1,102 @@
+"""Deltas over the wire: what a follower builds is the version itself, and a joiner takes the fewest bytes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shoal.errors import ShardcastError
+from shoal.shardcast.assemble import find_version
+from shoal.shardcast.records import Base
+from shoal.shardcast.store import Store
+from shoal.shardcast.versions import Versions
+from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
+
+pytest.importorskip("shoal.shardcast.delta")
+
+
+def random_bits() -> torch.Tensor:
+    return torch.randint(-(1 << 15), 1 << 15, (3 << 19,), dtype=torch.int16)
+
+
+class Trainer:
+    """Makes versions that differ in a few weights, or in all."""
+
+    def __init__(self, origin: Origin, path: Path, full_every: int) -> None:
+        self.versions = Versions(origin.publisher, full_every)
+        self.path = path
+        self.weights = random_bits()
+        self.made: dict[int, Path] = {}
+
+    def step(self, number: int, share: float = 0.001) -> str:
+        self.weights = self.weights + (torch.rand(self.weights.numel()) < share).to(torch.int16)
+        folder = self.path / f"t{number}"
+        folder.mkdir()
+        save_file({"w": self.weights.view(torch.bfloat16)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+        self.made[number] = folder
+        return self.versions.publish(number, folder)
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Iterator[Origin]:
+    with origin_at(tmp_path) as made:
+        yield made
+
+
+def test_a_follower_builds_each_version_from_its_delta_bit_for_bit(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    with (
+        relay_at(tmp_path / "relay", origin.server.url) as relay,
+        client_of(tmp_path / "client", relay.url) as client,
+    ):
+        for number in range(4):
+            root = trainer.step(number)
+            files = client.fetch(number)
+            assert contents(files) == contents(trainer.made[number])
+            assert client.held()[number] == root
+        full = (trainer.made[0] / "model.safetensors").stat().st_size
+        assert metric(relay, "bytes_sent_total") < 1.3 * full
+        assert [entry.kind for entry in origin.publisher.entries] == ["full", "delta", "delta", "delta"]
+
+
+def test_a_late_joiner_takes_the_full_version_and_the_deltas_after_it(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=3)
+    for number in range(5):
+        trainer.step(number)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        assert contents(client.fetch(4)) == contents(trainer.made[4])
+        assert [name[:11] for name in client.store.packages()] == ["000003-full", "000004-delt"]
+
+
+def test_a_delta_that_does_not_pay_becomes_a_full_version(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    trainer.step(0)
+    trainer.weights = random_bits()
+    trainer.step(1)
+    assert [(entry.number, entry.kind) for entry in origin.publisher.entries] == [(0, "full"), (1, "full")]
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        assert contents(client.fetch(1)) == contents(trainer.made[1])
+
+
+def test_a_delta_is_not_applied_to_a_base_that_changed_on_the_disk(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    trainer.step(0)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        base = client.fetch(0)
+        with (base / "model.safetensors").open("r+b") as file:
+            file.seek(5000)
+            file.write(b"?")
+        trainer.step(1)
+        while client.latest(1.0, closed=True) != 1:
+            continue
+        with pytest.raises(ShardcastError, match=r"the base of 000001-delta.*root"):
+            client.fetch(1)
+        assert not Store(tmp_path / "client").made()
+
+
+def test_a_base_that_is_not_here_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShardcastError, match="version 7 with root abab"):
+        find_version(Store(tmp_path), Base(number=7, root="ab" * 32), lambda name: tmp_path / name)
