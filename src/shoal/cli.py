@@ -218,7 +218,9 @@ def calibrate(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks or delta.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta or broadcast.")
+    ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
@@ -252,6 +254,7 @@ def origin(
     run_name: Annotated[str, typer.Option("--run", help="Name of the run, part of everything signed.")] = "run",
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 7100,
+    url: Annotated[str | None, typer.Option(help="URL under which others reach this origin, if another.")] = None,
     keep: Annotated[int, typer.Option(min=1, help="Versions to keep.")] = 5,
     allow: Allow = None,
 ) -> None:
@@ -270,7 +273,7 @@ def origin(
     from shoal.shardcast.commands import serve_origin
 
     place = store or directory / ".store"
-    serve_origin(directory, place, key or place.parent / "origin.key", run_name, host, port, allow, keep, console)
+    serve_origin(directory, place, key or place.parent / "origin.key", run_name, host, port, url, allow, keep, console)
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """The real nginx over the same store: a plain web server is a relay too."""
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -12,23 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import ShardcastError
-from shoal.files import cache_dir
+from shoal.bench.programs import find_program
+from shoal.errors import BenchError, ShardcastError
 from shoal.shardcast.nginx import nginx_config
 from shoal.shardcast.records import MIB
 from tests.shardcast.world import client_of, contents, origin_at
 
 
-def find_nginx() -> str | None:
-    kept = cache_dir() / "programs" / "nginx" / "usr" / "sbin" / "nginx"
-    return shutil.which("nginx") or (str(kept) if kept.is_file() else None)
-
-
 @contextmanager
 def nginx_over(store: Path, state: Path) -> Iterator[str]:
-    program = find_nginx()
-    if program is None:
-        pytest.skip("no nginx here; install it to run this test")
+    try:
+        program = find_program("nginx")
+    except BenchError as error:
+        pytest.skip(f"no nginx here, and none to be had: {error}")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     state.mkdir()

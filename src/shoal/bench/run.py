@@ -81,6 +81,12 @@ def _delta() -> Bench:
     return bench_delta
 
 
+def _broadcast() -> Bench:
+    from shoal.bench.broadcast import bench_broadcast
+
+    return bench_broadcast
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -88,4 +94,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "toploc": _toploc,
     "attacks": _attacks,
     "delta": _delta,
+    "broadcast": _broadcast,
 }

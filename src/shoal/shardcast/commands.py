@@ -33,6 +33,7 @@ def serve_origin(
     run: str,
     host: str,
     port: int,
+    url: str | None,
     allow: Path | None,
     keep: int,
     console: Console,
@@ -45,7 +46,7 @@ def serve_origin(
     identity = Key.load_or_create(key)
     opened = Store(store)
     with Publisher(opened, identity, run, keep) as publisher:
-        server = Server(opened, name=f"origin {run}", host=host, port=port, allow=read_addresses(allow))
+        server = Server(opened, name=f"origin {run}", host=host, port=port, allow=read_addresses(allow), public=url)
         stop = threading.Event()
 
         def started() -> None:
@@ -90,7 +91,7 @@ def serve_relay(
         )
     opened = Store(store)
     identity = Key.load_or_create(key) if key else None
-    server = Server(opened, name=name, host=host, port=port, allow=read_addresses(allow))
+    server = Server(opened, name=name, host=host, port=port, allow=read_addresses(allow), public=url)
 
     async def main() -> None:
         listening = await server.start() if serve else None

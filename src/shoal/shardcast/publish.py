@@ -285,7 +285,8 @@ class Publisher:
                 self.store.remove(name)
 
     def _write_head(self) -> None:
-        self._sequence += 1
+        # Never below the clock: an origin that lost its store goes on above all that its clients have seen.
+        self._sequence = max(self._sequence + 1, now_ms())
         entries = tuple(sorted(self._entries, key=lambda entry: (entry.number, entry.kind)))
         head = Head(
             run=self._run,

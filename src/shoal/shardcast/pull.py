@@ -5,6 +5,7 @@ source drawn by `choose`. Every piece is asked for once; what a stalled, slow or
 and is asked of another. A relay is a puller that mirrors everything, with a server beside it.
 """
 
+import os
 import threading
 import time
 from collections import Counter
@@ -34,7 +35,7 @@ from shoal.shardcast.records import (
     read_head,
 )
 from shoal.shardcast.route import route
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package
+from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, check_package, take_hold
 from shoal.shardcast.wire import Connection, LieError, Pace, SourceError
 
 PER_SOURCE = 2  # transfers from one source at once: one is hashed while the other arrives
@@ -198,7 +199,7 @@ class Puller:
         while True:
             head = self._head
             way = route(head.packages, self.held(), version) if head and version is not None else None
-            if way is not None and version is not None:
+            if way is not None and version is not None and self._offers(way):
                 with self._need(way) as jobs:
                     while not all(job.finished for job in jobs):
                         self._raise_if_dead(jobs)
@@ -209,21 +210,28 @@ class Puller:
                             moved, mark = time.monotonic(), done
                         elif time.monotonic() - moved > wait_s:
                             raise WaitError(self._missing(version, jobs, wait_s))
-                        if any(job.dropped for job in jobs):
+                        if any(job.dropped for job in jobs) or not self._offers(way):
                             break
                         with self._changed:
                             self._changed.wait(0.1)
                     else:
                         if on_progress is not None:
                             on_progress(sum(job.done_bytes for job in jobs), _total(jobs))
-                        if (path := self._hand_out(version, way)) is not None:
-                            return path
+                        with suppress(FileNotFoundError):  # a newer head took it off the disk this moment
+                            if (path := self._hand_out(version, way)) is not None:
+                                return path
             if self._closed or time.monotonic() - moved > wait_s:
                 raise WaitError(self._missing(version, [], wait_s))
             with self._changed:
                 self._changed.wait(0.1)
             if number is None:
                 version = self.latest()
+
+    def _offers(self, way: Sequence[Entry]) -> bool:
+        """False once a newer head has taken back or replaced one of the packages: nobody will send it any more."""
+        head = self._head
+        listed = {entry.name for entry in head.packages} if head else set()
+        return head is not None and not any(e.name not in listed and _retracted(e.name, head) for e in way)
 
     def _hand_out(self, version: int, way: list[Entry]) -> Path | None:
         """The files of a version whose packages are here, hashed again unless this process fetched them itself."""
@@ -251,8 +259,14 @@ class Puller:
 
     def _checked_files(self, name: str) -> Path:
         if name not in self._checked:
+            hold = take_hold(self.store.folder(name))  # a newer head may want it gone while it is hashed
+            if hold is None:
+                raise FileNotFoundError(name)
             try:
-                check_package(self.store.folder(name), self.origin)
+                try:
+                    check_package(self.store.folder(name), self.origin)
+                finally:
+                    os.close(hold)
             except ShardcastError:
                 with self._changed:
                     self.jobs.pop(name, None)

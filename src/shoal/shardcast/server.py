@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -125,7 +126,9 @@ class Server:
         port: int = 0,
         limits: Limits | None = None,
         allow: Sequence[str] | None = None,
+        public: str | None = None,
     ) -> None:
+        """`public` is the URL under which others know this server, if it is not where it listens."""
         self.store = store
         self.name = name
         self.host = host
@@ -133,6 +136,7 @@ class Server:
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
         self.facts: Callable[[], dict[str, float]] = dict  # more for /metrics
+        self._public = urlsplit(public).netloc if public else None
         self._allow = AllowList(frozenset(allow)) if allow is not None else None
         self._rates = Rates(self.limits.requests_per_s, self.limits.burst)
         self._indexes: dict[str, Index] = {}
@@ -200,6 +204,8 @@ class Server:
         if request.method not in ("GET", "HEAD"):
             raise Answer(405, "GET or HEAD", {"Allow": "GET, HEAD"})
         if self._allow is not None:
+            if request.host not in self._own_names(request):  # what a visitor signed elsewhere must not open this door
+                raise Answer(401, f"signed for another server, {request.host[:80]}; start this one with --url")
             refusal = self._allow.refusal(request.headers, request.host, request.raw_path, time.time())
             if refusal:
                 raise Answer(401, refusal)
@@ -334,6 +340,12 @@ class Server:
     def _deadline(self, request: web.BaseRequest) -> float:
         wait = min(_number(request, "wait", 0), int(self.limits.wait_s))
         return asyncio.get_running_loop().time() + max(0, wait)
+
+    def _own_names(self, request: web.BaseRequest) -> set[str | None]:
+        """HOST:PORT under which this request may have reached us."""
+        transport = request.transport
+        here = transport.get_extra_info("sockname") if transport else None
+        return {self._public, self.url.removeprefix("http://"), f"{here[0]}:{here[1]}" if here else None}
 
     def _child(self, request: web.BaseRequest, address: str) -> Child:
         name = request.headers.get("Shoal-Node", "")[:64]
