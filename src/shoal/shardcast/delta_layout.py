@@ -4,11 +4,12 @@ Both sides of a delta work this out from the two headers, so a delta need not sa
 both files are taken together: with one layout in both, all of it is a single span.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+from pydantic_core import from_json
 
 from shoal.errors import DeltaError
 
@@ -65,7 +66,7 @@ def header_size(start: bytes, origin: str) -> int:
 def parse(header: bytes, origin: str) -> Layout:
     """The layout that a header describes; DeltaError unless its tensors follow each other without holes."""
     try:
-        tree = json.loads(header[LENGTH:].decode())
+        tree = from_json(header[LENGTH:])  # not json.loads: where many frames are allowed, deep nesting kills that
         if not isinstance(tree, dict):
             raise ValueError("its header is not a table")
         tree.pop("__metadata__", None)
