@@ -1,5 +1,6 @@
 """The origin's side: packages that can be fetched while they are still being written."""
 
+import mmap
 import os
 import secrets
 import threading
@@ -85,10 +86,14 @@ class Package:
                         out.write(data)
                 return
             self._begin(name)
-            buffer = memoryview(bytearray(self.opening.piece_size))
+            size = self.opening.piece_size
             with target.open("rb") as file:
-                while count := file.readinto(buffer):
-                    self.announce(name, blake3(buffer[:count]).hexdigest(), count)
+                if not os.fstat(file.fileno()).st_size:
+                    return
+                with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+                    for at in range(0, len(view), size):
+                        with view[at : at + size] as piece:
+                            self.announce(name, blake3(piece).hexdigest(), len(piece))
 
     def add_directory(self, directory: Path) -> None:
         """Takes in all files under a directory, by their path in it."""

@@ -40,7 +40,7 @@ from shoal.shardcast.wire import Connection, LieError, Pace, SourceError
 
 PER_SOURCE = 2  # transfers from one source at once: one is hashed while the other arrives
 MOST_WORKERS = 8
-RUN_BYTES = 8 * MIB  # asked for in one request
+RUN_BYTES = 32 * MIB  # asked for in one request
 RUN_SECONDS = 0.5  # no request should take longer than this at the speed that is believed
 CHUNK = MIB  # BLAKE3 is faster on a whole subtree than on parts of it
 FAR_BELOW = 0.1  # of the best other source's speed: such a transfer is given up
