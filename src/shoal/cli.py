@@ -309,6 +309,8 @@ def relay(
         return
     if not sources or not origin_address:
         raise ConfigError("relay: give --from URL (an origin or a relay) and --origin ADDRESS (what the origin prints)")
+    if nginx is not None and allow is not None:
+        raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
     from shoal.shardcast.commands import serve_relay
 
     serve_relay(sources, store, origin_address, run_name, host, port, name, url, key, allow, nginx, serve, console)
