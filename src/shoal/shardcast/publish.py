@@ -39,7 +39,7 @@ Content = Mapping[str, tuple[int, Sequence[str]]]  # file -> its size and the ha
 
 def piece_size_for(size: int) -> int:
     """Small pieces pass through a tree sooner; large ones keep the lists of large versions short."""
-    return MIB if size < 256 * MIB else 2 * MIB if size < 2048 * MIB else LARGEST_PIECE
+    return MIB if size < 64 * MIB else 2 * MIB if size < 256 * MIB else LARGEST_PIECE
 
 
 class Package:
