@@ -343,6 +343,67 @@ def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a 
     show_tree(url, console)
 
 
+@app.command()
+def coordinator(config: Target, settings: Settings = None, out: Out = None) -> None:
+    """Serve the front door of a run: nodes join here, get leases, hand in files and ask what became of them.
+
+    Its state lies in the run's directory, or in PostgreSQL if swarm.database says so; it may be killed at any time.
+    """
+    from shoal.config import load_config
+    from shoal.rundir import default_path, open_run
+    from shoal.swarm.commands import serve_coordinator
+
+    if config.is_dir():
+        run = open_run(config)
+        serve_coordinator(run.config, run.path, console)
+        return
+    loaded = load_config(config, settings or [])
+    serve_coordinator(loaded, out or default_path(loaded), console)
+
+
+identity = typer.Typer(help="Show, export or import the key that is this machine's name in every run.")
+app.add_typer(identity, name="identity", no_args_is_help=True)
+OwnKey = Annotated[
+    Path | None, typer.Option("--key", help="The key's file; shoal/node.key in your config directory if not given.")
+]
+
+
+@identity.command("show")
+def identity_show(key: OwnKey = None) -> None:
+    """Print this machine's address; a key is made at first use."""
+    from shoal.swarm.identity import default_key, show
+
+    show(key or default_key(), console)
+
+
+@identity.command("export")
+def identity_export(
+    key: OwnKey = None, to: Annotated[Path | None, typer.Option(help="File to write; else it is printed.")] = None
+) -> None:
+    """Give out the private key, to keep it elsewhere or to take it to another machine. Whoever has it is you."""
+    from shoal.swarm.identity import default_key, export
+
+    export(key or default_key(), to, console)
+
+
+@identity.command("import")
+def identity_import(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="File with the private key; standard input if not given.")
+    ] = None,
+    key: OwnKey = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put a key that is there aside.")] = False,
+) -> None:
+    """Make a private key this machine's own."""
+    from shoal.swarm.identity import bring_in, default_key
+
+    try:
+        text = source.read_text() if source else sys.stdin.read(200)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"identity import {source}: cannot be read ({error}); give a file with a key") from error
+    bring_in(key or default_key(), text, replace, console)
+
+
 def main() -> None:
     """Entry point: errors meant for people are printed without a traceback."""
     set_defaults()

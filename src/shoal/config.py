@@ -184,6 +184,26 @@ class KeepConfig(_Table):
     evidence: Positive = Field(200, description="Bundles of evidence kept, about, with the versions they need.")
 
 
+class SwarmConfig(_Table):
+    """The front door of a run: where it is, what it keeps where, and whom it trusts with what."""
+
+    host: str = Field("127.0.0.1", description="Address that the coordinator listens on.")
+    port: int = Field(7000, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
+    database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
+    store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
+    trainer: str = Field("", description="Address of the trainer; the key in RUN/keys if empty.")
+    validators: list[str] = Field(
+        default_factory=list, description="Addresses whose verdicts count; the key in RUN/keys if empty."
+    )
+    origin: str = Field("", description="Address that signs the versions; the run's own origin if empty.")
+    relays: list[str] = Field(default_factory=list, description="URLs where versions are to be had.")
+    allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
+    leases: Positive = Field(4, description="Leases that a node may hold at once.")
+    probation_leases: Positive = Field(1, description="The same with fewer accepted files than audit.probation.")
+    most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
+    heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
+
+
 class RunConfig(_Table):
     """A whole run."""
 
@@ -201,6 +221,7 @@ class RunConfig(_Table):
     audit: AuditConfig = AuditConfig()
     eval: EvalConfig = EvalConfig()
     keep: KeepConfig = KeepConfig()
+    swarm: SwarmConfig = SwarmConfig()
 
     @property
     def max_len(self) -> int:

@@ -65,5 +65,9 @@ class DeltaError(ShoalError):
     """A delta is damaged, or is none, or belongs to another base; nothing is made of it."""
 
 
+class SwarmError(ShoalError):
+    """The coordinator refused a request or cannot be reached, or is not the one that was meant."""
+
+
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""

@@ -51,33 +51,45 @@ class Key:
             mode = os.fstat(descriptor).st_mode & 0o777
             if mode & 0o077:
                 raise IdentityError(f"key {path}: others can read it (mode {mode:o}); chmod 600 {path}")
-            text = file.read(200).decode("ascii", errors="replace").strip()
+            text = file.read(200).decode("ascii", errors="replace")
         try:
-            secret = bytes.fromhex(text.removeprefix("0x"))
-        except ValueError:
-            raise IdentityError(f"key {path}: not 64 hexadecimal digits") from None
-        try:
-            return cls(secret)
+            return cls.parse(text)
         except IdentityError as error:
             raise IdentityError(f"key {path}: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> "Key":
+        """A key from its hexadecimal digits."""
+        try:
+            secret = bytes.fromhex(text.strip().removeprefix("0x"))
+        except ValueError:
+            raise IdentityError("not 64 hexadecimal digits") from None
+        return cls(secret)
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Key":
         """The key in a file, made at first use; of two processes that make it at once, both get the same."""
         if not path.exists():
-            key = cls.create()
-            make_directory(path.parent)
-            staging = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-            with disk_errors(path):
-                descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                try:
-                    with os.fdopen(descriptor, "wb") as file:
-                        file.write(f"0x{key._key.secret.hex()}\n".encode())
-                    with suppress(FileExistsError):
-                        os.link(staging, path)
-                finally:
-                    staging.unlink(missing_ok=True)
+            with suppress(FileExistsError):
+                cls.create().save(path)
         return cls.load(path)
+
+    def save(self, path: Path) -> None:
+        """Writes a file that only its owner can read; FileExistsError if there is one."""
+        make_directory(path.parent)
+        staging = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        with disk_errors(path):
+            descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(f"{self.export()}\n".encode())
+                os.link(staging, path)
+            finally:
+                staging.unlink(missing_ok=True)
+
+    def export(self) -> str:
+        """The secret itself, for its owner to keep elsewhere."""
+        return f"0x{self._key.secret.hex()}"
 
     def sign(self, message: bytes) -> str:
         """65 bytes in hexadecimal: r, s, and 27 or 28."""

@@ -15,7 +15,8 @@ import pytest
 
 from shoal.config import TaskConfig
 from shoal.errors import BannedError, ConfigError, RolloutError
-from shoal.rollout.record import MAX_BYTES, Submission, groups_with_signal, write_rollouts
+from shoal.rollout.bounds import MAX_BYTES
+from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
 from shoal.rundir import check_worker_name
 from shoal.tasks.build import build_source
 from shoal.tasks.forms import in_form

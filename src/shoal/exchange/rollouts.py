@@ -18,9 +18,10 @@ from pathlib import Path
 from shoal.errors import BannedError, RolloutError
 from shoal.exchange.interfaces import Upload
 from shoal.files import numbered, read_regular, set_aside, sha256_file, write_whole
+from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import NODE_NAME, Lease
 from shoal.rollout.pacing import StepCount, next_grant
-from shoal.rollout.record import MAX_BYTES, Limits, Submission, Summary, read_rollouts, read_summary
+from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
 from shoal.validate.finding import Finding, Verdict
 
 NUMBERED = re.compile(r"\d{4,9}")

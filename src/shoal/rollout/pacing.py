@@ -39,13 +39,15 @@ def next_grant(
     needed: int,
     most_seen: int,
     submission_groups: int,
+    first_step: int = 0,
 ) -> Grant | None:
     """The next piece of work, or None when everything that `version` may serve is provided for.
 
-    `needed` groups with signal fill a step; after `most_seen` groups no more are asked for.
+    `needed` groups with signal fill a step; after `most_seen` groups no more are asked for. Steps before `first_step`
+    are trained, whatever they are short of.
     """
     rate = signal_rate(counts)
-    for step in range(version, min(version + async_level, steps - 1) + 1):
+    for step in range(max(version, first_step), min(version + async_level, steps - 1) + 1):
         count = counts.get(step, StepCount())
         short = needed - count.signal - count.leased * rate
         room = most_seen - count.seen - count.leased

@@ -19,16 +19,12 @@ import pyarrow.parquet as pq
 
 from shoal.errors import RolloutError
 from shoal.files import open_regular
+from shoal.rollout.bounds import MAX_BYTES, proof_room, sample_room
 from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
 
 SCHEMA_VERSION = "2"
-# A file larger than this is refused unread; 4096 samples of 32k tokens with log-probs compress to less.
-MAX_BYTES = 1 << 30
 MAX_REWARD = 1e6
-# Bytes a sample may take besides its tokens and log-probs: text, and a proof of 258 bytes for every 32 tokens.
-ROOM_FOR_TEXT = 8192
-PROOF_BYTES, PROOF_TOKENS = 258, 32
 # Messages quote what they refuse, and find their way into verdicts, evidence and metrics.
 MAX_TEXT = 1000
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
@@ -173,7 +169,7 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
-    room = 8 * limits.max_prompt_tokens + 16 * limits.max_new_tokens + _proof_room(limits) + ROOM_FOR_TEXT
+    room = sample_room(limits.max_prompt_tokens, limits.max_new_tokens)
     table = READER.read(path, expected * room)
     if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
         raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")
@@ -226,14 +222,10 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
     if not math.isfinite(rollout.advantage):
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
-    if len(rollout.proof) > (most := _proof_room(limits)):
+    if len(rollout.proof) > (most := proof_room(limits.max_new_tokens)):
         raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
-
-
-def _proof_room(limits: Limits) -> int:
-    return PROOF_BYTES * -(-limits.max_new_tokens // PROOF_TOKENS)
 
 
 def _check_tokens(where: str, what: str, ids: Sequence[int | None], most: int, vocab: int) -> None:

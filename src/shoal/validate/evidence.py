@@ -23,8 +23,9 @@ from shoal.errors import RolloutError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import MANIFEST, DirectoryChannel, folder_name, write_manifest
 from shoal.files import read_regular, sha256_file, whole_directory, write_whole
+from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import Lease
-from shoal.rollout.record import MAX_BYTES, Rollout, Submission
+from shoal.rollout.record import Rollout, Submission
 from shoal.validate.finding import Finding
 
 FORMAT = 1

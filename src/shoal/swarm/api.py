@@ -1,0 +1,287 @@
+"""The coordinator over HTTP, with a description that a worker in another language can be written from.
+
+Every refusal is a 4xx with a code and a reason. A 503 is the coordinator's own trouble, such as a full disk, and means:
+nothing was changed, try again.
+"""
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from shoal.errors import StorageError
+from shoal.swarm import messages as m
+from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
+from shoal.swarm.card import SignedCard
+from shoal.swarm.coordinator import Coordinator, name_of
+from shoal.swarm.leasing import NoLease
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.signing import EMPTY, Signed, check_request
+from shoal.validate.finding import Finding, Verdict
+
+MOST_WAIT_S = 10.0
+# Smaller files are kept in memory on their way.
+SPOOL = 1 << 18
+ABOUT = """Hands out work of a training run, takes the results and keeps count.
+
+Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over seven lines
+joined by a newline: `shoal request 1`, the method, path and query as sent, the SHA-256 of the body, the time in
+milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's address from the run card. Times more
+than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
+"""
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {"model": m.Problem, "description": text}
+    for code, text in {
+        400: "The body is not what was signed, or cannot be parsed.",
+        401: "Not signed, forged, used before, meant for somebody else, or a clock is off.",
+        403: "The node may not do this.",
+        404: "There is no such thing.",
+        405: "Not with this method.",
+        408: "The body came too slowly.",
+        409: "Something else is there already.",
+        410: "Too late.",
+        413: "The body is too large.",
+        422: "A value breaks a rule.",
+        429: "The run is full.",
+        503: "The coordinator's own trouble; nothing was changed, try again.",
+    }.items()
+}
+Step = Annotated[int, InPath(ge=0, lt=10**9, description="Training step.")]
+Submission = Annotated[int, InPath(ge=0, lt=10**9, description="Number of the submission within its step.")]
+
+
+def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
+    """The API as an ASGI application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(coordinator.keep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+
+    app = FastAPI(
+        title="Shoal coordinator",
+        version="1",
+        description=ABOUT,
+        lifespan=lifespan,
+        responses=PROBLEMS,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+    )
+    _answer_errors(app)
+    _open_routes(app, coordinator)
+    _node_routes(app, coordinator)
+    _own_routes(app, coordinator)
+    return Bounded(app, coordinator.terms.max_upload, _is_file, pause_s)
+
+
+def _is_file(scope: Scope) -> bool:
+    return scope["method"] == "PUT" and str(scope["path"]).startswith("/v1/files/")
+
+
+def signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
+    """A dependency that gives the signer of a request, whose nonce is used from then on."""
+
+    async def signed(
+        request: Request,
+        shoal_time: Annotated[str, Header(description="Milliseconds since 1970.")] = "",
+        shoal_nonce: Annotated[str, Header(description="32 hexadecimal digits, never the same twice.")] = "",
+        shoal_recipient: Annotated[str, Header(description="The coordinator's address.")] = "",
+        shoal_body: Annotated[str, Header(description="SHA-256 of the body.")] = "",
+        shoal_signature: Annotated[str, Header(description="65 bytes, hexadecimal.")] = "",
+    ) -> Signed:
+        scope = request.scope
+        target = scope["raw_path"].decode("latin-1")
+        if query := scope["query_string"]:
+            target += f"?{query.decode('latin-1')}"
+        headers = {
+            "Shoal-Time": shoal_time,
+            "Shoal-Nonce": shoal_nonce,
+            "Shoal-Recipient": shoal_recipient,
+            "Shoal-Body": shoal_body,
+            "Shoal-Signature": shoal_signature,
+        }
+        found = check_request(headers, request.method, target, coordinator.key.address, coordinator.clock())
+        if not _is_file(scope):
+            body = await request.body()
+            if (hashlib.sha256(body).hexdigest() if body else EMPTY) != found.body:
+                raise Refusal("body", f"Shoal-Body {found.body[:12]}...: is not the hash of the {len(body)} bytes sent")
+        coordinator.nonces.use(found)
+        return found
+
+    return signed
+
+
+def _answer_errors(app: FastAPI) -> None:
+    def problem(status: int, error: str, reason: str) -> JSONResponse:
+        return JSONResponse({"error": error, "reason": reason}, status)
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, error: Refusal) -> JSONResponse:
+        return problem(error.status, error.code, error.reason)
+
+    @app.exception_handler(StorageError)
+    async def unavailable(_: Request, error: StorageError) -> JSONResponse:
+        return problem(503, "unavailable", str(error))
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> JSONResponse:
+        reason = f"{request.method} {request.url.path:.80}: {error.detail}; /v1/openapi.json lists what there is"
+        return problem(error.status_code, "unknown" if error.status_code == 404 else "malformed", reason)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:5]]
+        return problem(422, "malformed", "; ".join(faults).encode("ascii", "backslashreplace").decode()[:1000])
+
+
+def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
+    """What anybody may ask."""
+
+    @app.get("/v1/card", summary="The run card: all that a node needs to know.")
+    async def card() -> SignedCard:
+        return await coordinator.card()
+
+    @app.get("/v1/status", summary="Nodes, steps, and who waits on whom.")
+    async def status() -> m.StatusOut:
+        return m.StatusOut.model_validate(asdict(await coordinator.overview()))
+
+    @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
+    async def beacons() -> list[m.BeaconOut]:
+        return [m.BeaconOut(number=n, value=value, drawn=drawn) for n, value, drawn in await coordinator.beacons()]
+
+    @app.get("/v1/steps/{step}", summary="How much of a step is there and on its way.")
+    async def count(step: Step) -> m.CountOut:
+        return m.CountOut.model_validate(asdict(await coordinator.count(step)))
+
+    @app.get("/v1/submissions/{step}/{submission}", summary="What became of a submission, and why.")
+    async def why(step: Step, submission: Submission) -> m.ExplanationOut:
+        return m.ExplanationOut.model_validate(asdict(await coordinator.explain(step, submission)))
+
+
+def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
+    """What a worker or a relay asks."""
+    signed = Depends(signer(coordinator))
+
+    @app.post("/v1/nodes", summary="Join the run; again after a crash, with the same key.")
+    async def join(body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
+        await coordinator.join(by, body.role, body.name, body.url)
+        return m.JoinOut(address=by.node, heartbeat_s=coordinator.terms.heartbeat_s)
+
+    @app.post("/v1/heartbeats", summary="Say that the node is there; the answer says what to do.")
+    async def heartbeat(body: m.HeartbeatIn, by: Signed = signed) -> m.OrderOut:
+        order = await coordinator.heartbeat(by, body.doing, body.waits_on, body.version)
+        return m.OrderOut.model_validate({**asdict(order), "time": coordinator.clock()})
+
+    @app.post("/v1/leases", summary="Ask for work.")
+    async def lease(body: m.LeaseIn, by: Signed = signed) -> m.LeaseOut:
+        granted, retry_s = await coordinator.lease(by, body.version, body.holding)
+        if isinstance(granted, NoLease):
+            return m.LeaseOut(lease=None, reason=granted.reason, retry_s=retry_s)
+        return m.LeaseOut(lease=granted.to_tree())
+
+    @app.put(
+        "/v1/files/{step}/{submission}",
+        summary="Hand in a lease's file. The same bytes again change nothing.",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}}},
+            }
+        },
+    )
+    async def upload(
+        request: Request,
+        step: Step,
+        submission: Submission,
+        signal: Annotated[int, Query(ge=0, lt=10**9, description="Groups in the file that have signal.")],
+        by: Signed = signed,
+    ) -> m.Done:
+        began = coordinator.clock()
+        ticket = await coordinator.may_upload(by, step, submission, signal)
+        if ticket.done:
+            return m.Done(changed=False)
+        with tempfile.SpooledTemporaryFile(max_size=SPOOL) as spool:
+            digest, size = hashlib.sha256(), 0
+            async for piece in request.stream():
+                digest.update(piece)
+                size += len(piece)
+                if size > SPOOL:
+                    await asyncio.to_thread(spool.write, piece)
+                else:
+                    spool.write(piece)
+            if digest.hexdigest() != by.body:
+                raise Refusal("body", f"Shoal-Body {by.body[:12]}...: is not the hash of the {size} bytes sent")
+            spool.seek(0)
+            await coordinator.objects.put(name_of(by, step, submission), spool if size > SPOOL else spool.read())
+        return m.Done(changed=await coordinator.take_upload(by, step, submission, size, signal, began))
+
+
+def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
+    """What the run's own trainer and validators ask."""
+    signed = Depends(signer(coordinator))
+    First = Annotated[int, Query(ge=0, lt=10**9)]
+    Wait = Annotated[
+        float, Query(ge=0, le=MOST_WAIT_S, allow_inf_nan=False, description="Seconds to wait for more than `beyond`.")
+    ]
+
+    @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.")
+    async def files(
+        first: First, last: First, accepted: bool = False, beyond: First = 0, wait: Wait = 0.0, by: Signed = signed
+    ) -> m.FiledList:
+        found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait)
+        return m.FiledList(
+            files=[m.FiledOut(lease=asdict(file.lease), sha256=file.sha256, size=file.size) for file in found]
+        )
+
+    @app.get(
+        "/v1/files/{step}/{submission}",
+        summary="The bytes of an upload.",
+        response_class=Response,
+        responses={200: {"content": {"application/vnd.apache.parquet": {}}}},
+    )
+    async def file(step: Step, submission: Submission, by: Signed = signed) -> StreamingResponse:
+        pieces, size = await coordinator.file(by, step, submission)
+        headers = {"Content-Length": str(size)}
+        return StreamingResponse(pieces, headers=headers, media_type="application/vnd.apache.parquet")
+
+    @app.delete("/v1/files", summary="Remove the files of steps that are long trained.")
+    async def forget(before: First, by: Signed = signed) -> m.Done:
+        return m.Done(changed=await coordinator.forget(by, before) > 0)
+
+    @app.put("/v1/verdicts/{step}/{submission}", summary="Give a verdict on a file.")
+    async def judge(step: Step, submission: Submission, body: m.VerdictIn, by: Signed = signed) -> m.Done:
+        finding = Finding(**body.finding.model_dump()) if body.finding else None
+        verdict = Verdict(body.accept, body.sha256, body.audited, finding, body.evidence)
+        return m.Done(changed=await coordinator.judge(by, step, submission, verdict))
+
+    @app.put("/v1/bans/{address}", summary="Give a node no more leases.")
+    async def ban(
+        address: Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")], body: m.BanIn, by: Signed = signed
+    ) -> m.Done:
+        await coordinator.ban(by, address, body.reason)
+        return m.Done(changed=True)
+
+    @app.put("/v1/versions/{number}", summary="Make a policy version known.")
+    async def announce(
+        number: Annotated[int, InPath(ge=0, lt=10**9)], body: m.VersionIn, by: Signed = signed
+    ) -> m.Done:
+        await coordinator.announce(by, number, body.root)
+        return m.Done(changed=True)
+
+    @app.delete("/v1/versions", summary="Take versions back that no checkpoint backs.")
+    async def retract(after: First, by: Signed = signed) -> m.Numbers:
+        return m.Numbers(numbers=await coordinator.retract(by, after))

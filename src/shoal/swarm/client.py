@@ -1,0 +1,189 @@
+"""A node's line to its coordinator: every request signed, and repeated by itself until the network is back.
+
+A request is signed anew each time it is sent, and the coordinator does the same thing twice only once, so repeating is
+always safe. What is refused is not repeated: it is an error that says why.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import httpx2
+
+from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
+from shoal.keys import Key
+from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
+from shoal.swarm.refusal import Code, Refusal
+from shoal.swarm.signing import EMPTY, sign_request
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+# Answers that say: not now.
+LATER = (429, 502, 503, 504)
+T = TypeVar("T")
+Note = Callable[[str, float], None]
+
+
+class Link:
+    """Signed requests of one key to one coordinator."""
+
+    def __init__(
+        self,
+        join: str | Join,
+        key: Key,
+        wait_s: float = 600.0,
+        on_wait: Note = lambda _what, _left_s: None,
+        timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`on_wait` is told what is waited for, and how many seconds longer at most."""
+        self.join_at = Join.parse(join) if isinstance(join, str) else join
+        self.key = key
+        self._wait_s = wait_s
+        self._on_wait = on_wait
+        self._clock = clock
+        self._client = httpx2.Client(
+            timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)), trust_env=False, follow_redirects=False
+        )
+        self._card: Card | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    @property
+    def card(self) -> Card:
+        """The run card, fetched at first use; who it names as coordinator stays the same from then on."""
+        return self._card or self.refresh()
+
+    def refresh(self) -> Card:
+        """The run card as it is now."""
+        card = read_card(self._patiently("GET", "/v1/card", None, signed=False), self.join_at)
+        if self._card is not None and card.coordinator != self._card.coordinator:
+            raise SwarmError(
+                f"run card of {self.join_at.url}: the coordinator was {self._card.coordinator} and is now "
+                f"{card.coordinator}; is it another run? Join again if that is meant"
+            )
+        self._card = card
+        return card
+
+    def join(self, role: str, name: str = "", url: str = "") -> None:
+        """Joins the run, or says that the node is still there."""
+        self.send("POST", "/v1/nodes", {"role": role, "name": name, "url": url})
+
+    def heartbeat(self, doing: str = "", waits_on: str = "", version: int | None = None) -> dict[str, Any]:
+        said = {"doing": doing[:200], "waits_on": waits_on[:64], "version": version}
+        return self.send("POST", "/v1/heartbeats", said)
+
+    def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
+        """Makes a signed request with a JSON body; the answer as it was parsed."""
+        data = None if body is None else json.dumps(body).encode()
+        return cast("dict[str, Any]", json.loads(self._patiently(method, target, data)))
+
+    def put_file(self, target: str, data: bytes) -> dict[str, Any]:
+        return cast("dict[str, Any]", json.loads(self._patiently("PUT", target, data, kind="application/octet-stream")))
+
+    def get(self, target: str) -> Any:
+        """What anybody may ask."""
+        return json.loads(self._patiently("GET", target, None, signed=False))
+
+    def fetch(self, target: str, to: Path, size: int) -> str:
+        """Writes an answer of exactly `size` bytes into a file, whole or not at all; its SHA-256."""
+
+        def once() -> str:
+            digest, came = hashlib.sha256(), 0
+            with self._stream("GET", target) as answer, to.open("wb") as file:
+                for piece in answer.iter_bytes():
+                    came += len(piece)
+                    if came > size:
+                        raise SwarmError(f"{target}: more than the {size} bytes that were announced")
+                    digest.update(piece)
+                    file.write(piece)
+            if came != size:
+                raise httpx2.ReadError(f"{came} of {size} bytes came")
+            return digest.hexdigest()
+
+        return self._until(target, once)
+
+    @contextmanager
+    def _stream(self, method: str, target: str) -> Iterator[httpx2.Response]:
+        headers = sign_request(self.key, method, target, EMPTY, self.card.coordinator, self._clock())
+        with self._client.stream(method, self.join_at.url + target, headers=headers) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise _refusal(answer)
+            yield answer
+
+    def _patiently(
+        self,
+        method: str,
+        target: str,
+        data: bytes | None,
+        *,
+        signed: bool = True,
+        kind: str = "application/json",
+    ) -> bytes:
+        body = hashlib.sha256(data).hexdigest() if data else EMPTY
+
+        def once() -> bytes:
+            headers = {"Content-Type": kind} if data is not None else {}
+            if signed:
+                headers |= sign_request(self.key, method, target, body, self.card.coordinator, self._clock())
+            answer = self._client.request(method, self.join_at.url + target, content=data, headers=headers)
+            if answer.status_code != 200:
+                raise _refusal(answer)
+            if not signed and len(answer.content) > MOST_BYTES:
+                raise SwarmError(f"{self.join_at.url}{target}: an answer of {len(answer.content)} bytes; refused")
+            return answer.content
+
+        return self._until(target, once)
+
+    def _until(self, what: str, once: Callable[[], T]) -> T:
+        """Tries until it is answered, with growing pauses; a WaitError when the deadline is past."""
+        deadline = time.monotonic() + self._wait_s
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return once()
+            except httpx2.TransportError as error:
+                reason = str(error) or type(error).__name__
+            except _Later as later:
+                reason = str(later)
+            except httpx2.InvalidURL as error:
+                raise SwarmError(f"--join {self.join_at.url}: {error}") from None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitError(
+                    f"coordinator {self.join_at.url}: did not answer {what} within {self._wait_s:.0f} s ({reason}); "
+                    "is it running, and is the URL right?"
+                )
+            self._on_wait(f"coordinator {self.join_at.url} ({reason})", left)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+class _Later(Exception):
+    """The coordinator cannot do it now."""
+
+
+def _refusal(answer: httpx2.Response) -> Exception:
+    """The error that an answer stands for."""
+    try:
+        tree = json.loads(answer.content)
+        code, reason = str(tree["error"]), str(tree["reason"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        code, reason = "", f"{answer.status_code} {answer.text[:200]!r}"
+    if answer.status_code in LATER:
+        return _Later(reason)
+    if code == "banned":
+        return BannedError(reason)
+    if code in ("clock", "forged", "recipient"):
+        return IdentityError(reason)
+    if code in ("expired", "taken", "not-yours", "too-large"):
+        return RolloutError(reason)
+    return Refusal(cast("Code", code), reason) if code else SwarmError(f"coordinator: {reason}")

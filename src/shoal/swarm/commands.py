@@ -1,0 +1,75 @@
+"""What `shoal coordinator` does, and what people ask of one."""
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.config import RunConfig
+from shoal.errors import ConfigError
+from shoal.files import make_directory
+from shoal.keys import Key, checked_address, checksummed
+from shoal.swarm.coordinator import Coordinator
+from shoal.swarm.database import Database
+from shoal.swarm.ledger import DatabaseLedger
+from shoal.swarm.objects import Objects
+from shoal.swarm.server import bind, serve, url_of
+from shoal.swarm.terms import Terms
+
+LEAST_FREE = 64 << 20
+
+
+def role_key(run: Path, role: str) -> Key:
+    """The key of a role that runs on this machine, in the run's directory; made at first use."""
+    return Key.load_or_create(run / "keys" / f"{role}.key")
+
+
+def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
+    """The coordinator of a run, with its state in the run's directory unless the config says where.
+
+    Trainer, validator and origin are those whose keys lie in the directory, unless the config names addresses.
+    """
+    swarm = config.swarm
+    home = run / "coordinator"
+    make_directory(home)
+    trainer = checked_address(swarm.trainer) if swarm.trainer else role_key(run, "trainer").address
+    named = frozenset(checked_address(address) for address in swarm.validators)
+    validators = named or frozenset([role_key(run, "validator").address])
+    origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
+    for address in swarm.allow:
+        checked_address(address)
+    database = Database(swarm.database or f"sqlite:///{home / 'state.db'}")
+    try:
+        coordinator = Coordinator(
+            config,
+            Terms.of(config, trainer, validators),
+            role_key(run, "coordinator"),
+            origin,
+            database,
+            Objects(swarm.store or home / "uploads"),
+            DatabaseLedger(database),
+        )
+    except BaseException:
+        database.close()
+        raise
+    return coordinator, database
+
+
+def serve_coordinator(config: RunConfig, run: Path, console: Console) -> None:
+    """Serves a run until stopped."""
+    if shutil.disk_usage(run.parent if not run.exists() else run).free < LEAST_FREE:
+        raise ConfigError(
+            f"run {run}: less than {LEAST_FREE >> 20} MiB are free there; free some or give another --out"
+        )
+    listener = bind(config.swarm.host, config.swarm.port)
+    coordinator, database = open_coordinator(config, run)
+
+    def started() -> None:
+        url, address = url_of(listener), coordinator.key.address
+        console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
+        console.print(f"join with: shoal worker --join {url}#{address}", highlight=False, soft_wrap=True)
+
+    try:
+        serve(coordinator, listener, started)
+    finally:
+        database.close()

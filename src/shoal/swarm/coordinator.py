@@ -1,0 +1,318 @@
+"""The coordinator: the front door of a run, without its HTTP.
+
+Each method is one request of a node whose signature is right, and one transaction. What it answers is committed.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Connection, select
+
+from shoal.config import RunConfig
+from shoal.keys import Key
+from shoal.rollout.pacing import StepCount
+from shoal.swarm import judging, leasing, registry
+from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
+from shoal.swarm.database import Database, read_fact, write_fact
+from shoal.swarm.judging import Explanation, Filed
+from shoal.swarm.leases import SignedLease
+from shoal.swarm.leasing import NoLease, Ticket
+from shoal.swarm.ledger import Ledger, tell
+from shoal.swarm.objects import Objects, object_name
+from shoal.swarm.overview import Overview, overview
+from shoal.swarm.registry import Node, Role
+from shoal.swarm.signing import Nonces, Signed
+from shoal.swarm.states import State
+from shoal.swarm.tables import beacons, nodes, nonces
+from shoal.swarm.terms import Terms
+from shoal.validate.finding import Verdict
+
+T = TypeVar("T")
+SWEEP_S = 1.0
+FORGET_NONCES_S = 10.0
+OVERVIEW_S = 0.5
+# A workerless answer costs the coordinator about a millisecond: all waiting nodes together ask so often a second.
+LEASE_REQUESTS_PER_S = 200.0
+LEAST_RETRY_S = 0.2
+MOST_RELAYS = 64
+# What is nobody's business outside: databases with their passwords, and who plays the cheat.
+PRIVATE = {"swarm", "cheaters"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The answer to a heartbeat: what the node is to do."""
+
+    do: str
+    """work, wait, stop."""
+    reason: str
+    state: str
+    version: int | None
+    """The newest version."""
+    next_s: float
+    """When to say something again."""
+
+
+class Coordinator:
+    """Owns a run's database until it is closed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        terms: Terms,
+        key: Key,
+        origin: str,
+        database: Database,
+        objects: Objects,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.terms = terms
+        self.key = key
+        self.objects = objects
+        self.clock = clock
+        self._config = config
+        self._origin = origin
+        self._database = database
+        self._ledger = ledger
+        self._seen: tuple[float, Overview] | None = None
+        self._card: tuple[list[str], SignedCard] | None = None
+        self._workers = 0
+        self._changed: set[asyncio.Event] = set()
+        self.nonces = database.ask(self._wake)
+
+    def _wake(self, db: Connection) -> Nonces:
+        """Takes up where the last coordinator ended; the time between counts against nobody."""
+        now = self.clock()
+        alive = float(read_fact(db, "alive") or now)
+        if now > alive:
+            registry.excuse(db, now - alive)
+        write_fact(db, "alive", repr(now))
+        used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time)).tuples()
+        return Nonces(used, float(read_fact(db, "horizon") or 0.0))
+
+    # Requests of nodes
+
+    async def join(self, signed: Signed, role: Role, name: str, url: str) -> None:
+        now = self.clock()
+        await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
+        self._seen = None
+
+    async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
+        def work(db: Connection, node: Node, now: float) -> Order:
+            newest = leasing.newest_version(db)
+            if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
+                said = {"doing": doing, "waits_on": waits_on, "version": version}
+                db.execute(nodes.update().where(nodes.c.address == node.address).values(**said))
+            if newest is not None and newest >= self.terms.steps:
+                return Order("stop", "the run is complete", node.state, newest, self.terms.heartbeat_s)
+            if node.state == State.SUSPENDED:
+                return Order("wait", node.reason, node.state, newest, self.terms.heartbeat_s)
+            return Order("work", "", State.HEALTHY, newest, self.terms.heartbeat_s)
+
+        return await self._act(signed, work)
+
+    async def lease(
+        self, signed: Signed, version: int, holding: Collection[tuple[int, int]]
+    ) -> tuple[SignedLease | NoLease, float]:
+        """A lease or why there is none, and after how many seconds to ask again."""
+
+        def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
+            return leasing.grant(db, self.terms, self.key, node, version, holding, now)
+
+        granted = await self._act(signed, work)
+        retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
+        return granted, retry
+
+    async def may_upload(self, signed: Signed, step: int, submission: int, signal: int) -> Ticket:
+        def work(db: Connection, node: Node, now: float) -> Ticket:
+            return leasing.may_upload(db, self.terms, node, step, submission, signed.body, signal, now)
+
+        return await self._act(signed, work)
+
+    async def take_upload(
+        self, signed: Signed, step: int, submission: int, size: int, signal: int, began: float
+    ) -> bool:
+        """Makes a file in the store the lease's one. The node was let in when it began."""
+
+        def work(db: Connection) -> bool:
+            node = registry.known(db, signed.node)  # it may have been banned meanwhile
+            return leasing.take_upload(
+                db, self.terms, node, step, submission, signed.body, size, signal, began, self.clock()
+            )
+
+        taken = await self._do(work)
+        self._tell_waiters()
+        return taken
+
+    # Requests of the trainer and of validators
+
+    async def announce(self, signed: Signed, number: int, root: str) -> None:
+        def work(db: Connection, node: Node, now: float) -> None:
+            registry.must_train(self.terms, node.address)
+            leasing.announce(db, number, root, now)
+
+        await self._act(signed, work)
+
+    async def retract(self, signed: Signed, after: int) -> list[int]:
+        def work(db: Connection, node: Node, _now: float) -> list[int]:
+            registry.must_train(self.terms, node.address)
+            return leasing.retract(db, after)
+
+        return await self._act(signed, work)
+
+    async def filed(
+        self, signed: Signed, first: int, last: int, accept: bool | None, beyond: int, wait_s: float
+    ) -> list[Filed]:
+        """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`."""
+
+        def work(db: Connection, node: Node, _now: float) -> list[Filed]:
+            registry.must_read(self.terms, node.address)
+            return judging.filed(db, self.terms, first, last, accept)
+
+        with self._watch() as changed:
+            found = await self._act(signed, work)
+            deadline = time.monotonic() + wait_s
+            while len(found) <= beyond and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), left)
+                    changed.clear()
+                    found = await self._do(lambda db: judging.filed(db, self.terms, first, last, accept))
+        return found
+
+    async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
+        """An upload's bytes and how many they are."""
+
+        def work(db: Connection, node: Node, _now: float) -> tuple[str, int]:
+            registry.must_read(self.terms, node.address)
+            return judging.place_of(db, step, submission)
+
+        name, size = await self._act(signed, work)
+        return await self.objects.get(name), size
+
+    async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
+        def work(db: Connection, node: Node, now: float) -> bool:
+            return judging.judge(db, self.terms, node, step, submission, verdict, now)
+
+        entered = await self._act(signed, work)
+        self._tell_waiters()
+        return entered
+
+    async def ban(self, signed: Signed, address: str, reason: str) -> None:
+        def work(db: Connection, node: Node, now: float) -> None:
+            registry.ban(db, self.terms, node.address, address, reason, now)
+
+        await self._act(signed, work)
+        self._seen = None
+
+    async def forget(self, signed: Signed, before: int) -> int:
+        def work(db: Connection, node: Node, _now: float) -> list[str]:
+            registry.must_train(self.terms, node.address)
+            return judging.forget(db, before)
+
+        names = await self._act(signed, work)
+        await self.objects.remove(names)
+        return len(names)
+
+    # What anybody may know
+
+    async def count(self, step: int) -> StepCount:
+        return (await self._do(lambda db: leasing.counts(db, step, step, self.clock()))).get(step, StepCount())
+
+    async def explain(self, step: int, submission: int) -> Explanation:
+        return await self._do(lambda db: judging.explain(db, step, submission))
+
+    async def overview(self) -> Overview:
+        """The state of the run, at most half a second old: looking at it costs the run little."""
+        if self._seen is None or time.monotonic() - self._seen[0] > OVERVIEW_S:
+            found = await self._do(lambda db: overview(db, self.terms, self.clock()))
+            self._seen = (time.monotonic(), found)
+        return self._seen[1]
+
+    async def beacons(self) -> list[tuple[int, int, float]]:
+        query = select(beacons).order_by(beacons.c.number.desc()).limit(100)
+        return await self._do(lambda db: [tuple(row) for row in db.execute(query)])
+
+    async def card(self) -> SignedCard:
+        """The run card, with the relays of the config and those that have joined."""
+        query = select(nodes.c.url).where(
+            nodes.c.role == "relay", nodes.c.url != "", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        )
+        joined = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined)).scalars()))
+        relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
+        if self._card is None or self._card[0] != relays:
+            card = Card(
+                schema_version=SCHEMA,
+                run=self.terms.run,
+                coordinator=self.key.address,
+                origin=self._origin,
+                relays=tuple(relays),
+                max_upload=self.terms.max_upload,
+                heartbeat_s=self.terms.heartbeat_s,
+                config=self._config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
+            )
+            self._card = (relays, sign_card(card, self.key))
+        return self._card[1]
+
+    # What time brings
+
+    async def keep(self) -> None:
+        """Sweeps, and tells the ledger, until cancelled."""
+        last = 0.0
+        while True:
+            await self._do(self.sweep)
+            if time.monotonic() - last > FORGET_NONCES_S:
+                last = time.monotonic()
+                await self.forget_nonces()
+            await asyncio.to_thread(tell, self._database, self._ledger)
+            await asyncio.sleep(SWEEP_S)
+
+    def sweep(self, db: Connection) -> None:
+        now = self.clock()
+        registry.sweep(db, now)
+        write_fact(db, "alive", repr(now))
+        workers = select(nodes.c.address).where(
+            nodes.c.role == "worker", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        )
+        self._workers = len(db.execute(workers).all())
+
+    async def forget_nonces(self) -> None:
+        horizon = self.nonces.forget(self.clock())
+
+        def work(db: Connection) -> None:
+            db.execute(nonces.delete().where(nonces.c.time <= horizon))
+            write_fact(db, "horizon", repr(horizon))
+
+        await self._do(work)
+
+    async def _act(self, signed: Signed, work: Callable[[Connection, Node, float], T]) -> T:
+        now = self.clock()
+        return await self._do(lambda db: work(db, registry.enter(db, signed, now), now))
+
+    async def _do(self, work: Callable[[Connection], T]) -> T:
+        future: Future[T] = self._database.do(work)
+        # Once asked for it is done: who does not wait for the answer any more leaves nothing half done.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            yield changed
+        finally:
+            self._changed.discard(changed)
+
+    def _tell_waiters(self) -> None:
+        for changed in self._changed:
+            changed.set()
+
+
+def name_of(signed: Signed, step: int, submission: int) -> str:
+    """Where an upload's bytes go."""
+    return object_name(step, submission, signed.body)

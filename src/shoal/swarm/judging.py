@@ -1,0 +1,123 @@
+"""Verdicts: who may give them, what they are bound to, and what the trainer may read.
+
+A file is in quarantine until a validator's verdict. A verdict names the hash of the bytes it judged and is final, but
+for one thing: the trainer may turn down what was accepted, and then it is never read.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Row, select
+
+from shoal.rollout.lease import Lease
+from shoal.swarm.leasing import lease_of
+from shoal.swarm.ledger import remember
+from shoal.swarm.objects import object_name
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.registry import Node
+from shoal.swarm.tables import leases, nodes, submissions
+from shoal.swarm.terms import Terms
+from shoal.validate.finding import Verdict
+
+MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """A file that was handed in, and the lease that it was handed in under."""
+
+    lease: Lease
+    sha256: str
+    size: int
+    accept: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a submission."""
+
+    step: int
+    submission: int
+    node: str
+    sha256: str
+    received: float
+    verdict: Verdict | None
+    judge: str
+    judged: float | None
+
+
+def filed(db: Connection, terms: Terms, first: int, last: int, accept: bool | None) -> list[Filed]:
+    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict."""
+    rows = db.execute(
+        select(leases, submissions.c.sha256, submissions.c.size, submissions.c.accept)
+        .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
+        .where(submissions.c.step.between(first, last), submissions.c.accept.is_(accept), submissions.c.kept)
+        .order_by(submissions.c.step, submissions.c.submission)
+        .limit(MOST_LISTED)
+    )
+    return [Filed(lease_of(terms, row), row.sha256, row.size, row.accept) for row in rows]
+
+
+def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
+    """An upload's name in the object store, and its size."""
+    row = _find(db, step, submission)
+    if not row.kept:
+        raise Refusal("expired", f"submission {submission} of step {step}: its bytes were removed after training")
+    return object_name(step, submission, row.sha256), row.size
+
+
+def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, verdict: Verdict, now: float) -> bool:
+    """Enters a verdict; False if the same one was there already."""
+    row = _find(db, step, submission)
+    name = f"submission {submission} of step {step}"
+    revokes = row.accept and not verdict.accept and node.address == terms.trainer
+    if node.address not in terms.validators and not (node.address == terms.trainer and not verdict.accept):
+        raise Refusal("not-allowed", f"{node.address}: is not one of this run's validators, and only they judge")
+    if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
+        raise Refusal("taken", f"{name}: has hash {row.sha256[:12]}, the verdict is on {verdict.sha256[:12] or 'none'}")
+    if row.accept is not None and not revokes:
+        if row.accept == verdict.accept:
+            return False
+        said = "accepted" if row.accept else "rejected"
+        raise Refusal("taken", f"{name}: was {said} by {row.judge}; a verdict is final")
+    db.execute(
+        submissions.update()
+        .where(submissions.c.step == step, submissions.c.submission == submission)
+        .values(accept=verdict.accept, verdict=verdict.to_json(), judge=node.address, judged=now)
+    )
+    if not revokes:  # what the trainer turns down is not the node's fault
+        column = nodes.c.accepted if verdict.accept else nodes.c.rejected
+        db.execute(nodes.update().where(nodes.c.address == row.node).values({column: column + 1}))
+    remember(
+        db,
+        "verdict",
+        node=row.node,
+        step=step,
+        submission=submission,
+        accept=verdict.accept,
+        reason=verdict.reason,
+        judge=node.address,
+    )
+    return True
+
+
+def explain(db: Connection, step: int, submission: int) -> Explanation:
+    row = _find(db, step, submission)
+    verdict = Verdict.from_json(row.verdict) if row.verdict else None
+    return Explanation(step, submission, row.node, row.sha256, row.received, verdict, row.judge or "", row.judged)
+
+
+def forget(db: Connection, before: int) -> list[str]:
+    """Marks the files of steps before this one as removed; gives their names. What was said of them stays."""
+    old = (submissions.c.step < before) & submissions.c.kept
+    rows = db.execute(select(submissions.c.step, submissions.c.submission, submissions.c.sha256).where(old)).all()
+    if rows:
+        db.execute(submissions.update().where(old).values(kept=False))
+    return [object_name(*row) for row in rows]
+
+
+def _find(db: Connection, step: int, submission: int) -> Row[tuple[object, ...]]:
+    at = (submissions.c.step == step) & (submissions.c.submission == submission)
+    row = db.execute(select(submissions).where(at)).first()
+    if row is None:
+        raise Refusal("unknown", f"submission {submission} of step {step}: nothing was handed in under that number")
+    return row

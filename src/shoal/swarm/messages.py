@@ -1,0 +1,182 @@
+"""What goes over the wire, as types: the OpenAPI description is made of these."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from shoal.swarm.card import Address
+
+
+def _plain(text: str) -> str:
+    """No control characters: what is stored is shown on terminals, and no database takes NUL."""
+    if any((ord(character) < 32 and character not in "\n\t") or ord(character) == 127 for character in text):
+        raise ValueError("must hold no control characters")
+    return text
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be Unicode text; it holds half a character") from None
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_encodable), AfterValidator(_plain)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=0, lt=10**9)]
+Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
+Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
+Value = float | int | Annotated[Plain, Field(max_length=4000)] | None
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JoinIn(_In):
+    role: Literal["worker", "validator", "trainer", "relay"]
+    name: Annotated[Plain, Field(max_length=64)] = ""
+    url: Url = Field("", description="Where a relay serves; it is then part of the run card.")
+
+
+class HeartbeatIn(_In):
+    doing: Annotated[Plain, Field(max_length=200)] = ""
+    waits_on: Annotated[Plain, Field(max_length=64)] = Field("", description="Role or node that it waits for.")
+    version: Number | None = Field(None, description="Newest policy version that it has.")
+
+
+class LeaseIn(_In):
+    version: Number = Field(description="Newest policy version that the node has.")
+    holding: list[tuple[Number, Number]] = Field(
+        default_factory=list,
+        max_length=64,
+        strict=False,
+        description="Leases, as step and submission, that the node works on already; of the others it gets its own back.",
+    )
+
+
+class FindingIn(_In):
+    check: Annotated[Plain, Field(max_length=100)]
+    rule: Annotated[Plain, Field(max_length=2000)]
+    claimed: Value
+    found: Value
+    sample: Number | None = None
+
+
+class VerdictIn(_In):
+    accept: bool
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field(
+        description="Of the bytes that were judged; empty only for a rejected file that could not be read."
+    )
+    audited: bool
+    finding: FindingIn | None = None
+    evidence: Annotated[Plain, Field(max_length=500)] = ""
+
+
+class VersionIn(_In):
+    root: Root = Field(description="Root hash of the version's content.")
+
+
+class BanIn(_In):
+    reason: Annotated[Plain, Field(min_length=1, max_length=4000)]
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    error: str = Field(description="A code for programs.")
+    reason: str = Field(description="For people: the thing, its value, the rule, the fix.")
+
+
+class Done(BaseModel):
+    changed: bool = Field(description="False if everything was as asked already.")
+
+
+class JoinOut(BaseModel):
+    address: Address
+    heartbeat_s: float
+
+
+class OrderOut(BaseModel):
+    do: Literal["work", "wait", "stop"]
+    reason: str
+    state: str
+    version: int | None
+    next_s: float
+    time: float = Field(description="The coordinator's clock, in seconds since 1970.")
+
+
+class LeaseOut(BaseModel):
+    lease: dict[str, Any] | None = Field(
+        description="The lease, the root hashes of its versions and the coordinator's signature; null if there is none."
+    )
+    reason: str = Field("", description="Why there is none.")
+    retry_s: float = Field(0.0, description="When to ask again if nothing else happens.")
+
+
+class FiledOut(BaseModel):
+    lease: dict[str, Any]
+    sha256: Sha256
+    size: int
+
+
+class FiledList(BaseModel):
+    files: list[FiledOut]
+
+
+class CountOut(BaseModel):
+    seen: int
+    signal: int
+    leased: int
+
+
+class Numbers(BaseModel):
+    numbers: list[int]
+
+
+class BeaconOut(BaseModel):
+    number: int
+    value: int
+    drawn: float
+
+
+class ExplanationOut(BaseModel):
+    """What became of a submission."""
+
+    step: int
+    submission: int
+    node: Address
+    sha256: Sha256
+    received: float
+    verdict: dict[str, Any] | None
+    judge: str
+    judged: float | None
+
+
+class NodeOut(BaseModel):
+    address: Address
+    role: str
+    name: str
+    state: str
+    seen_s: float
+    reason: str
+    doing: str
+    waits_on: str
+    version: int | None
+    leases: int
+    accepted: int
+    rejected: int
+
+
+class StatusOut(BaseModel):
+    run: str
+    steps: int
+    version: int | None
+    nodes: list[NodeOut]
+    states: dict[str, int]
+    counts: dict[int, CountOut]
+    needed: int
+    waiting: int
+    accepted: int
+    rejected: int

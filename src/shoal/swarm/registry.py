@@ -1,0 +1,162 @@
+"""Nodes: who has joined, what state each is in, and what it means to be heard or not.
+
+Functions of a transaction and a time; each decides before it writes.
+"""
+
+from typing import Literal
+
+from sqlalchemy import Connection, Row, func, select, update
+
+from shoal.swarm.ledger import remember
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.signing import Signed
+from shoal.swarm.states import LOST_S, MOST_EXPIRED, QUIET_S, SUSPENDED_S, Event, State, after
+from shoal.swarm.tables import leases, nodes, nonces
+from shoal.swarm.terms import Terms
+
+Role = Literal["worker", "validator", "trainer", "relay"]
+# A node that asks often is not written down as seen each time.
+SEEN_EVERY_S = 1.0
+Node = Row  # of the table of nodes
+
+
+def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, url: str, now: float) -> None:
+    """Makes the signer a node of the run. A second time changes nothing but its role, name and URL."""
+    address = signed.node
+    found = find(db, address)
+    if found is not None and found.state == State.BANNED:
+        raise _banned(found)
+    if role == "trainer" and address != terms.trainer:
+        raise Refusal("not-allowed", f"{address}: is not this run's trainer, which is {terms.trainer}")
+    if role == "validator" and address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators; ask who runs it to add it")
+    trusted = address == terms.trainer or address in terms.validators
+    if terms.allow is not None and not trusted and address not in terms.allow:
+        raise Refusal("not-allowed", f"{address}: is not on this run's list of nodes; ask who runs it to add it")
+    if found is not None:
+        use_nonce(db, signed)
+        db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
+        _hear(db, found, now)
+        return
+    if db.execute(select(func.count()).select_from(nodes)).scalar_one() >= terms.most_nodes:
+        raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
+    use_nonce(db, signed)
+    db.execute(
+        nodes.insert().values(
+            address=address,
+            role=role,
+            name=name,
+            url=url,
+            joined=now,
+            seen=now,
+            state=State.JOINED,
+            since=now,
+            reason="",
+            doing="",
+            waits_on="",
+            version=None,
+            accepted=0,
+            rejected=0,
+            expired=0,
+        )
+    )
+    remember(db, "register", node=address, role=role, time=now)
+
+
+def enter(db: Connection, signed: Signed, now: float) -> Node:
+    """The node that makes a request, which is heard by it; a Refusal if it has not joined or is banned."""
+    node = known(db, signed.node)
+    use_nonce(db, signed)
+    _hear(db, node, now)
+    return node
+
+
+def known(db: Connection, address: str) -> Node:
+    node = find(db, address)
+    if node is None:
+        raise Refusal(
+            "not-joined", f"{address}: has not joined this run; join first, and check that it is your address"
+        )
+    if node.state == State.BANNED:
+        raise _banned(node)
+    return node
+
+
+def find(db: Connection, address: str) -> Node | None:
+    return db.execute(select(nodes).where(nodes.c.address == address)).first()
+
+
+def use_nonce(db: Connection, signed: Signed) -> None:
+    db.execute(nonces.insert().values(node=signed.node, nonce=signed.nonce, time=signed.time))
+
+
+def _hear(db: Connection, node: Node, now: float) -> None:
+    state = after(State(node.state), Event.SEEN)
+    if state != node.state:
+        db.execute(nodes.update().where(nodes.c.address == node.address).values(seen=now, state=state, since=now))
+    elif now - node.seen >= SEEN_EVERY_S:
+        db.execute(nodes.update().where(nodes.c.address == node.address).values(seen=now))
+
+
+def _banned(node: Node) -> Refusal:
+    return Refusal("banned", f"{node.address}: gets no more leases in this run: {node.reason}")
+
+
+def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float) -> None:
+    """Bans a node for good; a second ban changes nothing."""
+    must_judge(terms, judge)
+    found = find(db, address)
+    if found is None:
+        raise Refusal("unknown", f"{address}: has not joined this run; there is nobody to ban")
+    if address == terms.trainer or address in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is this run's own; change its config instead")
+    if found.state != State.BANNED:
+        state = after(State(found.state), Event.BAN)
+        db.execute(nodes.update().where(nodes.c.address == address).values(state=state, since=now, reason=reason))
+
+
+def must_judge(terms: Terms, address: str) -> None:
+    if address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only they judge")
+
+
+def must_train(terms: Terms, address: str) -> None:
+    if address != terms.trainer:
+        raise Refusal("not-allowed", f"{address}: is not this run's trainer, which is {terms.trainer}")
+
+
+def must_read(terms: Terms, address: str) -> None:
+    if address != terms.trainer and address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: only this run's trainer and validators read uploads")
+
+
+def sweep(db: Connection, now: float) -> None:
+    """What follows from time alone: leases expire, nodes fall silent, suspensions end."""
+    ended = (leases.c.status == "open") & (leases.c.until < now)
+    missed = db.execute(select(leases.c.node, func.count()).where(ended).group_by(leases.c.node)).all()
+    if missed:
+        db.execute(update(leases).where(ended).values(status="expired"))
+    for address, count in missed:
+        node = find(db, address)
+        if node is None:
+            continue
+        total = node.expired + count
+        state = after(State(node.state), Event.SUSPEND) if total >= MOST_EXPIRED else State(node.state)
+        changed = {"state": state, "since": now, "reason": f"let {total} leases in a row expire"}
+        values = {"expired": total, **(changed if state != node.state else {})}
+        db.execute(nodes.update().where(nodes.c.address == address).values(**values))
+    for state in State:
+        of_state = nodes.c.state == state
+        if (lifted := after(state, Event.LIFT)) != state:
+            over = of_state & (nodes.c.since <= now - SUSPENDED_S)
+            db.execute(nodes.update().where(over).values(state=lifted, since=now, expired=0, reason=""))
+        for event, quiet_s in ((Event.LOST, LOST_S), (Event.QUIET, QUIET_S)):
+            if (then := after(state, event)) != state:
+                quiet = of_state & (nodes.c.seen <= now - quiet_s)
+                db.execute(nodes.update().where(quiet).values(state=then, since=now))
+
+
+def excuse(db: Connection, down_s: float) -> None:
+    """Counts the time for which the coordinator was down against nobody."""
+    db.execute(update(leases).where(leases.c.status == "open").values(until=leases.c.until + down_s))
+    db.execute(update(nodes).values(seen=nodes.c.seen + down_s))

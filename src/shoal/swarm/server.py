@@ -1,0 +1,86 @@
+"""Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.errors import SwarmError
+from shoal.swarm.api import make_app
+from shoal.swarm.bounds import PAUSE_S
+from shoal.swarm.coordinator import Coordinator
+
+START_S = 30.0
+
+
+class Patient(HttpToolsProtocol):
+    """A connection that must have made a whole request head a while after it began; uvicorn alone waits for ever."""
+
+    pause_s = PAUSE_S
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(self.pause_s, self._look)
+
+    def _look(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that its port is known and is ours before anything else begins."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise SwarmError(f"coordinator {host}:{port}: cannot listen ({error}); change swarm.host or swarm.port") from (
+            error
+        )
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Server:
+    protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s})
+    config = uvicorn.Config(
+        make_app(coordinator, pause_s),
+        http=protocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=2,
+        lifespan="on",
+    )
+    return uvicorn.Server(config)
+
+
+def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serves until SIGINT or SIGTERM."""
+    server = server_of(coordinator)
+    started()
+    server.run(sockets=[listener])
+
+
+@contextmanager
+def serving(coordinator: Coordinator, host: str = "127.0.0.1", pause_s: float = PAUSE_S) -> Iterator[str]:
+    """The coordinator at work in a thread of this process; gives its URL."""
+    listener = bind(host, 0)
+    server = server_of(coordinator, pause_s)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    try:
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(START_S)
+        listener.close()

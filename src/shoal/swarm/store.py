@@ -1,0 +1,215 @@
+"""`RolloutStore` over the network: the directory store's promises, kept by the coordinator.
+
+One class serves worker, validator and trainer; what each may do is decided by its key. A file is fetched once, checked
+against the hash that the coordinator gave for it, and read from a directory of the node's own.
+"""
+
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.errors import RolloutError
+from shoal.exchange.interfaces import Upload
+from shoal.files import make_directory, numbered, remove, sha256_file
+from shoal.rollout.lease import Lease
+from shoal.rollout.pacing import StepCount
+from shoal.rollout.record import Limits, Submission, read_rollouts
+from shoal.swarm.client import Link
+from shoal.swarm.leases import SignedLease
+from shoal.swarm.refusal import Refusal
+from shoal.validate.finding import Finding, Value, Verdict
+
+# How long the coordinator holds a question for files that are not there yet: its answer comes when they do.
+LONG_POLL_S = 0.5
+
+
+class SwarmStore:
+    """Leases, submissions and verdicts of a run, through its coordinator."""
+
+    def __init__(
+        self,
+        link: Link,
+        cache: Path,
+        limits: Limits | None = None,
+        root_of: Callable[[int], str | None] = lambda _: None,
+        refused: Callable[[str, str], None] = lambda _file, _reason: None,
+    ) -> None:
+        """`cache` is for fetched files; `limits` and `root_of` are what a file is judged by, as in a directory store."""
+        self._link = link
+        self._cache = cache
+        self._limits = limits
+        self._root_of = root_of
+        self._refused = refused
+        self._yielded: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], tuple[str, int]] = {}
+        self._next_ask: tuple[int, float] = (-1, 0.0)
+        self._issued: dict[tuple[int, int], SignedLease] = {}
+
+    def announce(self, number: int, root: str) -> None:
+        """Makes a policy version known; leases for it are given from then on."""
+        self._link.send("PUT", f"/v1/versions/{number}", {"root": root})
+
+    def retract(self, after: int) -> list[int]:
+        numbers: list[int] = self._link.send("DELETE", f"/v1/versions?after={after}")["numbers"]
+        return numbers
+
+    def lease(self, node: str, version: int) -> Lease | None:
+        """Asks no more often than the coordinator wishes while there is no work for this version."""
+        if node != self._link.key.address:
+            raise RolloutError(f"node {node!r:.80}: a lease is given to the one who signs, {self._link.key.address}")
+        asked, after = self._next_ask
+        if version == asked and time.monotonic() < after:
+            return None
+        answer = self._link.send("POST", "/v1/leases", {"version": version})
+        if answer["lease"] is None:
+            self._next_ask = (version, time.monotonic() + float(answer["retry_s"]))
+            return None
+        signed = SignedLease.from_tree(answer["lease"])
+        signed.check(self._link.card.coordinator)
+        lease = signed.lease
+        if (lease.run, lease.node) != (self._link.card.run, node):
+            raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
+        self._issued = {(lease.step, lease.submission): signed}
+        self._next_ask = (-1, 0.0)
+        return lease
+
+    def root_allowed(self, lease: Lease, version: int) -> str | None:
+        """The root hash that a lease of this store names for a version, if it does."""
+        signed = self._issued.get((lease.step, lease.submission))
+        return signed.versions.get(version) if signed else None
+
+    def put(self, lease: Lease, data: bytes) -> None:
+        most = self._link.card.max_upload
+        if len(data) > most:
+            raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run takes {most}")
+        try:
+            self._link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal={_signal(data)}", data)
+        except Refusal as refusal:
+            raise RolloutError(f"{lease}: {refusal.reason}") from None
+
+    def count(self, step: int) -> StepCount:
+        return StepCount(**self._link.get(f"/v1/steps/{step}"))
+
+    def waiting(self, first: int, last: int) -> list[Upload]:
+        return self._filed(first, last, accepted=False)
+
+    def read(self, upload: Upload) -> tuple[Submission, str]:
+        place = (upload.step, upload.submission)
+        sha256, size = self._known[place]
+        if upload.lease is None:
+            raise RolloutError(f"{upload.path.name}: no lease was issued for it")
+        if self._limits is None:
+            raise ValueError("this store was opened without limits and cannot judge")
+        self._fetch(upload, sha256, size)
+        return read_rollouts(upload.path, upload.lease, self._limits), sha256
+
+    def judge(self, upload: Upload, verdict: Verdict) -> None:
+        """Enters a verdict. If another validator was faster its verdict stands."""
+        finding = verdict.finding
+        body = {
+            "accept": verdict.accept,
+            "sha256": verdict.sha256,
+            "audited": verdict.audited,
+            "finding": None if finding is None else _trimmed(finding),
+            "evidence": verdict.evidence[:500],
+        }
+        try:
+            self._link.send("PUT", f"/v1/verdicts/{upload.step}/{upload.submission}", body)
+        except RolloutError as error:
+            self._refused(f"step-{upload.step:06d}/{upload.path.name}", str(error))
+        finally:
+            remove(upload.path)
+
+    def ban(self, node: str, reason: str) -> None:
+        self._link.send("PUT", f"/v1/bans/{node}", {"reason": _clean(reason, 4000)})
+
+    def accepted(self, step: int) -> Iterator[Submission]:
+        for upload in self._filed(step, step, accepted=True):
+            place = (upload.step, upload.submission)
+            if place in self._yielded:
+                continue
+            self._yielded.add(place)
+            name = f"step-{step:06d}/{upload.path.name}"
+            try:
+                yield self._confirmed(upload)
+            except RolloutError as error:
+                finding = Finding("trainer", "what is trained on is what was accepted", "accepted", str(error))
+                self.judge(upload, Verdict(False, self._known[place][0], False, finding))
+                self._refused(name, str(error))
+            finally:
+                remove(upload.path)
+
+    def _confirmed(self, upload: Upload) -> Submission:
+        submission, _ = self.read(upload)
+        root = self._root_of(submission.version)
+        if submission.weights != root:
+            raise RolloutError(
+                f"{upload.path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
+                f"which is {root[:12] if root else 'not here any more'!r}"
+            )
+        return submission
+
+    def forget(self, before: int) -> None:
+        self._link.send("DELETE", f"/v1/files?before={before}")
+        self._yielded = {place for place in self._yielded if place[0] >= before}
+        self._known = {place: known for place, known in self._known.items() if place[0] >= before}
+        for folder in self._cache.glob("step-*"):
+            step = numbered(folder.name, "step-")
+            if step is not None and step < before:
+                remove(folder)
+
+    def _filed(self, first: int, last: int, accepted: bool) -> list[Upload]:
+        had = sum(first <= step <= last for step, _ in self._yielded) if accepted else 0
+        which = f"first={first}&last={last}&accepted={str(accepted).lower()}"
+        target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}"
+        uploads = []
+        for file in self._link.send("GET", target)["files"]:
+            lease = Lease.from_json(json.dumps(file["lease"]))
+            self._known[lease.step, lease.submission] = (file["sha256"], file["size"])
+            path = self._cache / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
+            uploads.append(Upload(lease.step, lease.submission, lease, path))
+        return uploads
+
+    def _fetch(self, upload: Upload, sha256: str, size: int) -> None:
+        """The upload's bytes in its path; those that are there already are taken if their hash is right."""
+        with suppress(OSError):
+            if sha256_file(upload.path) == sha256:
+                return
+        make_directory(upload.path.parent)
+        found = self._link.fetch(f"/v1/files/{upload.step}/{upload.submission}", upload.path, size)
+        if found != sha256:
+            raise RolloutError(f"{upload.path.name}: came with hash {found[:12]}, the coordinator took {sha256[:12]}")
+
+
+def _signal(data: bytes) -> int:
+    """Groups with signal that a file of our own claims in its footer."""
+    import pyarrow.parquet as pq
+
+    footer = pq.read_metadata(io.BytesIO(data)).metadata or {}
+    return int(json.loads(footer[b"shoal.summary"])["signal"])
+
+
+def _trimmed(finding: Finding) -> dict[str, object]:
+    """A finding as the coordinator takes it: what a stranger's file made of it may be long or no number."""
+    return {
+        "check": _clean(finding.check, 100),
+        "rule": _clean(finding.rule, 2000),
+        "claimed": _value(finding.claimed),
+        "found": _value(finding.found),
+        "sample": finding.sample,
+    }
+
+
+def _value(value: Value) -> Value:
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _clean(str(value), 4000)
+
+
+def _clean(text: str, most: int) -> str:
+    plain = text.encode(errors="backslashreplace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)[:most]

@@ -1,0 +1,129 @@
+"""The coordinator's tables: the same on SQLite and PostgreSQL."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION = "1"
+metadata = MetaData()
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("address", String(42), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("url", String(200), nullable=False),
+    Column("joined", Double, nullable=False),
+    Column("seen", Double, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("since", Double, nullable=False),  # when it came into this state
+    Column("reason", Text, nullable=False),
+    Column("doing", String(200), nullable=False),
+    Column("waits_on", String(64), nullable=False),
+    Column("version", Integer),
+    Column("accepted", Integer, nullable=False),
+    Column("rejected", Integer, nullable=False),
+    Column("expired", Integer, nullable=False),  # leases in a row
+    Index("nodes_by_seen", "state", "seen"),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("root", String(128), nullable=False),
+    Column("announced", Double, nullable=False),
+)
+
+beacons = Table(
+    "beacons",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("value", BigInteger, nullable=False),
+    Column("drawn", Double, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("node", String(42), nullable=False),
+    Column("groups", Integer, nullable=False),
+    Column("oldest", Integer, nullable=False),
+    Column("newest", Integer, nullable=False),
+    Column("beacon", BigInteger, nullable=False),
+    Column("issued", Double, nullable=False),
+    Column("deadline", Double, nullable=False),  # as signed
+    Column("until", Double, nullable=False),  # the deadline, and the time for which the coordinator was down
+    Column("status", String(8), nullable=False),  # open, used or expired
+    PrimaryKeyConstraint("step", "submission"),
+    Index("leases_of_node", "node", "status"),
+    Index("leases_by_end", "status", "until"),
+)
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("node", String(42), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("groups", Integer, nullable=False),
+    Column("signal", Integer, nullable=False),  # the node's claim, which the validator checks
+    Column("received", Double, nullable=False),
+    Column("kept", Boolean, nullable=False),  # whether its bytes are still there
+    Column("accept", Boolean),  # None until there is a verdict
+    Column("verdict", Text),
+    Column("judge", String(42)),
+    Column("judged", Double),
+    PrimaryKeyConstraint("step", "submission"),
+)
+
+nonces = Table(
+    "nonces",
+    metadata,
+    Column("node", String(42), nullable=False),
+    Column("nonce", String(32), nullable=False),
+    Column("time", Double, nullable=False),
+    PrimaryKeyConstraint("node", "nonce"),
+    Index("nonces_by_time", "time"),
+)
+
+# What the ledger is yet to be told, written with the change itself so that neither is without the other.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("kind", String(16), nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("entry", String(80), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("node", String(42), nullable=False),
+    Column("body", Text, nullable=False),
+    Index("ledger_of_node", "node", "kind"),
+)
