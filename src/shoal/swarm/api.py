@@ -33,8 +33,8 @@ MOST_WAIT_S = 10.0
 SPOOL = 1 << 18
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
 
-Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over seven lines
-joined by a newline: `shoal request 1`, the method, path and query as sent, the SHA-256 of the body, the time in
+Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over seven
+lines joined by a newline: `shoal request 1`, the method, path and query as sent, the SHA-256 of the body, the time in
 milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's address from the run card. Times more
 than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
 """

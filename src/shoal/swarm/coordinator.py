@@ -104,7 +104,7 @@ class Coordinator:
         self._seen = None
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
-        def work(db: Connection, node: Node, now: float) -> Order:
+        def work(db: Connection, node: Node, _now: float) -> Order:
             newest = leasing.newest_version(db)
             if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
                 said = {"doing": doing, "waits_on": waits_on, "version": version}
@@ -131,7 +131,7 @@ class Coordinator:
 
     async def may_upload(self, signed: Signed, step: int, submission: int, signal: int) -> Ticket:
         def work(db: Connection, node: Node, now: float) -> Ticket:
-            return leasing.may_upload(db, self.terms, node, step, submission, signed.body, signal, now)
+            return leasing.may_upload(db, node, step, submission, signed.body, signal, now)
 
         return await self._act(signed, work)
 
@@ -142,9 +142,7 @@ class Coordinator:
 
         def work(db: Connection) -> bool:
             node = registry.known(db, signed.node)  # it may have been banned meanwhile
-            return leasing.take_upload(
-                db, self.terms, node, step, submission, signed.body, size, signal, began, self.clock()
-            )
+            return leasing.take_upload(db, node, step, submission, signed.body, size, signal, began, self.clock())
 
         taken = await self._do(work)
         self._tell_waiters()

@@ -84,7 +84,7 @@ def counts(db: Connection, first: int, last: int, now: float) -> dict[int, StepC
 def grant(
     db: Connection, terms: Terms, key: Key, node: Node, version: int, holding: Collection[tuple[int, int]], now: float
 ) -> SignedLease | NoLease:
-    """The node's own open lease if it holds one that it does not name, so that a restarted node goes on; else a new one.
+    """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
 
     `version` is the newest that the node has.
     """
@@ -169,7 +169,7 @@ def _beacon(db: Connection, node: Node, now: float) -> int:
 
 def _roots(db: Connection, lease: Lease) -> dict[int, str]:
     allowed = versions.c.number.between(lease.oldest, lease.newest)
-    return {number: root for number, root in db.execute(select(versions.c.number, versions.c.root).where(allowed))}
+    return dict(db.execute(select(versions.c.number, versions.c.root).where(allowed)).tuples().all())
 
 
 def lease_of(terms: Terms, row: Row[tuple[object, ...]]) -> Lease:
@@ -200,9 +200,7 @@ class Ticket:
     done: bool
 
 
-def may_upload(
-    db: Connection, terms: Terms, node: Node, step: int, submission: int, sha256: str, signal: int, now: float
-) -> Ticket:
+def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: str, signal: int, now: float) -> Ticket:
     """Whether the node may hand in a file with this hash under this lease; a Refusal says why not."""
     row = db.execute(select(leases).where(leases.c.step == step, leases.c.submission == submission)).first()
     name = f"lease step {step} submission {submission}"
@@ -226,7 +224,6 @@ def may_upload(
 
 def take_upload(
     db: Connection,
-    terms: Terms,
     node: Node,
     step: int,
     submission: int,
@@ -240,7 +237,7 @@ def take_upload(
 
     What counts is when it began to come: an honest file is not lost to a slow line.
     """
-    ticket = may_upload(db, terms, node, step, submission, sha256, signal, began)
+    ticket = may_upload(db, node, step, submission, sha256, signal, began)
     if ticket.done:
         return False
     db.execute(

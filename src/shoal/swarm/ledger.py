@@ -5,6 +5,7 @@ done: an entry has a name, and telling it twice is telling it once. So a ledger 
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,7 +61,7 @@ class DatabaseLedger:
     def standing(self, node: str) -> Standing:
         def read(db: Connection) -> Standing:
             query = select(entries.c.kind, func.count()).where(entries.c.node == node).group_by(entries.c.kind)
-            found: dict[str, int] = {kind: count for kind, count in db.execute(query)}
+            found: dict[str, int] = dict(db.execute(query).tuples().all())
             return Standing(
                 registered=bool(found.get("register")),
                 submitted=found.get("submitted", 0),
@@ -89,10 +90,15 @@ def tell(database: Database, ledger: Ledger) -> int:
     def read(db: Connection) -> list[tuple[int, str, str]]:
         return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MOST_TOLD))]
 
+    telling: dict[str, Callable[..., None]] = {
+        "register": ledger.register,
+        "submitted": ledger.submitted,
+        "verdict": ledger.verdict,
+    }
     due = database.ask(read)
     for _, kind, body in due:
         arguments = json.loads(body)
-        {"register": ledger.register, "submitted": ledger.submitted, "verdict": ledger.verdict}[kind](**arguments)
+        telling[kind](**arguments)
     if due:
         last = due[-1][0]
         database.ask(lambda db: _clear(db, outbox, last))

@@ -52,7 +52,7 @@ class LeaseIn(_In):
         default_factory=list,
         max_length=64,
         strict=False,
-        description="Leases, as step and submission, that the node works on already; of the others it gets its own back.",
+        description="Leases, as step and submission, that the node works on; others of its own it gets again.",
     )
 
 

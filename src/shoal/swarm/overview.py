@@ -52,7 +52,7 @@ class Overview:
 
 def overview(db: Connection, terms: Terms, now: float) -> Overview:
     newest = newest_version(db)
-    out = dict(
+    out: dict[str, int] = dict(
         db.execute(
             select(leases.c.node, func.count())
             .where(leases.c.status == "open", leases.c.until >= now)
@@ -78,8 +78,12 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
         )
         for row in db.execute(select(nodes).order_by(nodes.c.seen.desc()).limit(MOST_NODES))
     ]
-    states = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).tuples().all())
-    files = dict(db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).tuples().all())
+    states: dict[str, int] = dict(
+        db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).tuples().all()
+    )
+    files: dict[bool | None, int] = dict(
+        db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).tuples().all()
+    )
     first = newest or 0
     last = min(first + terms.async_level, terms.steps - 1)
     found = counts(db, first, last, now)

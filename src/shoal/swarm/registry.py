@@ -74,9 +74,7 @@ def enter(db: Connection, signed: Signed, now: float) -> Node:
 def known(db: Connection, address: str) -> Node:
     node = find(db, address)
     if node is None:
-        raise Refusal(
-            "not-joined", f"{address}: has not joined this run; join first, and check that it is your address"
-        )
+        raise Refusal("not-joined", f"{address}: has not joined this run; join first. Is it your address?")
     if node.state == State.BANNED:
         raise _banned(node)
     return node

@@ -38,7 +38,7 @@ class SwarmStore:
         root_of: Callable[[int], str | None] = lambda _: None,
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
     ) -> None:
-        """`cache` is for fetched files; `limits` and `root_of` are what a file is judged by, as in a directory store."""
+        """`cache` is for fetched files; `limits` and `root_of` are what they are judged by, as in a directory store."""
         self._link = link
         self._cache = cache
         self._limits = limits
