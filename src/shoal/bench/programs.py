@@ -41,6 +41,7 @@ PROGRAMS = {
         Program("b3sum", "b3sum", "usr/bin/b3sum", "--version"),
         Program("curl", "curl", "usr/bin/curl", "--version"),
         Program("wget", "wget", "usr/bin/wget", "--version"),
+        Program("postgres", "postgresql-15", "usr/lib/postgresql/15/bin/postgres", "--version"),
     )
 }
 

@@ -4,8 +4,10 @@ A request is signed anew each time it is sent, and the coordinator does the same
 always safe. What is refused is not repeated: it is an error that says why.
 """
 
+import functools
 import hashlib
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +48,10 @@ class Link:
         self._on_wait = on_wait
         self._clock = clock
         self._client = httpx2.Client(
-            timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)), trust_env=False, follow_redirects=False
+            timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+            verify=_trust(),
+            trust_env=False,
+            follow_redirects=False,
         )
         self._card: Card | None = None
 
@@ -165,6 +170,12 @@ class Link:
             self._on_wait(f"coordinator {self.join_at.url} ({reason})", left)
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    """The machine's certificates; reading them takes 0.1 s, so once."""
+    return ssl.create_default_context()
 
 
 class _Later(Exception):

@@ -93,7 +93,7 @@ class Coordinator:
         if now > alive:
             registry.excuse(db, now - alive)
         write_fact(db, "alive", repr(now))
-        used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time)).tuples()
+        used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time))
         return Nonces(used, float(read_fact(db, "horizon") or 0.0))
 
     # Requests of nodes

@@ -169,7 +169,7 @@ def _beacon(db: Connection, node: Node, now: float) -> int:
 
 def _roots(db: Connection, lease: Lease) -> dict[int, str]:
     allowed = versions.c.number.between(lease.oldest, lease.newest)
-    return dict(db.execute(select(versions.c.number, versions.c.root).where(allowed)).tuples().all())
+    return dict(db.execute(select(versions.c.number, versions.c.root).where(allowed)).all())
 
 
 def lease_of(terms: Terms, row: Row[tuple[object, ...]]) -> Lease:

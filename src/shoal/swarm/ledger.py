@@ -61,7 +61,7 @@ class DatabaseLedger:
     def standing(self, node: str) -> Standing:
         def read(db: Connection) -> Standing:
             query = select(entries.c.kind, func.count()).where(entries.c.node == node).group_by(entries.c.kind)
-            found: dict[str, int] = dict(db.execute(query).tuples().all())
+            found: dict[str, int] = dict(db.execute(query).all())
             return Standing(
                 registered=bool(found.get("register")),
                 submitted=found.get("submitted", 0),

@@ -48,10 +48,9 @@ class HeartbeatIn(_In):
 
 class LeaseIn(_In):
     version: Number = Field(description="Newest policy version that the node has.")
-    holding: list[tuple[Number, Number]] = Field(
+    holding: list[Annotated[tuple[Number, Number], Field(strict=False)]] = Field(
         default_factory=list,
         max_length=64,
-        strict=False,
         description="Leases, as step and submission, that the node works on; others of its own it gets again.",
     )
 

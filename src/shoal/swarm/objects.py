@@ -61,7 +61,7 @@ class Objects:
                 raise StorageError(f"{self._where}/{name}: cannot be removed ({_first_line(error)})") from error
 
 
-async def _pieces(found: obstore.GetResult) -> AsyncIterator[bytes]:
+async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:
     async for piece in found.stream(min_chunk_size=CHUNK):
         yield bytes(piece)
 

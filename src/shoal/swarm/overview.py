@@ -57,9 +57,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             select(leases.c.node, func.count())
             .where(leases.c.status == "open", leases.c.until >= now)
             .group_by(leases.c.node)
-        )
-        .tuples()
-        .all()
+        ).all()
     )
     listed = [
         NodeView(
@@ -78,11 +76,9 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
         )
         for row in db.execute(select(nodes).order_by(nodes.c.seen.desc()).limit(MOST_NODES))
     ]
-    states: dict[str, int] = dict(
-        db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).tuples().all()
-    )
+    states: dict[str, int] = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
     files: dict[bool | None, int] = dict(
-        db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).tuples().all()
+        db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all()
     )
     first = newest or 0
     last = min(first + terms.async_level, terms.steps - 1)

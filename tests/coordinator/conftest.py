@@ -1,0 +1,57 @@
+"""The same tests on SQLite and on a PostgreSQL that is started for them."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from shoal.bench.postgres import postgres
+from shoal.errors import BenchError
+
+from .world import World, world_at
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for files that do not come."""
+    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(postgres(durable=False))
+        except BenchError as error:
+            pytest.skip(f"no PostgreSQL here, and none to be had: {error}")
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'state.db'}"
+    server: str = request.getfixturevalue("postgres_url")
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{server}/{name}"
+
+
+@pytest.fixture
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    with world_at(tmp_path, database_url) as world:
+        yield world
+
+
+@pytest.fixture
+def small_world(tmp_path: Path) -> Iterator[World]:
+    """On SQLite alone, for what has nothing to do with the database."""
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}") as world:
+        yield world

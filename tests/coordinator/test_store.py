@@ -1,0 +1,230 @@
+"""The store over the network keeps what the directory store promises; on SQLite and on PostgreSQL."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import BannedError, RolloutError, StorageError
+from shoal.rollout.pacing import StepCount
+from shoal.swarm.ledger import tell
+from shoal.validate.finding import Finding, Verdict
+
+from ..conftest import judge_formats
+from .world import TRAINER, VALIDATOR, World, good_file, key_of, world_at
+
+
+def test_a_file_goes_from_worker_through_judgement_to_the_trainer_once(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.hand_in("a", lease)
+    assert list(world.trainer.accepted(0)) == []
+    judge_formats(world.validator, 0, 2)
+    (submission,) = world.trainer.accepted(0)
+    assert (submission.lease, submission.version) == (lease, 0)
+    assert list(world.trainer.accepted(0)) == []
+    assert world.trainer.count(0) == StepCount(seen=2, signal=2, leased=0)
+
+
+def test_leases_that_are_out_are_counted_and_the_smallest_short_step_comes_first(world: World) -> None:
+    world.announce()
+    leases = world.take_all()
+    assert [(lease.step, lease.submission) for lease in leases] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert world.trainer.count(0) == StepCount(seen=0, signal=0, leased=4)
+
+
+def test_nothing_is_leased_before_a_version_is_announced(world: World) -> None:
+    assert world.lease("a") is None
+    world.announce()
+    time.sleep(0.3)  # a node asks no more often than it was told to
+    assert world.lease("a") is not None
+
+
+def test_no_lease_is_given_for_a_step_that_is_trained(world: World) -> None:
+    world.announce(3)
+    assert world.take("behind", version=2).step == 3
+    assert world.lease("far-behind", version=0) is None
+
+
+def test_a_restarted_node_gets_its_own_lease_back(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.take("b")
+    world.stop()
+    world.start()
+    assert world.take("a") == lease
+
+
+def test_the_draws_of_a_lease_follow_from_a_beacon_that_is_younger_than_its_node(world: World) -> None:
+    world.announce()
+    first = world.take("a")
+    world.store(key_of("b"))
+    second = world.take("b")
+    assert first.beacon != second.beacon
+    drawn = {beacon["value"]: beacon["drawn"] for beacon in world.link(key_of("a")).get("/v1/beacons")}
+    query = "SELECT address, joined FROM nodes"
+    joined: dict[str, float] = dict(world.database.ask(lambda db: db.exec_driver_sql(query).all()))
+    for lease in (first, second):
+        assert drawn[lease.beacon] > joined[lease.node]
+
+
+def test_a_node_on_probation_holds_one_lease_and_earns_more(world: World) -> None:
+    world.announce()
+    key = key_of("a")
+
+    def ask(held: list[tuple[int, int]]) -> bool:
+        body = {"version": 0, "holding": held}
+        return world.request(key, "POST", "/v1/leases", body).json()["lease"] is not None
+
+    for _ in range(2):
+        world.hand_in("a", world.take("a"))
+        judge_formats(world.validator, 0, 2)
+    held: list[tuple[int, int]] = []
+    while len(held) < 9:
+        tree = world.request(key, "POST", "/v1/leases", {"version": 0, "holding": held}).json()["lease"]
+        if tree is None:
+            break
+        held.append((tree["lease"]["step"], tree["lease"]["submission"]))
+    assert len(held) == 3
+    first = world.take("new")
+    new = world.request(
+        key_of("new"), "POST", "/v1/leases", {"version": 0, "holding": [(first.step, first.submission)]}
+    )
+    assert new.json()["lease"] is None
+    assert "may hold 1 at once" in new.json()["reason"]
+    assert not ask(held)
+
+
+def test_an_expired_lease_returns_to_the_pool_and_its_file_is_refused(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.clock.ahead = 601
+    assert world.trainer.count(0).leased == 0
+    with pytest.raises(RolloutError, match=r"expired \d s ago; its work went elsewhere"):
+        world.hand_in("a", lease)
+    assert world.take("b").submission == lease.submission + 1
+
+
+def test_the_time_for_which_the_coordinator_was_down_is_not_held_against_a_lease(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.stop()
+    world.clock.ahead = 700
+    world.start()
+    world.hand_in("a", lease)
+    assert world.trainer.count(0).seen == lease.groups
+
+
+def test_the_same_bytes_may_be_sent_again_and_others_may_not(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.hand_in("a", lease)
+    world.hand_in("a", lease)
+    assert world.trainer.count(0).seen == 2
+    with pytest.raises(RolloutError, match="already submitted with other bytes; a lease is good for one file"):
+        world.store(key_of("a")).put(lease, good_file(lease, 1))
+
+
+def test_a_rejected_file_counts_for_nothing_and_its_place_is_filled_again(world: World) -> None:
+    world.announce()
+    for name in ("a", "b"):
+        world.hand_in(name, world.take(name))
+    finding = Finding("rewards", "rewards are recomputed", 1.0, float("nan"), 3)
+    (upload, _) = world.validator.waiting(0, 0)
+    world.validator.judge(upload, Verdict(False, world.validator.read(upload)[1], True, finding, "evidence/x.json"))
+    assert world.trainer.count(0) == StepCount(seen=2, signal=2, leased=0)
+    assert world.take("c").step == 0
+    told = world.link(key_of("c")).get("/v1/submissions/0/0")
+    assert told["verdict"]["finding"]["check"] == "rewards"
+    assert told["node"] == key_of("a").address
+
+
+def test_a_lie_about_signal_is_found_by_the_validator(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.hand_in("a", lease, signal=0)
+    judge_formats(world.validator, 0, 2)
+    assert list(world.trainer.accepted(0)) == []
+    reason = world.link(key_of("a")).get("/v1/submissions/0/0")["verdict"]["finding"]["found"]
+    assert "claims 0 groups with signal, it has 2" in reason
+
+
+def test_a_verdict_is_final_but_the_trainer_may_turn_a_file_down(world: World, tmp_path: Path) -> None:
+    world.announce()
+    world.hand_in("a", world.take("a"))
+    (upload,) = world.validator.waiting(0, 0)
+    _, sha256 = world.validator.read(upload)
+    world.validator.judge(upload, Verdict(True, sha256, False))
+    target = "/v1/verdicts/0/0"
+    body = {"accept": False, "sha256": sha256, "audited": False}
+    assert world.request(VALIDATOR, "PUT", target, body).status_code == 409
+    assert world.request(VALIDATOR, "PUT", target, body | {"accept": True}).json() == {"changed": False}
+    assert world.request(TRAINER, "PUT", target, body | {"accept": True}).status_code == 403
+    world.trainer._root_of = lambda _: "cd" * 32
+    assert list(world.trainer.accepted(0)) == []
+    told = world.link(key_of("a")).get("/v1/submissions/0/0")
+    assert "made with weights" in told["verdict"]["finding"]["found"]
+    assert world.trainer.count(0).seen == 0
+
+
+def test_a_banned_node_gets_nothing_more_and_is_told_why(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    world.validator.ban(lease.node, "2 files rejected")
+    with pytest.raises(BannedError, match="gets no more leases in this run: 2 files rejected"):
+        world.lease("a")
+    with pytest.raises(BannedError):
+        world.hand_in("a", lease)
+    with pytest.raises(BannedError):
+        world.link(key_of("a")).join("worker")
+    assert world.trainer.count(0).leased == 0
+
+
+def test_forgotten_steps_leave_their_verdicts_and_not_their_bytes(world: World) -> None:
+    world.announce()
+    world.hand_in("a", world.take("a"))
+    judge_formats(world.validator, 0, 2)
+    assert len(list((world.path / "uploads").rglob("*.parquet"))) == 1
+    world.trainer.forget(before=1)
+    assert not list((world.path / "uploads").rglob("*.parquet"))
+    assert list(world.trainer.accepted(0)) == []
+    assert world.link(key_of("a")).get("/v1/submissions/0/0")["verdict"]["accept"]
+
+
+def test_versions_that_are_taken_back_can_be_announced_with_other_content(world: World) -> None:
+    world.announce(3)
+    with pytest.raises(RolloutError, match="retract it before another one"):
+        world.trainer.announce(3, "cd" * 32)
+    assert world.trainer.retract(after=1) == [2, 3]
+    world.trainer.announce(2, "cd" * 32)
+    assert world.lease("a", version=3) is None
+
+
+def test_the_ledger_hears_of_everything_once(world: World) -> None:
+    world.announce()
+    world.hand_in("a", world.take("a"))
+    judge_formats(world.validator, 0, 2)
+    while tell(world.database, world.ledger):
+        pass
+    standing = world.ledger.standing(key_of("a").address)
+    assert (standing.registered, standing.submitted, standing.accepted, standing.rejected) == (True, 1, 1, 0)
+
+
+def test_a_second_coordinator_on_the_same_database_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.swarm.database.TAKEOVER_S", 0.2)
+    with (
+        pytest.raises(StorageError, match="a run has one coordinator"),
+        world_at(tmp_path / "second", world.url_of_database),
+    ):
+        pass
+
+
+def test_what_was_uploaded_is_there_after_a_restart(world: World) -> None:
+    world.announce()
+    world.hand_in("a", world.take("a"))
+    world.stop()
+    world.start()
+    judge_formats(world.validator, 0, 2)
+    assert len(list(world.trainer.accepted(0))) == 1
