@@ -199,7 +199,7 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}}},
+                "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             }
         },
     )
@@ -251,12 +251,12 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         "/v1/files/{step}/{submission}",
         summary="The bytes of an upload.",
         response_class=Response,
-        responses={200: {"content": {"application/vnd.apache.parquet": {}}}},
+        responses={200: {"content": {"application/octet-stream": {}}}},
     )
     async def file(step: Step, submission: Submission, by: Signed = signed) -> StreamingResponse:
         pieces, size = await coordinator.file(by, step, submission)
         headers = {"Content-Length": str(size)}
-        return StreamingResponse(pieces, headers=headers, media_type="application/vnd.apache.parquet")
+        return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
     @app.delete("/v1/files", summary="Remove the files of steps that are long trained.")
     async def forget(before: First, by: Signed = signed) -> m.Done:

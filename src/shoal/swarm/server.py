@@ -1,6 +1,5 @@
 """Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -34,13 +33,19 @@ class Patient(HttpToolsProtocol):
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, so that its port is known and is ours before anything else begins."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP, or asyncio does not switch Nagle's algorithm off, and every answer takes 40 ms longer.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
     except (OSError, OverflowError) as error:
-        raise SwarmError(f"coordinator {host}:{port}: cannot listen ({error}); change swarm.host or swarm.port") from (
-            error
-        )
+        listener.close()
+        raise SwarmError(
+            f"coordinator {host}:{port}: cannot listen ({error}); change swarm.host or swarm.port"
+        ) from error
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:
@@ -76,7 +81,7 @@ def serving(coordinator: Coordinator, host: str = "127.0.0.1", pause_s: float = 
     """The coordinator at work in a thread of this process; gives its URL."""
     listener = bind(host, 0)
     server = server_of(coordinator, pause_s)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         yield url_of(listener)
