@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 from shoal.config import RunConfig
 from shoal.keys import Key
 from shoal.rollout.pacing import StepCount
-from shoal.swarm import judging, leasing, registry
+from shoal.swarm import judging, leasing, queries, registry
 from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
 from shoal.swarm.database import Database, read_fact, write_fact
 from shoal.swarm.judging import Explanation, Filed
@@ -107,8 +107,7 @@ class Coordinator:
         def work(db: Connection, node: Node, _now: float) -> Order:
             newest = leasing.newest_version(db)
             if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
-                said = {"doing": doing, "waits_on": waits_on, "version": version}
-                db.execute(nodes.update().where(nodes.c.address == node.address).values(**said))
+                db.execute(queries.SAID, {"who": node.address, "said": doing, "waits": waits_on, "has": version})
             if newest is not None and newest >= self.terms.steps:
                 return Order("stop", "the run is complete", node.state, newest, self.terms.heartbeat_s)
             if node.state == State.SUSPENDED:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, select
 
 from shoal.rollout.lease import Lease
+from shoal.swarm import queries
 from shoal.swarm.leasing import lease_of
 from shoal.swarm.ledger import remember
 from shoal.swarm.objects import object_name
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
-from shoal.swarm.tables import leases, nodes, submissions
+from shoal.swarm.tables import leases, submissions
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 
@@ -85,8 +86,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         .values(accept=verdict.accept, verdict=verdict.to_json(), judge=node.address, judged=now)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
-        column = nodes.c.accepted if verdict.accept else nodes.c.rejected
-        db.execute(nodes.update().where(nodes.c.address == row.node).values({column: column + 1}))
+        db.execute(queries.ACCEPTED if verdict.accept else queries.REJECTED, {"who": row.node})
     remember(
         db,
         "verdict",
@@ -116,8 +116,7 @@ def forget(db: Connection, before: int) -> list[str]:
 
 
 def _find(db: Connection, step: int, submission: int) -> Row[tuple[object, ...]]:
-    at = (submissions.c.step == step) & (submissions.c.submission == submission)
-    row = db.execute(select(submissions).where(at)).first()
+    row = db.execute(queries.FILE, {"at_step": step, "at_submission": submission}).first()
     if row is None:
         raise Refusal("unknown", f"submission {submission} of step {step}: nothing was handed in under that number")
     return row

@@ -5,24 +5,24 @@ Functions of a transaction and a time; each decides before it writes.
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, select
 
 from shoal.keys import Key
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount, next_grant
+from shoal.swarm import queries
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.ledger import remember
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
-from shoal.swarm.states import Event, State, after, holds_leases, may_lease
-from shoal.swarm.tables import beacons, leases, nodes, submissions, versions
+from shoal.swarm.states import Event, State, after, may_lease
+from shoal.swarm.tables import beacons, versions
 from shoal.swarm.terms import Terms
 
 # Signal rates are judged by this many steps before the newest version's, as in the directory store.
 MEMORY = 4
-HOLDERS = [state.value for state in State if holds_leases(state)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +53,15 @@ def retract(db: Connection, after_version: int) -> list[int]:
 
 
 def newest_version(db: Connection) -> int | None:
-    return db.execute(select(func.max(versions.c.number))).scalar()
+    return db.execute(queries.NEWEST).scalar()
 
 
 def counts(db: Connection, first: int, last: int, now: float) -> dict[int, StepCount]:
     """What steps have: groups that arrived and were not rejected, and groups on leases that are out."""
-    arrived = (
-        select(submissions.c.step, func.sum(submissions.c.groups), func.sum(submissions.c.signal))
-        .where(submissions.c.step.between(first, last), submissions.c.accept.is_not(False))
-        .group_by(submissions.c.step)
-    )
-    out = (
-        select(leases.c.step, func.sum(leases.c.groups))
-        .join(nodes, nodes.c.address == leases.c.node)
-        .where(
-            leases.c.step.between(first, last),
-            leases.c.status == "open",
-            leases.c.until >= now,
-            nodes.c.state.in_(HOLDERS),
-        )
-        .group_by(leases.c.step)
-    )
-    seen = {step: (int(groups), int(signal)) for step, groups, signal in db.execute(arrived)}
-    leased = {step: int(groups) for step, groups in db.execute(out)}
+    steps = {"first": first, "last": last}
+    arrived = db.execute(queries.ARRIVED, steps)
+    seen = {step: (int(groups), int(signal)) for step, groups, signal in arrived}
+    leased = {step: int(groups) for step, groups in db.execute(queries.LEASED, {**steps, "now": now})}
     return {
         step: StepCount(*seen.get(step, (0, 0)), leased.get(step, 0)) for step in sorted(seen.keys() | leased.keys())
     }
@@ -98,16 +84,7 @@ def grant(
         return NoLease(f"version {version} is not announced by the trainer yet")
     last = min(version + terms.async_level, terms.steps - 1)
     first = max(version, newest)
-    own = db.execute(
-        select(leases)
-        .where(
-            leases.c.node == node.address,
-            leases.c.status == "open",
-            leases.c.until >= now,
-            leases.c.step.between(first, last),
-        )
-        .order_by(leases.c.step, leases.c.submission)
-    ).all()
+    own = db.execute(queries.OWN_LEASES, {"who": node.address, "now": now, "first": first, "last": last}).all()
     for row in own:
         if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
@@ -127,7 +104,7 @@ def grant(
     )
     if granted is None:
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
-    number = db.execute(select(func.max(leases.c.submission)).where(leases.c.step == granted.step)).scalar()
+    number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
     lease = Lease(
         run=terms.run,
         node=node.address,
@@ -139,27 +116,14 @@ def grant(
         beacon=_beacon(db, node, now),
         deadline=now + terms.lease_s,
     )
-    db.execute(
-        leases.insert().values(
-            step=lease.step,
-            submission=lease.submission,
-            node=lease.node,
-            groups=lease.groups,
-            oldest=lease.oldest,
-            newest=lease.newest,
-            beacon=lease.beacon,
-            issued=now,
-            deadline=lease.deadline,
-            until=lease.deadline,
-            status="open",
-        )
-    )
+    fields = {name: value for name, value in asdict(lease).items() if name != "run"}
+    db.execute(queries.ADD_LEASE, {**fields, "issued": now, "until": lease.deadline, "status": "open"})
     return SignedLease.sign(lease, _roots(db, lease), key)
 
 
 def _beacon(db: Connection, node: Node, now: float) -> int:
     """A number that nobody knew when the node joined, so that no address can be chosen to suit it."""
-    newest = db.execute(select(beacons).order_by(beacons.c.number.desc()).limit(1)).first()
+    newest = db.execute(queries.NEWEST_BEACON).first()
     if newest is not None and newest.drawn > node.joined:
         return int(newest.value)
     value = secrets.randbits(63)
@@ -168,8 +132,7 @@ def _beacon(db: Connection, node: Node, now: float) -> int:
 
 
 def _roots(db: Connection, lease: Lease) -> dict[int, str]:
-    allowed = versions.c.number.between(lease.oldest, lease.newest)
-    return dict(db.execute(select(versions.c.number, versions.c.root).where(allowed)).all())
+    return dict(db.execute(queries.ROOTS, {"first": lease.oldest, "last": lease.newest}).all())
 
 
 def lease_of(terms: Terms, row: Row[tuple[object, ...]]) -> Lease:
@@ -202,17 +165,15 @@ class Ticket:
 
 def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: str, signal: int, now: float) -> Ticket:
     """Whether the node may hand in a file with this hash under this lease; a Refusal says why not."""
-    row = db.execute(select(leases).where(leases.c.step == step, leases.c.submission == submission)).first()
+    place = {"at_step": step, "at_submission": submission}
+    row = db.execute(queries.LEASE, place).first()
     name = f"lease step {step} submission {submission}"
     if row is None:
         raise Refusal("unknown", f"{name}: was never issued; ask for a lease first")
     if row.node != node.address:
         raise Refusal("not-yours", f"{name}: was issued to {row.node}, not to {node.address}")
     if row.status == "used":
-        here = db.execute(
-            select(submissions.c.sha256).where(submissions.c.step == step, submissions.c.submission == submission)
-        ).scalar_one()
-        if here != sha256:
+        if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, done=True)
     if now > row.until:
@@ -241,20 +202,21 @@ def take_upload(
     if ticket.done:
         return False
     db.execute(
-        submissions.insert().values(
-            step=step,
-            submission=submission,
-            node=node.address,
-            sha256=sha256,
-            size=size,
-            groups=ticket.groups,
-            signal=signal,
-            received=now,
-            kept=True,
-        )
+        queries.ADD_FILE,
+        {
+            "step": step,
+            "submission": submission,
+            "node": node.address,
+            "sha256": sha256,
+            "size": size,
+            "groups": ticket.groups,
+            "signal": signal,
+            "received": now,
+            "kept": True,
+        },
     )
-    db.execute(leases.update().where(leases.c.step == step, leases.c.submission == submission).values(status="used"))
+    db.execute(queries.USED, {"at_step": step, "at_submission": submission})
     if node.expired:
-        db.execute(nodes.update().where(nodes.c.address == node.address).values(expired=0))
+        db.execute(queries.WORKED, {"who": node.address})
     remember(db, "submitted", node=node.address, step=step, submission=submission, sha256=sha256, groups=ticket.groups)
     return True

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Table, func, select
 
+from shoal.swarm import queries
 from shoal.swarm.database import Database
 from shoal.swarm.tables import ledger as entries
 from shoal.swarm.tables import outbox
@@ -73,15 +74,16 @@ class DatabaseLedger:
 
     def _enter(self, entry: str, kind: str, node: str, body: dict[str, Any]) -> None:
         def write(db: Connection) -> None:
-            if db.execute(select(entries.c.entry).where(entries.c.entry == entry)).first() is None:
-                db.execute(entries.insert().values(entry=entry, kind=kind, node=node, body=json.dumps(body)))
+            if db.execute(queries.ENTRY, {"named": entry}).first() is None:
+                row = {"entry": entry, "kind": kind, "node": node, "body": json.dumps(body)}
+                db.execute(queries.ADD_ENTRY, row)
 
         self._database.ask(write)
 
 
 def remember(db: Connection, kind: str, **arguments: Any) -> None:
     """Notes that the ledger is to be told, in the transaction of what it is told of."""
-    db.execute(outbox.insert().values(kind=kind, body=json.dumps(arguments)))
+    db.execute(queries.TO_TELL, {"kind": kind, "body": json.dumps(arguments)})
 
 
 def tell(database: Database, ledger: Ledger) -> int:

@@ -7,11 +7,12 @@ from typing import Literal
 
 from sqlalchemy import Connection, Row, func, select, update
 
+from shoal.swarm import queries
 from shoal.swarm.ledger import remember
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import Signed
 from shoal.swarm.states import LOST_S, MOST_EXPIRED, QUIET_S, SUSPENDED_S, Event, State, after
-from shoal.swarm.tables import leases, nodes, nonces
+from shoal.swarm.tables import leases, nodes
 from shoal.swarm.terms import Terms
 
 Role = Literal["worker", "validator", "trainer", "relay"]
@@ -38,28 +39,13 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
         db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
         _hear(db, found, now)
         return
-    if db.execute(select(func.count()).select_from(nodes)).scalar_one() >= terms.most_nodes:
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
         raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
-    db.execute(
-        nodes.insert().values(
-            address=address,
-            role=role,
-            name=name,
-            url=url,
-            joined=now,
-            seen=now,
-            state=State.JOINED,
-            since=now,
-            reason="",
-            doing="",
-            waits_on="",
-            version=None,
-            accepted=0,
-            rejected=0,
-            expired=0,
-        )
-    )
+    fresh = {"accepted": 0, "rejected": 0, "expired": 0, "version": None, "reason": "", "doing": "", "waits_on": ""}
+    times = {"joined": now, "seen": now, "since": now}
+    row = {"address": address, "role": role, "name": name, "url": url, "state": State.JOINED, **fresh, **times}
+    db.execute(queries.ADD_NODE, row)
     remember(db, "register", node=address, role=role, time=now)
 
 
@@ -81,19 +67,19 @@ def known(db: Connection, address: str) -> Node:
 
 
 def find(db: Connection, address: str) -> Node | None:
-    return db.execute(select(nodes).where(nodes.c.address == address)).first()
+    return db.execute(queries.NODE, {"who": address}).first()
 
 
 def use_nonce(db: Connection, signed: Signed) -> None:
-    db.execute(nonces.insert().values(node=signed.node, nonce=signed.nonce, time=signed.time))
+    db.execute(queries.ADD_NONCE, {"node": signed.node, "nonce": signed.nonce, "time": signed.time})
 
 
 def _hear(db: Connection, node: Node, now: float) -> None:
     state = after(State(node.state), Event.SEEN)
     if state != node.state:
-        db.execute(nodes.update().where(nodes.c.address == node.address).values(seen=now, state=state, since=now))
+        db.execute(queries.CHANGED, {"who": node.address, "now": now, "then": state})
     elif now - node.seen >= SEEN_EVERY_S:
-        db.execute(nodes.update().where(nodes.c.address == node.address).values(seen=now))
+        db.execute(queries.HEARD, {"who": node.address, "now": now})
 
 
 def _banned(node: Node) -> Refusal:
