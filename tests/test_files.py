@@ -18,6 +18,7 @@ from shoal.files import (
     disk_errors,
     locked,
     make_directory,
+    parse_json,
     read_regular,
     remove_staging,
     set_aside,
@@ -323,3 +324,15 @@ def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert cache_dir() == tmp_path / "xdg" / "shoal"
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "own"))
     assert cache_dir() == tmp_path / "own"
+
+
+def test_deep_nesting_is_an_error_even_where_a_library_raised_the_recursion_limit() -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        for text in ("[" * 100_000, '{"a":' * 100_000, b"[" * 1000 + b"]" * 1000):
+            with pytest.raises(ValueError, match="recursion"):
+                parse_json(text)
+    finally:
+        sys.setrecursionlimit(before)
+    assert parse_json('{"a": [1, 2.5, null, "x"]}') == {"a": [1, 2.5, None, "x"]}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import StorageError
 
@@ -75,6 +76,17 @@ def read_regular(path: Path, most: int = 1 << 24) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
     return data
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What `json.loads` gives, for what others wrote; ValueError for anything else.
+
+    Nesting has a bound of its own here. json.loads goes as deep as the recursion limit allows, which a library may have
+    raised, and then takes the process down with it.
+    """
+    from pydantic_core import from_json
+
+    return from_json(text)
 
 
 def set_aside(path: Path) -> None:

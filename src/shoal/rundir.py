@@ -18,7 +18,7 @@ from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.exchange.interfaces import Version, WeightSource
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
-from shoal.files import disk_errors, locked, read_regular, write_whole
+from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.rollout.lease import NODE_NAME
 from shoal.rollout.record import Limits
@@ -150,7 +150,7 @@ def open_run(path: Path) -> RunDir:
     """A run that was prepared before."""
     file = path / RUN_FILE
     try:
-        tree = json.loads(read_regular(file))["config"]
+        tree = parse_json(read_regular(file))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"run {path}: no usable {RUN_FILE} there; give a directory made by shoal run") from error
     return RunDir(path, check_config(tree, str(file)))
@@ -178,7 +178,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
             "give at least as many steps, or another directory with --out"
         )
     base = ensure_base_model(config, console) if newest is None else None
-    created = json.loads(file.read_text()).get("created", time.time()) if file.exists() else time.time()
+    created = parse_json(file.read_text()).get("created", time.time()) if file.exists() else time.time()
     tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
     write_whole(file, json.dumps(tree, indent=1).encode(), durable=True)
     if base is not None:

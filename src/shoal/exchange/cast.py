@@ -30,6 +30,9 @@ from shoal.watch.status import StatusFile
 
 FOLLOW_S = 0.01  # between looks at the trainer's directory
 STATUS_S = 0.5
+# Versions put together from deltas that stay: a validator goes back to those that are not the newest.
+KEEP_MADE = 4
+HOLD_ATTEMPTS = 5
 # So long may nothing at all arrive of a version that the origin offers.
 FETCH_S = 60.0
 # A file may be judged by somebody who hears of its version a moment after its maker did.
@@ -52,7 +55,7 @@ class CastChannel:
         self._wait_s = wait_s
         self._fetch_s = min(wait_s, FETCH_S)
         self._on_note = _noting(metrics)
-        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note)
+        self._puller = Puller(Store(path), relays, origin, run, name=name, keep_made=KEEP_MADE, on_note=self._on_note)
         self._here: dict[int, Version] = {}
         self._stopped = threading.Event()
         self._held = contextlib.ExitStack()
@@ -89,14 +92,29 @@ class CastChannel:
         """A version's files, checked; they stay until another version is fetched."""
         try:
             self._check_offered(version)
-            files = self._puller.fetch(version.number, self._fetch_s)
+            files = self._fetch_and_hold(version.number)
             self._check_offered(version)
-            self._held.close()
-            self._held.enter_context(self._puller.store.hold(files.parent.name))
         except (ShardcastError, WaitError) as error:
             raise WeightsError(f"version {version.number}: not to be had ({error})") from error
         self._here[version.number] = version
         return files
+
+    def _fetch_and_hold(self, number: int) -> Path:
+        """The files, kept from being removed; those of a version put together from deltas may go before that."""
+        attempts = HOLD_ATTEMPTS
+        while True:
+            files = self._puller.fetch(number, self._fetch_s)
+            holding = contextlib.ExitStack()
+            try:
+                holding.enter_context(self._puller.store.hold(files.parent.name))
+            except ShardcastError:
+                attempts -= 1
+                if not attempts:
+                    raise
+                continue
+            self._held.close()
+            self._held = holding
+            return files
 
     def _check_offered(self, version: Version) -> None:
         found = self.version(version.number)
@@ -186,6 +204,7 @@ def _serve(server: Server, status: StatusFile, offer: Callable[[], str], thread:
             await asyncio.wait([serving], timeout=STATUS_S)
 
     asyncio.run(main())
+    status.done(f"served up to {offer()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")
 
 
 def _offer(entries: Sequence[Entry]) -> str:

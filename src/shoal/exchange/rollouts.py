@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shoal.errors import BannedError, RolloutError
 from shoal.exchange.interfaces import Upload
-from shoal.files import numbered, read_regular, set_aside, sha256_file, write_whole
+from shoal.files import numbered, parse_json, read_regular, set_aside, sha256_file, write_whole
 from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import NODE_NAME, Lease
 from shoal.rollout.pacing import StepCount, next_grant
@@ -72,7 +72,7 @@ class DirectoryStore:
         if not NODE_NAME.fullmatch(node):
             raise RolloutError(f"node name {node!r:.80}: must be letters, digits, dots and dashes, 64 at most")
         with suppress(OSError, ValueError):
-            ban = json.loads(read_regular(self._ban(node)))
+            ban = parse_json(read_regular(self._ban(node)))
             raise BannedError(f"{node}: gets no more leases in this run: {ban.get('reason')}")
         serves = range(version, min(version + rules.async_level, rules.steps - 1) + 1)
         for step in serves:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.files import STAGING, numbered, read_regular, remove_staging, whole_directory, write_whole
+from shoal.files import STAGING, numbered, parse_json, read_regular, remove_staging, whole_directory, write_whole
 from shoal.shardcast.publish import piece_size_for
 from shoal.shardcast.records import digest, digest_root
 from shoal.shardcast.store import hash_pieces
@@ -58,7 +58,7 @@ class DirectoryChannel:
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is not here (any more)."""
         try:
-            manifest = json.loads(read_regular(self._folder(number) / MANIFEST))
+            manifest = parse_json(read_regular(self._folder(number) / MANIFEST))
             return Version(number, str(manifest["root"])) if manifest["version"] == number else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
@@ -73,7 +73,7 @@ class DirectoryChannel:
     def fetch(self, version: Version) -> Path:
         folder = self._folder(version.number)
         try:
-            manifest = json.loads(read_regular(folder / MANIFEST))
+            manifest = parse_json(read_regular(folder / MANIFEST))
             piece, files = int(manifest["piece_size"]), manifest["files"]
             root = _root(version.number, piece, files)
             if root != version.root:
@@ -106,7 +106,7 @@ class DirectoryChannel:
     def _retracted(self) -> list[str]:
         """Root hashes, which name a version's number too."""
         try:
-            return list(map(str, json.loads(read_regular(self._path / RETRACTED))))
+            return list(map(str, parse_json(read_regular(self._path / RETRACTED))))
         except (OSError, ValueError, TypeError, RecursionError):
             return []
 

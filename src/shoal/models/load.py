@@ -5,7 +5,6 @@ positions only. `load` checks on real numbers that both halves, and packing, agr
 an architecture that does something unusual is refused by name rather than trained wrongly.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from shoal.errors import ModelError
+from shoal.files import parse_json
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
 
@@ -171,7 +171,7 @@ def _check_files(directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise ModelError(f"model {directory}: no config.json there; give a directory saved by save_pretrained")
     try:
-        json.loads((directory / "config.json").read_bytes())
+        parse_json((directory / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"model {directory}: config.json is not JSON ({_first_line(error)}); save the model again with "

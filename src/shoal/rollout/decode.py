@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.errors import RolloutError
+from shoal.files import parse_json
 
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
@@ -75,7 +76,7 @@ class Reader:
         assert answers is not None
         try:
             requests.write(json.dumps({"path": str(path.absolute()), "most": most}).encode() + b"\n")
-            header = json.loads(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
+            header = parse_json(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
             return header, _receive(answers, header.get("size", 0), deadline)
         except (OSError, ValueError):
             self.close()

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.errors import RolloutError
+from shoal.files import parse_json
 from shoal.tasks.source import draw
 
 # Nodes name themselves, and files are named after them.
@@ -51,7 +52,7 @@ class Lease:
     def from_json(cls, text: str | bytes) -> Self:
         """A lease out of its JSON; anything else is a RolloutError."""
         try:
-            fields: Mapping[str, Any] = json.loads(text)
+            fields: Mapping[str, Any] = parse_json(text)
             lease = cls(**fields)
         except (ValueError, TypeError, RecursionError) as error:
             raise RolloutError(f"not a lease: {str(text)[:80]!r} ({error})") from error

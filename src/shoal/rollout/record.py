@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.errors import RolloutError
-from shoal.files import open_regular
+from shoal.files import open_regular, parse_json
 from shoal.rollout.bounds import MAX_BYTES, proof_room, sample_room
 from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
@@ -134,7 +134,7 @@ def read_summary(path: Path) -> Summary:
 
 def _summary(path: Path, footer: Mapping[bytes, bytes]) -> Summary:
     try:
-        counts = json.loads(footer[b"shoal.summary"])
+        counts = parse_json(footer[b"shoal.summary"])
         summary = Summary(int(counts["groups"]), int(counts["signal"]))
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise RolloutError(f"{path.name}: no summary in its footer") from error

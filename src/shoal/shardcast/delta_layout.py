@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from pydantic_core import from_json
-
 from shoal.errors import DeltaError
+from shoal.files import parse_json
 
 LENGTH = 8
 # A header of a hundred thousand tensors has about 12 MB.
@@ -66,7 +65,7 @@ def header_size(start: bytes, origin: str) -> int:
 def parse(header: bytes, origin: str) -> Layout:
     """The layout that a header describes; DeltaError unless its tensors follow each other without holes."""
     try:
-        tree = from_json(header[LENGTH:])  # not json.loads: where many frames are allowed, deep nesting kills that
+        tree = parse_json(header[LENGTH:])
         if not isinstance(tree, dict):
             raise ValueError("its header is not a table")
         tree.pop("__metadata__", None)

@@ -10,7 +10,6 @@ write, on any file system, for 0.2 % of a core; inotify would save those and nee
 
 import asyncio
 import io
-import json
 import logging
 import os
 import re
@@ -29,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from shoal.errors import ShardcastError
-from shoal.files import read_regular
+from shoal.files import parse_json, read_regular
 from shoal.shardcast.guard import AllowList, Limits, Rates
 from shoal.shardcast.records import MIB, MOST_HEAD, PACKAGE_NAME
 from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, take_hold
@@ -231,7 +230,7 @@ class Server:
             seen = state(path)
             try:
                 data = read_regular(path, MOST_HEAD)
-                if after < 0 or json.loads(data)[0]["sequence"] > after:
+                if after < 0 or parse_json(data)[0]["sequence"] > after:
                     return web.Response(body=data, content_type="application/json", headers=_FRESH)
             except FileNotFoundError:
                 data = b""

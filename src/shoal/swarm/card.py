@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from shoal.config import RunConfig, check_config
 from shoal.errors import IdentityError, SwarmError
+from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of
 
 DOMAIN = "shoal run card 1"
@@ -71,7 +72,7 @@ def read_card(data: bytes, join: Join) -> Card:
     """A card whose signature is its coordinator's, and the one that was meant; a SwarmError otherwise."""
     where = f"run card of {join.url}"
     try:
-        tree: Any = json.loads(data)
+        tree: Any = parse_json(data)
         version = tree["card"]["schema_version"]
         if version != SCHEMA:
             raise SwarmError(

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, cast
 import httpx2
 
 from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
+from shoal.files import parse_json
 from shoal.keys import Key
 from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
 from shoal.swarm.refusal import Code, Refusal
@@ -88,14 +89,14 @@ class Link:
     def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         """Makes a signed request with a JSON body; the answer as it was parsed."""
         data = None if body is None else json.dumps(body).encode()
-        return cast("dict[str, Any]", json.loads(self._patiently(method, target, data)))
+        return cast("dict[str, Any]", parse_json(self._patiently(method, target, data)))
 
     def put_file(self, target: str, data: bytes) -> dict[str, Any]:
-        return cast("dict[str, Any]", json.loads(self._patiently("PUT", target, data, kind="application/octet-stream")))
+        return cast("dict[str, Any]", parse_json(self._patiently("PUT", target, data, kind="application/octet-stream")))
 
     def get(self, target: str) -> Any:
         """What anybody may ask."""
-        return json.loads(self._patiently("GET", target, None, signed=False))
+        return parse_json(self._patiently("GET", target, None, signed=False))
 
     def fetch(self, target: str, to: Path, size: int) -> str:
         """Writes an answer of exactly `size` bytes into a file, whole or not at all; its SHA-256."""
@@ -185,7 +186,7 @@ class _Later(Exception):
 def _refusal(answer: httpx2.Response) -> Exception:
     """The error that an answer stands for."""
     try:
-        tree = json.loads(answer.content)
+        tree = parse_json(answer.content)
         code, reason = str(tree["error"]), str(tree["reason"])
     except (ValueError, KeyError, TypeError, RecursionError):
         code, reason = "", f"{answer.status_code} {answer.text[:200]!r}"

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
+from shoal.files import parse_json
 from shoal.tasks.source import Score, Split, Task
 
 SCORE_S = 5.0
@@ -134,7 +135,7 @@ class Scorer:
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         try:
-            return json.loads(line)
+            return parse_json(line)
         except (ValueError, RecursionError):
             raise _Lost("said what is not JSON") from None
 

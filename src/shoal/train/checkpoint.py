@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shoal.errors import ModelError
-from shoal.files import numbered, read_regular, remove_staging, sha256_file, whole_directory
+from shoal.files import numbered, parse_json, read_regular, remove_staging, sha256_file, whole_directory
 from shoal.models.load import WEIGHTS, Policy, trainable
 
 STATE = "state.json"
@@ -104,7 +104,7 @@ def _set_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: dict
 
 
 def _state(folder: Path, version: int) -> dict[str, Any]:
-    state = json.loads(read_regular(folder / STATE, most=1 << 30))
+    state = parse_json(read_regular(folder / STATE, most=1 << 30))
     if not isinstance(state, dict) or state["version"] != version:
         raise ValueError(f"its {STATE} is not that of version {version}")
     return state

@@ -22,7 +22,7 @@ from shoal.config import RunConfig, check_config
 from shoal.errors import RolloutError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import MANIFEST, DirectoryChannel, folder_name, write_manifest
-from shoal.files import read_regular, sha256_file, whole_directory, write_whole
+from shoal.files import parse_json, read_regular, sha256_file, whole_directory, write_whole
 from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission
@@ -100,7 +100,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
 def read_bundle(path: Path) -> Bundle:
     """A bundle, or a RolloutError that says what is wrong with it."""
     try:
-        tree: Any = json.loads(path.read_bytes())
+        tree: Any = parse_json(path.read_bytes())
         if tree["format"] != FORMAT:
             raise RolloutError(f"{path}: bundle format {tree['format']!r}, this program reads {FORMAT}")
         rows = [{**row, "proof": base64.b64decode(row["proof"], validate=True)} for row in tree["rollouts"]]

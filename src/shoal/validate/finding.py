@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from shoal.files import parse_json
+
 Value = float | int | str | None
 
 
@@ -46,7 +48,7 @@ class Verdict:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """A verdict out of its JSON; ValueError for anything else."""
-        tree: Any = json.loads(text)
+        tree: Any = parse_json(text)
         try:
             tree.pop("reason", None)
             finding = tree.pop("finding")

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.errors import StorageError
+from shoal.files import parse_json
 
 Entry = dict[str, Any]
 
@@ -81,7 +82,7 @@ def _plain(value: object) -> object:
 
 def _parse(line: bytes) -> Entry | None:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("event"), str) else None

@@ -1,6 +1,5 @@
 """Reading finished rollouts: what was asked, what was answered, what it earned."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.errors import ConfigError, ModelError, RolloutError
+from shoal.files import parse_json
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
@@ -70,7 +70,7 @@ def _decoder(run: RunDir) -> Callable[[list[int]], str]:
 def _read(run: RunDir, path: Path) -> tuple[Submission | None, bool]:
     """A file that was not refused, and whether it was judged at all."""
     try:
-        verdict = json.loads(path.with_suffix(".verdict.json").read_bytes())["accept"]
+        verdict = parse_json(path.with_suffix(".verdict.json").read_bytes())["accept"]
     except (OSError, ValueError, KeyError, TypeError):
         verdict = None
     if verdict is False:
