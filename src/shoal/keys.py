@@ -24,6 +24,8 @@ class Key:
 
     def __init__(self, secret: bytes) -> None:
         try:
+            if len(secret) != 32:  # coincurve fills a short one up with zeros
+                raise ValueError
             self._key = PrivateKey(secret)
         except ValueError:
             raise IdentityError(f"a key of {len(secret)} bytes: a private key is 32 bytes within the curve") from None

@@ -178,14 +178,15 @@ def test_a_worker_may_do_nothing_that_is_the_trainers_or_a_validators(busy: Worl
     ):
         answer = busy.request(A, method, target, body)
         assert answer.status_code == 403, (method, target, answer.text)
-    for key, method, target, body in (
+    others: list[tuple[Key, str, str, Any]] = [
         (VALIDATOR, "PUT", "/v1/versions/1", {"root": "ab" * 32}),
         (VALIDATOR, "DELETE", "/v1/files?before=9", None),
         (VALIDATOR, "POST", "/v1/leases", {"version": 0}),
         (TRAINER, "PUT", f"/v1/bans/{B.address}", {"reason": "x"}),
         (VALIDATOR, "PUT", f"/v1/bans/{TRAINER.address}", {"reason": "x"}),
-    ):
-        assert busy.request(key, method, target, body).status_code == 403, target
+    ]
+    for key, method, target, payload in others:
+        assert busy.request(key, method, target, payload).status_code == 403, target
 
 
 def test_an_accept_verdict_on_other_bytes_is_refused(busy: World) -> None:

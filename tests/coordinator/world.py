@@ -76,7 +76,7 @@ class World:
     pause_s: float = 10.0
     url: str = ""
     _open: ExitStack = field(default_factory=ExitStack)
-    _stores: dict[tuple[str, type], SwarmStore] = field(default_factory=dict)
+    _stores: dict[str, SwarmStore] = field(default_factory=dict)
 
     def start(self) -> None:
         """Starts the coordinator, again after a stop."""
@@ -94,27 +94,31 @@ class World:
             self.ledger,
             self.clock,
         )
-        self.url = self._open.enter_context(serving(self.coordinator, pause_s=self.pause_s))
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        self.url = self._open.enter_context(serving(self.coordinator, port, self.pause_s))
 
     def stop(self) -> None:
-        for store in self._stores.values():
-            store._link.__exit__()
-        self._stores.clear()
+        """Stops the coordinator; the nodes stay."""
         self._open.close()
         self._open = ExitStack()
+
+    def end(self) -> None:
+        for store in self._stores.values():
+            store._link.__exit__()
+        self.stop()
 
     def link(self, key: Key, **options: Any) -> Link:
         return Link(self.url, key, **{"wait_s": 20.0, "clock": self.clock, **options})
 
     def store(self, key: Key, role: str | None = None, limits: Limits | None = LIMITS) -> SwarmStore:
         """A joined node's store; the trainer's and validator's are such by their keys."""
-        if (found := self._stores.get((key.address, SwarmStore))) is not None:
+        if (found := self._stores.get(key.address)) is not None:
             return found
         role = role or {TRAINER.address: "trainer", VALIDATOR.address: "validator"}.get(key.address, "worker")
         link = self.link(key)
         link.join(role)
         store = SwarmStore(link, self.path / "cache" / key.address, limits, lambda _: ROOT)
-        self._stores[key.address, SwarmStore] = store
+        self._stores[key.address] = store
         return store
 
     @property
@@ -189,4 +193,4 @@ def world_at(path: Path, database: str, pause_s: float = 10.0, **changes: Any) -
     try:
         yield world
     finally:
-        world.stop()
+        world.end()

@@ -77,9 +77,9 @@ def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[
 
 
 @contextmanager
-def serving(coordinator: Coordinator, host: str = "127.0.0.1", pause_s: float = PAUSE_S) -> Iterator[str]:
+def serving(coordinator: Coordinator, port: int = 0, pause_s: float = PAUSE_S) -> Iterator[str]:
     """The coordinator at work in a thread of this process; gives its URL."""
-    listener = bind(host, 0)
+    listener = bind("127.0.0.1", port)
     server = server_of(coordinator, pause_s)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

@@ -1,0 +1,72 @@
+"""`shoal identity` and `shoal coordinator` as people use them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.keys import Key, checksummed
+
+
+def shoal(home: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, input=said)
+
+
+def test_a_key_is_made_once_in_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    first, second = shoal(tmp_path, "identity", "show"), shoal(tmp_path, "identity", "show")
+    path = tmp_path / "shoal" / "node.key"
+    address = checksummed(Key.load(path).address)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (first.stdout.splitlines()[-1], second.stdout) == (address, f"{address}\n")
+
+
+def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    shown = shoal(here, "identity", "show").stdout.splitlines()[-1]
+    printed = shoal(here, "identity", "export")
+    assert shoal(there, "identity", "import", said=printed.stdout).stdout.strip() == shown
+    backup = tmp_path / "backup"
+    assert "whoever has that file is you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
+    assert backup.stat().st_mode & 0o777 == 0o600
+    again = shoal(there, "identity", "import", str(backup))
+    assert "is this machine's already" in again.stdout
+    other = shoal(tmp_path / "third", "identity", "show").stdout.splitlines()[-1]
+    refused = shoal(tmp_path / "third", "identity", "import", str(backup))
+    assert refused.returncode == 3
+    assert f"holds {other}; give --replace" in refused.stderr
+    replaced = shoal(tmp_path / "third", "identity", "import", str(backup), "--replace")
+    assert replaced.stdout.splitlines()[-1] == shown
+    assert len(list((tmp_path / "third" / "shoal").glob("node.key.*"))) == 1
+
+
+@pytest.mark.parametrize(("text", "reason"), [("hello", "not 64 hexadecimal digits"), ("0x12", "a key of 1 bytes")])
+def test_what_is_no_key_is_not_taken(tmp_path: Path, text: str, reason: str) -> None:
+    result = shoal(tmp_path, "identity", "import", said=text)
+    assert result.returncode == 3
+    assert reason in result.stderr
+    assert not (tmp_path / "shoal").exists()
+
+
+def test_the_swarm_imports_no_torch() -> None:
+    code = "import shoal.swarm.commands, shoal.swarm.store, sys; print(*sys.modules)"
+    found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert found & {"torch", "transformers", "reasoning_gym"} == set()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    import socket
+
+    config = tmp_path / "run.toml"
+    config.write_text('name = "a"\nsteps = 3\n[[tasks]]\nsource = "reasoning-gym/spell_backward"\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = shoal(
+            tmp_path, "coordinator", str(config), "--out", str(tmp_path / "run"), "--set", f"swarm.port={port}"
+        )
+    assert result.returncode == 3
+    assert f"127.0.0.1:{port}: cannot listen" in result.stderr
+    assert "change swarm.host or swarm.port" in result.stderr
