@@ -179,11 +179,33 @@ def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "R
 
 
 @app.command()
-def status(run: Run) -> None:
+def status(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory.")] = None,
+    join: Annotated[str | None, typer.Option(metavar="URL", help="A coordinator, in place of a directory.")] = None,
+) -> None:
     """Say how far a run is, what each role is doing and who waits on whom."""
+    if (run is None) == (join is None):
+        raise ConfigError("status: give a run directory, or --join URL with a coordinator's URL")
+    if join is not None:
+        from shoal.swarm.ask import print_swarm
+
+        print_swarm(join, console)
+        return
     from shoal.watch.show import print_status
 
+    assert run is not None
     print_status(run, console)
+
+
+@app.command()
+def why(
+    submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+) -> None:
+    """Say what became of a submission: the verdict, the rule that was broken, what was claimed and what was found."""
+    from shoal.swarm.ask import print_why
+
+    print_why(join, submission, console)
 
 
 @app.command()

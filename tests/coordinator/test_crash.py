@@ -24,7 +24,7 @@ from shoal.swarm.store import SwarmStore
 from ..conftest import LIMITS, ROOT, judge_formats
 from .world import good_file, key_of, make_config
 
-KILLS = 3
+KILLS = 2
 NODES = 4
 
 

@@ -23,7 +23,7 @@ from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
 from shoal.swarm.refusal import Code, Refusal
 from shoal.swarm.signing import EMPTY, sign_request
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 # Answers that say: not now.
 LATER = (429, 502, 503, 504)
 T = TypeVar("T")

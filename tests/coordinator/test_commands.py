@@ -1,4 +1,4 @@
-"""`shoal identity` and `shoal coordinator` as people use them."""
+"""`shoal identity`, `shoal coordinator`, `shoal why` and `shoal status` as people use them."""
 
 import os
 import subprocess
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoal.keys import Key, checksummed
+from shoal.validate.finding import Finding, Verdict
+
+from .world import World, key_of
 
 
 def shoal(home: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
@@ -70,3 +73,37 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert f"127.0.0.1:{port}: cannot listen" in result.stderr
     assert "change swarm.host or swarm.port" in result.stderr
+
+
+def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
+    small_world.announce()
+    small_world.hand_in("a", small_world.take("a"))
+    before = shoal(tmp_path, "why", "0/0", "--join", small_world.url)
+    assert "no verdict yet: it waits for a validator" in before.stdout
+    (upload,) = small_world.validator.waiting(0, 0)
+    finding = Finding("rewards", "rewards are what the scorer gives", 1.0, 0.0, 3)
+    sha256 = small_world.validator.read(upload)[1]
+    small_world.validator.judge(upload, Verdict(False, sha256, True, finding, "evidence/step-000000-0000.json"))
+    told = shoal(tmp_path, "why", "0/0", "--join", small_world.url).stdout
+    for line in (
+        "rejected by 0x",
+        "check: rewards in sample 3",
+        "claimed: 1.0",
+        "found: 0.0",
+        "evidence/step-000000-0000",
+    ):
+        assert line in told
+    for name, reason in (("7/7", "nothing was handed in under that number"), ("x", "must read STEP/NUMBER")):
+        assert reason in shoal(tmp_path, "why", name, "--join", small_world.url).stderr
+
+
+def test_status_shows_the_nodes_of_a_run(small_world: World, tmp_path: Path) -> None:
+    small_world.announce()
+    small_world.take("a")
+    told = shoal(tmp_path, "status", "--join", small_world.url).stdout
+    assert "run test: version 0 of 20; files: 0 accepted" in told
+    assert "step 0: 0 of 4 groups with signal, 2 out on leases" in told
+    assert checksummed(key_of("a").address) in told
+    neither = shoal(tmp_path, "status")
+    assert neither.returncode == 3
+    assert "give a run directory, or --join URL" in neither.stderr
