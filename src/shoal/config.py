@@ -191,6 +191,9 @@ class SwarmConfig(_Table):
     port: int = Field(7000, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
     database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
+    store_options: dict[str, str] = Field(
+        default_factory=dict, description="The object store's own, as endpoint and region; secrets: in the environment."
+    )
     trainer: str = Field("", description="Address of the trainer; the key in RUN/keys if empty.")
     validators: list[str] = Field(
         default_factory=list, description="Addresses whose verdicts count; the key in RUN/keys if empty."

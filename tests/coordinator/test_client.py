@@ -133,6 +133,7 @@ def test_the_signature_of_a_card_covers_its_config() -> None:
             "relays": (),
             "max_upload": 1,
             "heartbeat_s": 1.0,
+            "direct_uploads": False,
             "config": make_config().model_dump(mode="json"),
         }
         return sign_card(Card.model_validate(fields | changes), COORDINATOR)

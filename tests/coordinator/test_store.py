@@ -115,6 +115,15 @@ def test_the_time_for_which_the_coordinator_was_down_is_not_held_against_a_lease
     assert world.trainer.count(0).seen == lease.groups
 
 
+def test_a_large_file_that_is_refused_is_told_why_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.swarm.store._signal", lambda _: 0)
+    world.announce()
+    lease = world.take("a")
+    world.clock.ahead = 601
+    with pytest.raises(RolloutError, match=r"expired \d s ago"):
+        world.store(key_of("a")).put(lease, bytes(world.coordinator.terms.max_upload))
+
+
 def test_the_same_bytes_may_be_sent_again_and_others_may_not(world: World) -> None:
     world.announce()
     lease = world.take("a")

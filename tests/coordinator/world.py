@@ -90,7 +90,7 @@ class World:
             COORDINATOR,
             ORIGIN.address,
             database,
-            Objects(self.path / "uploads"),
+            Objects(self.config.swarm.store or self.path / "uploads", self.config.swarm.store_options),
             self.ledger,
             self.clock,
         )

@@ -22,8 +22,10 @@ from shoal.errors import StorageError
 from shoal.swarm import messages as m
 from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
 from shoal.swarm.card import SignedCard
-from shoal.swarm.coordinator import Coordinator, name_of
+from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.leasing import NoLease
+from shoal.swarm.objects import object_name
+from shoal.swarm.overview import Overview
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import EMPTY, Signed, check_request
 from shoal.validate.finding import Finding, Verdict
@@ -155,9 +157,14 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def card() -> SignedCard:
         return await coordinator.card()
 
-    @app.get("/v1/status", summary="Nodes, steps, and who waits on whom.")
-    async def status() -> m.StatusOut:
-        return m.StatusOut.model_validate(asdict(await coordinator.overview()))
+    written: list[tuple[Overview, bytes]] = []
+
+    @app.get("/v1/status", summary="Nodes, steps, and who waits on whom.", response_model=m.StatusOut)
+    async def status() -> Response:
+        seen = await coordinator.overview()
+        if not written or written[0][0] is not seen:  # written once, however many look
+            written[:] = [(seen, m.StatusOut.model_validate(asdict(seen)).model_dump_json().encode())]
+        return Response(written[0][1], media_type="application/json")
 
     @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
     async def beacons() -> list[m.BeaconOut]:
@@ -211,8 +218,13 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         by: Signed = signed,
     ) -> m.Done:
         began = coordinator.clock()
-        ticket = await coordinator.may_upload(by, step, submission, signal)
+        try:
+            ticket = await coordinator.may_upload(by, step, submission, by.body, signal)
+        except Refusal:
+            await _drain(request)
+            raise
         if ticket.done:
+            await _drain(request)
             return m.Done(changed=False)
         with tempfile.SpooledTemporaryFile(max_size=SPOOL) as spool:
             digest, size = hashlib.sha256(), 0
@@ -226,8 +238,25 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
             if digest.hexdigest() != by.body:
                 raise Refusal("body", f"Shoal-Body {by.body[:12]}...: is not the hash of the {size} bytes sent")
             spool.seek(0)
-            await coordinator.objects.put(name_of(by, step, submission), spool if size > SPOOL else spool.read())
-        return m.Done(changed=await coordinator.take_upload(by, step, submission, size, signal, began))
+            name = object_name(step, submission, by.body)
+            await coordinator.objects.put(name, spool if size > SPOOL else spool.read())
+        return m.Done(changed=await coordinator.take_upload(by, step, submission, by.body, size, signal, began))
+
+    @app.post("/v1/uploads/{step}/{submission}", summary="Ask where to send a lease's file.")
+    async def where(step: Step, submission: Submission, body: m.UploadIn, by: Signed = signed) -> m.UploadOut:
+        url, done = await coordinator.direct_upload(by, step, submission, body.sha256, body.size, body.signal)
+        return m.UploadOut(url=url, done=done)
+
+    @app.post("/v1/uploads/{step}/{submission}/done", summary="Say that a file was sent to the object store.")
+    async def sent(step: Step, submission: Submission, body: m.UploadIn, by: Signed = signed) -> m.Done:
+        taken = await coordinator.direct_done(by, step, submission, body.sha256, body.size, body.signal)
+        return m.Done(changed=taken)
+
+
+async def _drain(request: Request) -> None:
+    """Takes what a node is still sending: one whose connection is cut cannot read why it was refused."""
+    async for _ in request.stream():
+        pass
 
 
 def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:

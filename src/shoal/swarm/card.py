@@ -33,6 +33,7 @@ class Card(BaseModel):
     relays: tuple[str, ...] = Field(strict=False, description="Where versions are to be had.")
     max_upload: int = Field(description="Most bytes of one rollout file.")
     heartbeat_s: float = Field(description="Seconds between heartbeats.")
+    direct_uploads: bool = Field(description="Whether files go to an object store, with URLs that are asked for.")
     config: dict[str, JsonValue] = Field(description="The run's config: model, tasks, sampling, thresholds and so on.")
 
     def run_config(self) -> RunConfig:

@@ -46,7 +46,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
             role_key(run, "coordinator"),
             origin,
             database,
-            Objects(swarm.store or home / "uploads"),
+            Objects(swarm.store or home / "uploads", swarm.store_options),
             DatabaseLedger(database),
         )
     except BaseException:

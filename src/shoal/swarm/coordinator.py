@@ -5,6 +5,7 @@ Each method is one request of a node whose signature is right, and one transacti
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
@@ -23,8 +24,9 @@ from shoal.swarm.judging import Explanation, Filed
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.leasing import NoLease, Ticket
 from shoal.swarm.ledger import Ledger, tell
-from shoal.swarm.objects import Objects, object_name
+from shoal.swarm.objects import Objects, incoming_name, object_name
 from shoal.swarm.overview import Overview, overview
+from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, Role
 from shoal.swarm.signing import Nonces, Signed
 from shoal.swarm.states import State
@@ -33,9 +35,11 @@ from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 SWEEP_S = 1.0
 FORGET_NONCES_S = 10.0
 OVERVIEW_S = 0.5
+DIRECT_S = 600.0  # for which a URL at the object store is good
 # A workerless answer costs the coordinator about a millisecond: all waiting nodes together ask so often a second.
 LEASE_REQUESTS_PER_S = 200.0
 LEAST_RETRY_S = 0.2
@@ -128,24 +132,55 @@ class Coordinator:
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
 
-    async def may_upload(self, signed: Signed, step: int, submission: int, signal: int) -> Ticket:
+    async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:
         def work(db: Connection, node: Node, now: float) -> Ticket:
-            return leasing.may_upload(db, node, step, submission, signed.body, signal, now)
+            return leasing.may_upload(db, node, step, submission, sha256, signal, now)
 
         return await self._act(signed, work)
 
     async def take_upload(
-        self, signed: Signed, step: int, submission: int, size: int, signal: int, began: float
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int, began: float
     ) -> bool:
         """Makes a file in the store the lease's one. The node was let in when it began."""
 
         def work(db: Connection) -> bool:
             node = registry.known(db, signed.node)  # it may have been banned meanwhile
-            return leasing.take_upload(db, node, step, submission, signed.body, size, signal, began, self.clock())
+            return leasing.take_upload(db, node, step, submission, sha256, size, signal, began, self.clock())
 
-        taken = await self._do(work)
+        try:
+            taken = await self._do(work)
+        except Refusal:  # a rival file of the same lease was faster: these bytes are nobody's
+            await self.objects.remove([object_name(step, submission, sha256)])
+            raise
         self._tell_waiters()
         return taken
+
+    async def direct_upload(
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int
+    ) -> tuple[str | None, bool]:
+        """A URL at the object store for a file, or None if it is to come here; and whether it is here already."""
+        ticket = await self.may_upload(signed, step, submission, sha256, signal)
+        if size > self.terms.max_upload:
+            raise Refusal("too-large", f"a file of {size} bytes, the run takes {self.terms.max_upload}")
+        if ticket.done or not self.objects.is_direct:
+            return None, ticket.done
+        name = incoming_name(step, submission, sha256)
+        return await self.objects.leave_to_put(name, DIRECT_S), False
+
+    async def direct_done(
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int
+    ) -> bool:
+        """Takes a file that a node has sent to the object store itself."""
+        began = self.clock()
+        ticket = await self.may_upload(signed, step, submission, sha256, signal)
+        if ticket.done:
+            return False
+        if not self.objects.is_direct:
+            raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
+        source, target = incoming_name(step, submission, sha256), object_name(step, submission, sha256)
+        if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
+            raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
+        return await self.take_upload(signed, step, submission, sha256, size, signal, began)
 
     # Requests of the trainer and of validators
 
@@ -251,6 +286,7 @@ class Coordinator:
                 relays=tuple(relays),
                 max_upload=self.terms.max_upload,
                 heartbeat_s=self.terms.heartbeat_s,
+                direct_uploads=self.objects.is_direct,
                 config=self._config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
             )
             self._card = (relays, sign_card(card, self.key))
@@ -262,11 +298,14 @@ class Coordinator:
         """Sweeps, and tells the ledger, until cancelled."""
         last = 0.0
         while True:
-            await self._do(self.sweep)
-            if time.monotonic() - last > FORGET_NONCES_S:
-                last = time.monotonic()
-                await self.forget_nonces()
-            await asyncio.to_thread(tell, self._database, self._ledger)
+            try:
+                await self._do(self.sweep)
+                if time.monotonic() - last > FORGET_NONCES_S:
+                    last = time.monotonic()
+                    await self.forget_nonces()
+                await asyncio.to_thread(tell, self._database, self._ledger)
+            except Exception as error:  # a ledger or a database that is away comes back
+                LOG.warning("coordinator: %s; trying again", error)
             await asyncio.sleep(SWEEP_S)
 
     def sweep(self, db: Connection) -> None:
@@ -308,8 +347,3 @@ class Coordinator:
     def _tell_waiters(self) -> None:
         for changed in self._changed:
             changed.set()
-
-
-def name_of(signed: Signed, step: int, submission: int) -> str:
-    """Where an upload's bytes go."""
-    return object_name(step, submission, signed.body)

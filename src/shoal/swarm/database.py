@@ -68,8 +68,8 @@ class Database:
         self._held.close()
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            batch = [job]
+        while (first := self._jobs.get()) is not None:
+            batch = [first]
             with contextlib.suppress(queue.Empty):
                 while len(batch) < MOST_AT_ONCE:
                     more = self._jobs.get_nowait()
@@ -77,6 +77,7 @@ class Database:
                         self._jobs.put(None)
                         break
                     batch.append(more)
+            batch = [job for job in batch if job[1].set_running_or_notify_cancel()]
             if not self._together(batch):
                 for job in batch:
                     self._together([job])

@@ -55,6 +55,17 @@ class LeaseIn(_In):
     )
 
 
+class UploadIn(_In):
+    sha256: Sha256
+    size: int = Field(ge=0, le=1 << 40)
+    signal: Number = Field(description="Groups in the file that have signal.")
+
+
+class UploadOut(BaseModel):
+    url: str | None = Field(description="PUT the file there, then say that it is done; null: PUT it to /v1/files.")
+    done: bool = Field(description="Whether these bytes are here already.")
+
+
 class FindingIn(_In):
     check: Annotated[Plain, Field(max_length=100)]
     rule: Annotated[Plain, Field(max_length=2000)]

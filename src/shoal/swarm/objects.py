@@ -4,18 +4,26 @@ An object's name holds its step, its number and the hash of its bytes. So the sa
 writing it again changes nothing, and a rival upload under the same lease cannot replace what is there.
 """
 
-from collections.abc import AsyncIterator, Iterable
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import obstore
-from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.exceptions import BaseError, NotFoundError
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 
 from shoal.errors import ConfigError, StorageError
 from shoal.files import make_directory
 
 CHUNK = 1 << 20
+SIGNING = (S3Store, GCSStore, AzureStore)
+
+
+def incoming_name(step: int, submission: int, sha256: str) -> str:
+    """Where a node itself puts a file; it is not looked at there."""
+    return f"incoming/{object_name(step, submission, sha256)}"
 
 
 def object_name(step: int, submission: int, sha256: str) -> str:
@@ -25,17 +33,53 @@ def object_name(step: int, submission: int, sha256: str) -> str:
 class Objects:
     """Files by name, each written whole or not at all."""
 
-    def __init__(self, where: str | Path) -> None:
+    def __init__(self, where: str | Path, options: Mapping[str, str] | None = None) -> None:
+        """`options` are obstore's own, such as an endpoint; credentials come from the environment."""
         self._where = str(where)
+        own: Any = dict(options or {})
+        plain: Any = {"allow_http": True} if own.get("endpoint", "").startswith("http://") else {}
         if "://" in self._where:
             try:
-                self._store: ObjectStore = from_url(self._where)
+                self._store: ObjectStore = from_url(self._where, config=own, client_options=plain)
             except (BaseError, ValueError) as error:
                 reason = f"{_first_line(error)}; give a directory or s3://BUCKET"
                 raise ConfigError(f"swarm.store {self._where}: {reason}") from error
         else:
             make_directory(Path(self._where))
             self._store = LocalStore(self._where)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether nodes can send files to the store themselves, with URLs signed for them."""
+        return isinstance(self._store, SIGNING)
+
+    async def leave_to_put(self, name: str, seconds: float) -> str:
+        """A URL to which anybody who has it can PUT one object for a while."""
+        assert isinstance(self._store, SIGNING), "only asked for where is_direct"
+        try:
+            url: str = await obstore.sign_async(self._store, "PUT", name, timedelta(seconds=seconds))
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self._where}/{name}: no leave to write it ({_first_line(error)})") from error
+        return url
+
+    async def settle(self, source: str, target: str, sha256: str, size: int) -> str | None:
+        """Copies an object to where nobody else can write, and removes it again if it is not the right one; why."""
+        try:
+            if (found := (await obstore.head_async(self._store, source))["size"]) != size:
+                return f"has {found} bytes, {size} were said"
+            await obstore.copy_async(self._store, source, target)
+            digest = hashlib.sha256()
+            async for piece in await self.get(target):
+                digest.update(piece)
+        except (FileNotFoundError, NotFoundError):
+            return "is not there; send it to the URL first"
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self._where}/{target}: cannot be written ({_first_line(error)})") from error
+        if digest.hexdigest() != sha256:
+            await self.remove([target])
+            return f"has hash {digest.hexdigest()[:12]}, {sha256[:12]} was said"
+        await self.remove([source])
+        return None
 
     async def put(self, name: str, data: bytes | IO[bytes]) -> None:
         try:

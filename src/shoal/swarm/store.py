@@ -87,7 +87,10 @@ class SwarmStore:
         if len(data) > most:
             raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run takes {most}")
         try:
-            self._link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal={_signal(data)}", data)
+            if self._link.card.direct_uploads:
+                self._link.put_direct(f"/v1/uploads/{lease.step}/{lease.submission}", data, _signal(data))
+            else:
+                self._link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal={_signal(data)}", data)
         except Refusal as refusal:
             raise RolloutError(f"{lease}: {refusal.reason}") from None
 
