@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from shoal.errors import BannedError, RolloutError, StorageError
@@ -237,3 +238,15 @@ def test_what_was_uploaded_is_there_after_a_restart(world: World) -> None:
     world.start()
     judge_formats(world.validator, 0, 2)
     assert len(list(world.trainer.accepted(0))) == 1
+
+
+def test_a_lost_connection_to_postgres_is_made_again(tmp_path: Path, postgres_url: str) -> None:
+    with psycopg.connect(f"{postgres_url}/postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE cut")
+        with world_at(tmp_path, f"{postgres_url}/cut") as world:
+            world.announce()
+            lease = world.take("a")
+            cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'cut'"
+            assert connection.execute(cut).fetchall()
+            world.hand_in("a", lease)
+            assert world.trainer.count(0).seen == 2

@@ -36,9 +36,12 @@ def postgres(*, durable: bool = True) -> Iterator[str]:
         data = home / "data"
         initdb = str(program.with_name("initdb"))
         command = [initdb, "--auth=trust", "--username=shoal", "--no-sync", "-E", "UTF8", "-D", str(data)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=START_S, env=locale, cwd=home, check=False, **user
-        )
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=START_S, env=locale, cwd=home, check=False, **user
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BenchError(f"postgres: {initdb} cannot be run ({error})") from error
         if done.returncode != 0:
             raise BenchError(f"postgres: initdb ended with {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -124,9 +124,8 @@ class Database:
             event.listen(engine, "begin", _begin_sqlite)
             return engine
         if kind == "postgresql":
-            engine = create_engine(
-                parsed.set(drivername="postgresql+psycopg"), pool_size=1, max_overflow=0, pool_pre_ping=True
-            )
+            # A connection that was lost fails its batch, and the jobs, done again one by one, get a new one.
+            engine = create_engine(parsed.set(drivername="postgresql+psycopg"), pool_size=1, max_overflow=0)
             event.listen(engine, "connect", _own_postgres)
             return engine
         raise ConfigError(f"database {_shown(url)}: give sqlite:///PATH or postgresql://USER@HOST/NAME")

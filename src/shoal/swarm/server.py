@@ -62,6 +62,7 @@ def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Ser
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=2,
         lifespan="on",
