@@ -5,12 +5,28 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shoal.errors import ShardcastError
+from shoal.errors import DeltaError, ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
 from shoal.shardcast.records import Base, Closing, Entry
-from shoal.shardcast.store import FILES, MADE, Index, Store, directory_root
+from shoal.shardcast.store import FILES, MADE, Index, Store, directory_root, is_made
 
 DELTA = ".delta"
+
+
+class DamagedError(ShardcastError):
+    """A package or a version on this disk is not what it was: it has to be fetched or made again."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UselessError(ShardcastError):
+    """A delta is what the origin signed, and does not give the version that it says: there must be another way."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path], keep: int) -> Path:
@@ -36,19 +52,10 @@ def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path]
 
 def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> Path:
     """The files of a version that is here whole, with this root."""
-    made = store.made().get(base.number)
-    if made is not None and made_root(made) == base.root:
-        return made / FILES
-    for name in store.packages():
-        index = Index(store.folder(name))
-        index.refresh()
-        if index.opening and index.opening.kind == "full" and index.closing and index.closing.root == base.root:
-            return files_of(name)
-    raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
-
-
-def made_root(folder: Path) -> str:
-    return (folder / MADE).read_text().split()[0]
+    folder = store.whole().get((base.number, base.root))
+    if folder is None:
+        raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
+    return folder / FILES if is_made(folder.name) else files_of(folder.name)
 
 
 def check_made(folder: Path) -> Path:
@@ -68,13 +75,19 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
     target = store.path / f"{entry.number:06d}-made-{closing.root[:16]}"
     if (target / MADE).is_file():
         return target
-    _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
+    try:
+        _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
+    except ShardcastError as error:
+        raise DamagedError(str(error), base.parent.name) from None
     with whole_directory(target) as staging, disk_errors(target):
-        for name, _ in closing.content:
-            out = staging / FILES / name
-            make_directory(out.parent)
-            _make(base / name, own, name, out, closing)
-        _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
+        try:
+            for name, _ in closing.content:
+                out = staging / FILES / name
+                make_directory(out.parent)
+                _make(base / name, own, name, out, closing)
+            _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
+        except (DeltaError, ShardcastError) as error:
+            raise UselessError(f"{entry.name}: {error}", entry.name) from error
         (staging / MADE).write_text(f"{closing.root} {entry.piece_size}\n")
     return target
 

@@ -21,7 +21,7 @@ import re
 import time
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,10 +42,12 @@ from shoal.files import (
 )
 from shoal.shardcast.records import (
     MOST_HEAD,
+    MOST_LINE,
     MOST_MANIFEST,
     PACKAGE_NAME,
     Closing,
     Head,
+    Line,
     Opening,
     Piece,
     check_line,
@@ -72,6 +74,7 @@ class Index:
         self.pieces: dict[int, Piece] = {}
         self.closing: Closing | None = None
         self.read_bytes = 0  # of whole lines
+        self._inode = 0
         self._stretches: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     @property
@@ -80,15 +83,17 @@ class Index:
         return sum(end - start for stretches in self._stretches.values() for start, end in stretches)
 
     def refresh(self) -> bool:
-        """Reads on; True if there was something new. A manifest that shrank is another one: read from its start."""
+        """Reads on; True if there was something new. A manifest that was replaced or shrank is read from its start."""
         try:
             descriptor = os.open(self.folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             return False
         with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
-            if size < self.read_bytes:
+            facts = os.fstat(descriptor)
+            size = facts.st_size
+            if size < self.read_bytes or facts.st_ino != self._inode:
                 self.__init__(self.folder)  # type: ignore[misc]
+                self._inode = facts.st_ino
             if not self.read_bytes < size <= MOST_MANIFEST:
                 return False
             file.seek(self.read_bytes)
@@ -183,6 +188,24 @@ class Store:
                 found[int(match[1])] = Path(entry.path)
         return found
 
+    def whole(self) -> dict[tuple[int, str], Path]:
+        """Folders of the versions that are here as a whole, by number and root: full packages, and those made here.
+
+        One number may stand for two contents: a version that was taken back stays while somebody holds it.
+        """
+        found = {}
+        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+            folder = self.path / entry.name
+            if match := PACKAGE_NAME.fullmatch(entry.name):
+                root = closing_root(folder) if match[2] == "full" else None
+            elif match := MADE_NAME.fullmatch(entry.name):
+                root = made_root(folder)
+            else:
+                continue
+            if root is not None:
+                found[int(match[1]), root] = folder
+        return found
+
     @contextmanager
     def hold(self, name: str) -> Iterator[Path]:
         """Keeps a package or a made version from being removed, by anybody, until the block or this process ends."""
@@ -197,18 +220,18 @@ class Store:
     def remove(self, name: str) -> bool:
         """Removes a package unless somebody holds it; True if it is gone."""
         folder = self.folder(name)
-        descriptor = _open_lock(folder)
-        if descriptor is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            finally:
-                # The rename below makes it unreachable; whoever opens it in between finds nothing to lock.
-                os.close(descriptor)
         going = self.path / f"{STAGING}{name}"
-        with suppress(OSError):
-            folder.rename(going)
+        descriptor = _open_lock(folder)
+        try:
+            if descriptor is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError):
+                folder.rename(going)  # under the lock: nobody can take hold of it meanwhile, or find it afterwards
+        except BlockingIOError:
+            return False
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
         remove(going)
         return not folder.exists()
 
@@ -225,12 +248,41 @@ def take_hold(folder: Path) -> int | None:
     descriptor = _open_lock(folder)
     if descriptor is None:
         return None
-    try:
+    with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        if any(_is_file(folder / name, descriptor) for name in (MANIFEST, MADE)):  # it may have gone before the lock
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
+
+
+def is_made(name: str) -> bool:
+    """Whether a folder's name is that of a version put together here, rather than a package's."""
+    return MADE_NAME.fullmatch(name) is not None
+
+
+def made_root(folder: Path) -> str | None:
+    """The root of a version put together here; None if it is not whole."""
+    with suppress(OSError, ValueError, IndexError):
+        return (folder / MADE).read_text().split()[0]
+    return None
+
+
+def closing_root(folder: Path) -> str | None:
+    """The root of a package that is whole here. Only its manifest's end is read: it may be megabytes long."""
+    try:
+        with open_regular(folder / MANIFEST) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LINE))
+            record, _ = read_line(file.read(MOST_LINE).splitlines(keepends=True)[-1])
+    except (OSError, IndexError, ShardcastError):
         return None
-    return descriptor
+    return record.root if isinstance(record, Closing) else None
 
 
 def target_file(folder: Path, name: str) -> Path:
@@ -254,7 +306,14 @@ def append_line(folder: Path, line: bytes) -> None:
             os.close(descriptor)
 
 
-def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[bytes, Opening | Piece | Closing]]:
+def rewrite_lines(folder: Path, lines: Sequence[bytes]) -> None:
+    """Makes these lines the manifest, if it is not that already: who holds it holds the file, not its name."""
+    path, data = folder / MANIFEST, b"".join(lines)
+    if path.stat().st_size != len(data):
+        write_whole(path, data)
+
+
+def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[bytes, Line]]:
     """The lines of a manifest on this disk that the origin signed and whose bytes are here, hashed again now.
 
     What a loss of power tore, and what somebody changed, is left out. Empty if the opening itself is not right.
@@ -263,7 +322,7 @@ def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[by
         data = read_regular(folder / MANIFEST, MOST_MANIFEST)
     except OSError:
         return []
-    taken: list[tuple[bytes, Opening | Piece | Closing]] = []
+    taken: list[tuple[bytes, Line]] = []
     id_ = ""
     for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
         try:
