@@ -110,7 +110,7 @@ def test_whatever_a_relay_changes_is_never_believed(
     notes: list[str] = []
     with changing_relay(origin.server.url, change) as bad:
         client = client_of(tmp_path / "client", bad)
-        client._on_note = notes.append
+        client.sources.on_note = notes.append
         with client, pytest.raises(WaitError, match=bad):
             client.fetch(1, wait_s=0.6)
         assert any(bad in note for note in notes), notes

@@ -32,7 +32,7 @@ from shoal.shardcast.records import (
     read_head,
 )
 from shoal.shardcast.sources import PER_SOURCE, Source, Sources
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Store
+from shoal.shardcast.store import FILES, HEAD, MANIFEST, Store, is_made
 from shoal.shardcast.wire import LieError, Pace, SourceError
 
 MOST_WORKERS = 8
@@ -188,12 +188,20 @@ class Intake:
             self._drop(name)
             self._checked.discard(name)
             self._useless.discard(name)
+        self._remove_retracted(head)
         for name, job in self.jobs.items():
             if name in listed:
                 job.entry = listed[name]
         if self._mirror:
             for entry in head.packages:
                 self._job(entry)
+
+    def _remove_retracted(self, head: Head) -> None:
+        """Versions that were put together here and then taken back: no package of theirs says so."""
+        gone = set(head.retracted) - {entry.root for entry in head.packages}
+        for (_, root), folder in self.store.whole().items() if gone else ():
+            if root in gone and is_made(folder.name) and self.store.remove(folder.name):
+                self._checked.discard(folder.name)
 
     def _drop(self, name: str) -> None:
         if (job := self.jobs.pop(name, None)) is not None:

@@ -9,8 +9,8 @@ def route(entries: Sequence[Entry], held: Iterable[tuple[int, str]], number: int
     """The packages to fetch, in the order to apply them, for the fewest bytes; None if no way leads to the version.
 
     `held` are the versions already here, number and root. A full package stands on nothing; a delta on the version,
-    with the root, that it names. A package of unknown size counts as a full one of the largest size known, a delta as none:
-    it is being written this moment, and waiting for its size would cost more than it could save.
+    with the root, that it names. A package of unknown size counts as a full one of the largest size known, a delta as
+    none: it is being written this moment, and waiting for its size would cost more than it could save.
     """
     largest = max((entry.size or 0 for entry in entries), default=0)
     best: dict[tuple[int, str], tuple[int, list[Entry]]] = {item: (0, []) for item in held}

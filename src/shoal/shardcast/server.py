@@ -105,12 +105,6 @@ class Server:
         self.port = server.sockets[0].getsockname()[1]
         return server
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Listens, says so, and serves until cancelled."""
-        listening = await self.start()
-        started()
-        await self.keep(listening)
-
     async def keep(self, listening: asyncio.Server | None) -> None:
         """Serves until cancelled; without a listener it only waits."""
         try:
