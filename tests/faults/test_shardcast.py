@@ -17,8 +17,9 @@ import pytest
 from shoal.errors import WaitError
 from shoal.keys import Key
 from shoal.shardcast.guard import Limits
+from shoal.shardcast.manifest import Index
 from shoal.shardcast.records import MIB, Piece, read_head, read_line, signed_head, signed_line
-from shoal.shardcast.store import Index, Store
+from shoal.shardcast.store import Store
 from tests.conftest import run_on_small_disk
 from tests.shardcast.world import (
     KEY,

@@ -9,11 +9,12 @@ import pytest
 
 from shoal.errors import ShardcastError, StorageError, WaitError
 from shoal.shardcast.guard import Limits
+from shoal.shardcast.manifest import Index, append_line, verified_lines
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import MIB
 from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Index, Store, append_line, verified_lines
+from shoal.shardcast.store import Store
 from tests.shardcast.world import (
     KEY,
     RUN,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from shoal.errors import DeltaError, ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
+from shoal.shardcast.manifest import FILES, Index
 from shoal.shardcast.records import Base, Closing, Entry
-from shoal.shardcast.store import FILES, MADE, Index, Store, directory_root, is_made
+from shoal.shardcast.store import MADE, Store, directory_root, is_made
 
 DELTA = ".delta"
 

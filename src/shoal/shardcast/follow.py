@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ShardcastError, ShoalError, StorageError
+from shoal.shardcast.manifest import Index
 from shoal.shardcast.records import Entry, content_root
-from shoal.shardcast.store import Index, directory_root, files_of, hash_pieces
+from shoal.shardcast.store import directory_root, files_of, hash_pieces
 from shoal.shardcast.versions import Versions
 
 RETRY_S = 5.0  # before a disk that refused is tried again

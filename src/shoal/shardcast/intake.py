@@ -19,6 +19,7 @@ from shoal.errors import ShardcastError, ShoalError, StorageError
 from shoal.keys import Key, checked_address
 from shoal.shardcast.choose import choose
 from shoal.shardcast.job import Job
+from shoal.shardcast.manifest import FILES, MANIFEST
 from shoal.shardcast.records import (
     LARGEST_PIECE,
     MIB,
@@ -32,7 +33,7 @@ from shoal.shardcast.records import (
     read_head,
 )
 from shoal.shardcast.sources import PER_SOURCE, Source, Sources
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Store, is_made
+from shoal.shardcast.store import HEAD, Store, is_made
 from shoal.shardcast.wire import LieError, Pace, SourceError
 
 MOST_WORKERS = 8

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, make_directory, remove
+from shoal.shardcast.manifest import FILES, Index, append_line, rewrite_lines, target_file, verified_lines
 from shoal.shardcast.records import (
     MOST_LINE,
     MOST_SHORT_LINE,
@@ -22,7 +23,6 @@ from shoal.shardcast.records import (
     check_whole,
     read_line,
 )
-from shoal.shardcast.store import FILES, Index, append_line, rewrite_lines, target_file, verified_lines
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from blake3 import blake3
 from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, remove
 from shoal.keys import Key
+from shoal.shardcast.manifest import append_line, target_file
 from shoal.shardcast.records import (
     LARGEST_PIECE,
     MIB,
@@ -31,7 +32,7 @@ from shoal.shardcast.records import (
     signed_line,
 )
 from shoal.shardcast.route import retained
-from shoal.shardcast.store import Store, append_line, files_of, now_ms, target_file
+from shoal.shardcast.store import Store, files_of, now_ms
 
 KEEP = 5  # versions, as in INTELLECT-2
 Content = Mapping[str, tuple[int, Sequence[str]]]  # file -> its size and the hashes of its pieces

@@ -14,9 +14,10 @@ from shoal.errors import ShardcastError, WaitError
 from shoal.shardcast.assemble import DamagedError, UselessError, assemble, check_made
 from shoal.shardcast.intake import Intake, retracted
 from shoal.shardcast.job import Job
+from shoal.shardcast.manifest import FILES, check_package
 from shoal.shardcast.records import Entry, Head
 from shoal.shardcast.route import route
-from shoal.shardcast.store import FILES, check_package, is_made, take_hold
+from shoal.shardcast.store import is_made, take_hold
 
 KEEP_MADE = 2  # versions put together from deltas: the one in use, and the base of the next
 LOOK_S = 0.1  # between looks at what nobody reports

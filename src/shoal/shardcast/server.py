@@ -26,8 +26,9 @@ from shoal.files import read_regular
 from shoal.shardcast.connections import Connections
 from shoal.shardcast.growth import Watch, state
 from shoal.shardcast.guard import AllowList, Limits, Rates
+from shoal.shardcast.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.records import MIB, MOST_HEAD, PACKAGE_NAME
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, take_hold
+from shoal.shardcast.store import HEAD, Store, take_hold
 
 MOST_CHILDREN = 1024
 MOST_LINES = MIB  # bytes of manifest in one answer

@@ -12,9 +12,10 @@ from typing import BinaryIO, cast
 from shoal.errors import ShardcastError
 from shoal.files import whole_directory
 from shoal.shardcast.assemble import DELTA, link_or_copy
+from shoal.shardcast.manifest import FILES
 from shoal.shardcast.publish import Content, Outgoing, Publisher, piece_size_for
 from shoal.shardcast.records import Base, content_root
-from shoal.shardcast.store import FILES, MADE, files_of, hash_pieces
+from shoal.shardcast.store import MADE, files_of, hash_pieces
 
 FULL_EVERY = 8
 PAYS = 0.5  # of the full size: a larger delta is not worth its chain
