@@ -296,6 +296,32 @@ def test_a_killed_relay_is_done_without_and_goes_on_when_it_is_back(tmp_path: Pa
             relay.communicate()
 
 
+def test_a_follower_goes_back_when_its_version_is_taken_back(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1, mib=0.1)
+        command = [sys.executable, "-m", "shoal", "fetch", origin.server.url, "--to", str(tmp_path / "client")]
+        command += ["--origin", KEY.address, "--follow"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+
+            def fetched() -> dict[str, bytes]:
+                assert client.stdout is not None
+                found = contents(Path(client.stdout.readline().strip()))
+                assert contents((tmp_path / "client" / "latest").resolve()) == found
+                return found
+
+            try:
+                assert fetched() == contents(origin.versions[1])
+                second = contents(origin.publish(2, mib=0.1))
+                assert fetched() == second
+                origin.publisher.retract([2])
+                assert fetched() == contents(origin.versions[1])
+                third = contents(origin.publish(2, mib=0.1))
+                assert fetched() == third != second
+            finally:
+                client.kill()
+
+
 ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path

@@ -2,6 +2,7 @@
 pay."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -172,6 +173,29 @@ def test_what_cannot_be_published_is_said_once_and_passed_over(place: Place) -> 
     place.put(1, drift(1))
     place.follower.sync()
     assert set(place.offered()) == {1}
+
+
+def test_weights_of_which_no_delta_can_be_made_go_out_whole(place: Place) -> None:
+    for number in range(2):
+        folder = place.versions / f"v{number:06d}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes((20).to_bytes(8, "little") + b'{"BF16"' + bytes([number]) * 5000)
+        place.follower.sync()
+    assert place.offered() == {0: "full", 1: "full"}, place.said
+
+
+def test_a_package_that_is_gone_from_the_origins_disk_is_published_again(place: Place) -> None:
+    path = place.put(0, drift(0))
+    place.follower.sync()
+    (gone,) = place.publisher.entries
+    place.publisher.close()
+    shutil.rmtree(place.store.folder(gone.name))
+    place.start()
+    assert place.offered() == {}
+    place.follower.sync()
+    (again,) = place.publisher.entries
+    assert (again.root, again.id != gone.id) == (gone.root, True)
+    assert contents(place.store.folder(again.name) / "files") == contents(path)
 
 
 def test_what_the_disk_refuses_is_said_once_and_published_when_it_has_room(

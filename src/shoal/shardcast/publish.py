@@ -14,7 +14,7 @@ from blake3 import blake3
 from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, remove
 from shoal.keys import Key
-from shoal.shardcast.manifest import append_line, target_file
+from shoal.shardcast.manifest import append_line, closing_root, target_file
 from shoal.shardcast.records import (
     LARGEST_PIECE,
     MIB,
@@ -196,12 +196,15 @@ class Publisher:
         self._open: set[str] = set()
         self._closing = ExitStack()
         self._closing.enter_context(store.writing())
-        head = store.head(key.address, run)
-        self._sequence = head.sequence if head else 0
-        # What a killed publisher left half written will never be finished.
-        self._entries = [entry for entry in head.packages if entry.root] if head else []
-        self._retracted = list(head.retracted) if head else []
         try:
+            head = store.head(key.address, run)
+            self._sequence = head.sequence if head else 0
+            self._retracted = list(head.retracted) if head else []
+            # What a killed publisher left half written will never be finished, and what is gone cannot be served.
+            whole = (
+                (e for e in head.packages if e.root and e.root == closing_root(store.folder(e.name))) if head else ()
+            )
+            self._entries: list[Entry] = list(whole)
             self._offer(self._entries)
         except BaseException:
             self.close()

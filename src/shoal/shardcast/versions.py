@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from shoal.errors import ShardcastError
+from shoal.errors import DeltaError, ShardcastError
 from shoal.files import whole_directory
 from shoal.shardcast.assemble import DELTA, link_or_copy
 from shoal.shardcast.manifest import FILES
@@ -96,7 +96,7 @@ class Versions:
                     with package.file(f"{name}{DELTA}") as out:
                         worth = _Bounded(out, int(PAYS * size))
                         encode(last.files / name, directory / name, cast("BinaryIO", worth))
-        except _DoesNotPay:
+        except (_DoesNotPay, DeltaError):  # what no delta can be made of goes out whole
             return False
         return True
 
