@@ -73,6 +73,8 @@ class Key:
                 try:
                     with os.fdopen(descriptor, "wb") as file:
                         file.write(f"0x{key._key.secret.hex()}\n".encode())
+                        file.flush()
+                        os.fsync(descriptor)  # what was signed with it must not outlast it
                     with suppress(FileExistsError):
                         os.link(staging, path)
                 finally:
