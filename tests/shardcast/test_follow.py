@@ -255,7 +255,10 @@ def test_an_origin_whose_directory_is_removed_ends_and_says_so(tmp_path: Path) -
         assert origin.stdout is not None
         assert "origin of run" in origin.stdout.readline()
         (tmp_path / "versions").rmdir()
-        said, _ = origin.communicate(timeout=30)
+        try:
+            said, _ = origin.communicate(timeout=15)
+        finally:
+            origin.kill()
     assert origin.returncode != 0
     assert "it was removed" in said
 

@@ -201,10 +201,8 @@ class Publisher:
             self._sequence = head.sequence if head else 0
             self._retracted = list(head.retracted) if head else []
             # What a killed publisher left half written will never be finished, and what is gone cannot be served.
-            whole = (
-                (e for e in head.packages if e.root and e.root == closing_root(store.folder(e.name))) if head else ()
-            )
-            self._entries: list[Entry] = list(whole)
+            before = head.packages if head else ()
+            self._entries = [e for e in before if e.root and e.root == closing_root(store.folder(e.name))]
             self._offer(self._entries)
         except BaseException:
             self.close()
