@@ -1,5 +1,6 @@
 """Keys and signatures, against the wallet library everybody uses."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_a_key_file_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o600
     assert [*path.parent.iterdir()] == [path]
     assert "0x" + Key.load(path)._key.secret.hex() not in repr(first)
+
+
+def test_a_key_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    synced: list[bool] = []
+    sync = os.fsync
+
+    def look(descriptor: int) -> None:
+        synced.append(path.exists() or os.fstat(descriptor).st_size != 67)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    Key.load_or_create(path)
+    assert synced == [False]
 
 
 def test_a_key_that_others_can_read_is_refused_with_the_command_that_mends_it(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class Key:
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(f"{self.export()}\n".encode())
+                    file.flush()
+                    os.fsync(descriptor)  # what was signed with it must not outlast it
                 os.link(staging, path)
             finally:
                 staging.unlink(missing_ok=True)

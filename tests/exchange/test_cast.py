@@ -1,5 +1,7 @@
 """A role's channel over the network says what the trainer's directory says, through a relay, whatever is taken back."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from shoal.config import load_config
 from shoal.errors import WeightsError
-from shoal.exchange.cast import CastChannel
+from shoal.exchange.cast import CastChannel, start_origin
 from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import MANIFEST, DirectoryChannel
+from shoal.rundir import RunDir
 from shoal.shardcast.follow import Follower
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
 from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import read_status
 
 from ..shardcast.world import KEY, RUN, contents, relay_at
+
+CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
 
 
 class World:
@@ -173,3 +180,29 @@ def test_a_version_that_nobody_offers_any_more_is_an_error_at_once(world: World,
     with pytest.raises(WeightsError, match="offered no more"):
         channel.fetch(old)
     assert channel.version(0) is not None, "the base model stays"
+
+
+def test_an_origin_whose_follower_dies_ends_with_what_killed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Follower) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Follower, "sync", fail)
+    run = RunDir(tmp_path, load_config(CONFIG, []))
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(KeyError, match="a defect"):
+        start_origin(run, 0)
+    assert "a defect" in (tmp_path / "status" / "origin.json").read_text()
+
+
+def test_an_origin_that_is_told_to_stop_ends_well(tmp_path: Path) -> None:
+    run = RunDir(tmp_path, load_config(CONFIG, []))
+    (tmp_path / "weights").mkdir()
+    stop = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop.start()
+    start_origin(run, 0)
+    stop.join()
+    (status,) = read_status(tmp_path)
+    assert (status.role, status.state) == ("origin", "done")

@@ -17,8 +17,9 @@ import pytest
 from shoal.errors import WaitError
 from shoal.keys import Key
 from shoal.shardcast.guard import Limits
+from shoal.shardcast.manifest import Index
 from shoal.shardcast.records import MIB, Piece, read_head, read_line, signed_head, signed_line
-from shoal.shardcast.store import Index, Store
+from shoal.shardcast.store import Store
 from tests.conftest import run_on_small_disk
 from tests.shardcast.world import (
     KEY,
@@ -110,7 +111,7 @@ def test_whatever_a_relay_changes_is_never_believed(
     notes: list[str] = []
     with changing_relay(origin.server.url, change) as bad:
         client = client_of(tmp_path / "client", bad)
-        client._on_note = notes.append
+        client.sources.on_note = notes.append
         with client, pytest.raises(WaitError, match=bad):
             client.fetch(1, wait_s=0.6)
         assert any(bad in note for note in notes), notes
@@ -293,6 +294,32 @@ def test_a_killed_relay_is_done_without_and_goes_on_when_it_is_back(tmp_path: Pa
         finally:
             relay.kill()
             relay.communicate()
+
+
+def test_a_follower_goes_back_when_its_version_is_taken_back(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1, mib=0.1)
+        command = [sys.executable, "-m", "shoal", "fetch", origin.server.url, "--to", str(tmp_path / "client")]
+        command += ["--origin", KEY.address, "--follow"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+
+            def fetched() -> dict[str, bytes]:
+                assert client.stdout is not None
+                found = contents(Path(client.stdout.readline().strip()))
+                assert contents((tmp_path / "client" / "latest").resolve()) == found
+                return found
+
+            try:
+                assert fetched() == contents(origin.versions[1])
+                second = contents(origin.publish(2, mib=0.1))
+                assert fetched() == second
+                origin.publisher.retract([2])
+                assert fetched() == contents(origin.versions[1])
+                third = contents(origin.publish(2, mib=0.1))
+                assert fetched() == third != second
+            finally:
+                client.kill()
 
 
 ON_A_SMALL_DISK = """

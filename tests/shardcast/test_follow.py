@@ -1,6 +1,10 @@
 """A directory that is followed: what appears is offered, what was taken back is no more, and deltas go out where they
 pay."""
 
+import asyncio
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.shardcast.follow import Follower, version_number
+from shoal.errors import StorageError
+from shoal.shardcast.follow import Follower, follow, version_number
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import Store, directory_root
@@ -168,6 +173,94 @@ def test_what_cannot_be_published_is_said_once_and_passed_over(place: Place) -> 
     place.put(1, drift(1))
     place.follower.sync()
     assert set(place.offered()) == {1}
+
+
+def test_weights_of_which_no_delta_can_be_made_go_out_whole(place: Place) -> None:
+    for number in range(2):
+        folder = place.versions / f"v{number:06d}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes((20).to_bytes(8, "little") + b'{"BF16"' + bytes([number]) * 5000)
+        place.follower.sync()
+    assert place.offered() == {0: "full", 1: "full"}, place.said
+
+
+def test_a_package_that_is_gone_from_the_origins_disk_is_published_again(place: Place) -> None:
+    path = place.put(0, drift(0))
+    place.follower.sync()
+    (gone,) = place.publisher.entries
+    place.publisher.close()
+    shutil.rmtree(place.store.folder(gone.name))
+    place.start()
+    assert place.offered() == {}
+    place.follower.sync()
+    (again,) = place.publisher.entries
+    assert (again.root, again.id != gone.id) == (gone.root, True)
+    assert contents(place.store.folder(again.name) / "files") == contents(path)
+
+
+def test_what_the_disk_refuses_is_said_once_and_published_when_it_has_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: bytes) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("shoal.shardcast.follow.RETRY_S", 0.0)
+    place.put(0, drift(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store, "write_head", full)
+        place.follower.sync()
+        place.follower.sync()
+    assert place.offered() == {}
+    assert len(place.said) == 1
+    assert "the disk is full" in place.said[0]
+    place.follower.sync()
+    assert place.offered() == {0: "full"}
+
+
+def test_a_version_that_is_out_is_not_taken_back_because_its_base_for_the_next_could_not_be_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("shoal.shardcast.follow.RETRY_S", 0.0)
+    place.put(0, drift(0))
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.shardcast.versions.link_or_copy", refuse)
+        place.follower.sync()
+        place.follower.sync()
+    place.put(1, drift(1))
+    place.follower.sync()
+    assert set(place.offered()) == {0, 1}
+    head = place.store.head(KEY.address, RUN)
+    assert head is not None
+    assert head.retracted == ()
+
+
+def test_what_ends_the_following_thread_is_raised(place: Place) -> None:
+    def fail(_: str) -> None:
+        raise KeyError("a defect")
+
+    place.put(0, drift(0))
+    place.follower.on_note = fail
+    with pytest.raises(KeyError, match="a defect"):
+        asyncio.run(asyncio.wait_for(follow(place.follower, 0.01), 10))
+
+
+def test_an_origin_whose_directory_is_removed_ends_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "versions").mkdir()
+    command = [sys.executable, "-m", "shoal", "origin", str(tmp_path / "versions"), "--port", "0"]
+    command += ["--store", str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as origin:
+        assert origin.stdout is not None
+        assert "origin of run" in origin.stdout.readline()
+        (tmp_path / "versions").rmdir()
+        try:
+            said, _ = origin.communicate(timeout=15)
+        finally:
+            origin.kill()
+    assert origin.returncode != 0
+    assert "it was removed" in said
 
 
 def test_hidden_files_are_no_part_of_a_version(place: Place) -> None:

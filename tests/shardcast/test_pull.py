@@ -2,17 +2,19 @@
 
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import ShardcastError, WaitError
+from shoal.errors import ShardcastError, StorageError, WaitError
 from shoal.shardcast.guard import Limits
+from shoal.shardcast.manifest import Index, append_line, verified_lines
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import MIB
 from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Index, Store
+from shoal.shardcast.store import Store
 from tests.shardcast.world import (
     KEY,
     RUN,
@@ -122,10 +124,10 @@ def test_a_piece_that_was_damaged_on_our_disk_is_fetched_again(tmp_path: Path) -
         with (files / "model.safetensors").open("r+b") as file:
             file.seek(MIB + 5)
             file.write(b"?!")
+        before = metric(origin.server, "bytes_sent_total")
         with client_of(tmp_path / "client", origin.server.url) as client:
-            with pytest.raises(ShardcastError, match="not whole on this disk, or damaged"):
-                client.fetch()
             assert contents(client.fetch()) == contents(made)
+        assert metric(origin.server, "bytes_sent_total") > before
 
 
 def test_a_retracted_version_is_dropped_for_the_one_that_replaces_it(tmp_path: Path) -> None:
@@ -235,3 +237,118 @@ def test_a_directory_with_another_origins_head_is_refused(tmp_path: Path) -> Non
         Puller(Store(tmp_path / "origin"), ["http://127.0.0.1:1"], "0x" + "12" * 20),
     ):
         pass
+
+
+def test_a_version_that_newer_ones_have_pushed_out_is_an_error_at_once(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
+        for number in range(1, 8):
+            origin.publish(number, mib=0.1)
+        client.fetch(7)
+        began = time.monotonic()
+        with pytest.raises(ShardcastError, match=r"version 1 is not offered; \[3, 4, 5, 6, 7\] are"):
+            client.fetch(1, wait_s=60)
+        later = threading.Timer(0.3, lambda: origin.publish(9, mib=0.1))
+        later.start()
+        with pytest.raises(ShardcastError, match="version 8 is not offered"):
+            client.fetch(8, wait_s=60)
+        later.join()
+        assert time.monotonic() - began < 10
+
+
+def test_a_fetch_that_names_its_content_ends_when_that_is_taken_back(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
+        origin.publish(1, mib=0.1)
+        client.fetch(1)
+        began = time.monotonic()
+        with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is offered no more"):
+            client.fetch(1, wait_s=60, root="ab" * 32)
+        assert time.monotonic() - began < 5
+
+
+def test_old_content_of_a_number_that_somebody_still_holds_is_not_handed_out_for_the_new(tmp_path: Path) -> None:
+    with (
+        origin_at(tmp_path) as origin,
+        client_of(tmp_path / "client", origin.server.url) as client,
+        ExitStack() as held,
+    ):
+        for _ in range(6):
+            new = origin.publish(1, mib=0.1)
+            (root,) = (entry.root for entry in origin.publisher.entries)
+            while client.head is None or root not in [entry.root for entry in client.head.packages]:
+                time.sleep(0.01)
+            for _ in range(2):
+                files = client.fetch(1)
+                assert contents(files) == contents(new)
+            held.enter_context(client.store.hold(files.parent.name))
+            origin.publisher.retract([1])
+
+
+def test_a_package_that_is_being_hashed_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(folder: Path, origin: str) -> object:
+        assert not folder.name.startswith("000001") or go_on.wait(30)
+        return verified_lines(folder, origin)
+
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1, mib=0.1)
+        half = tmp_path / "relay" / origin.publisher.entries[0].name
+        half.mkdir(parents=True)
+        lines = (origin.store.path / half.name / "manifest.jsonl").read_bytes().splitlines(keepends=True)
+        (half / "manifest.jsonl").write_bytes(lines[0])
+        monkeypatch.setattr("shoal.shardcast.job.verified_lines", slow)
+        try:
+            with Puller(Store(tmp_path / "relay"), [origin.server.url], KEY.address, RUN, mirror=True) as relay:
+                origin.publish(2, mib=0.1)
+                assert relay.latest(10, after=1) == 2
+                relay.fetch(2, wait_s=10)
+                assert [job.resumed for job in relay.jobs.values()] == [False, True]
+                go_on.set()
+                assert contents(relay.fetch(1, wait_s=10)) == contents(made)
+        finally:
+            go_on.set()
+
+
+def test_a_head_that_the_disk_refuses_is_taken_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.shardcast.intake.REST_S", 0.05)
+    with origin_at(tmp_path) as origin:
+        made = origin.publish(1, mib=0.1)
+        client = client_of(tmp_path / "client", origin.server.url)
+        write, refusals = client.store.write_head, iter(range(3))
+
+        def refuse(data: bytes) -> None:
+            if next(refusals, None) is not None:
+                raise StorageError("the disk is full")
+            write(data)
+
+        monkeypatch.setattr(client.store, "write_head", refuse)
+        with client:
+            assert contents(client.fetch(1, wait_s=10)) == contents(made)
+
+
+def test_a_package_whose_end_the_disk_refuses_is_ended_by_the_next_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter([1])
+
+    def refuse(folder: Path, line: bytes) -> None:
+        if line.startswith(b'["closing"') and next(refusals, None):
+            raise StorageError("the disk is full")
+        append_line(folder, line)
+
+    monkeypatch.setattr("shoal.shardcast.job.append_line", refuse)
+    with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
+        made = origin.publish(1, mib=0.1)
+        with pytest.raises(StorageError, match="the disk is full"):
+            client.fetch(1, wait_s=10)
+        assert contents(client.fetch(1, wait_s=3)) == contents(made)
+
+
+def test_no_connection_outlives_its_puller(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1)
+        with client_of(tmp_path / "client", origin.server.url) as client:
+            client.fetch()
+            kept = list(client.sources[0].idle)
+            assert kept
+        assert [connection._sock for connection in kept] == [None] * len(kept)

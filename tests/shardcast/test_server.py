@@ -132,7 +132,7 @@ def test_only_known_nodes_are_answered_where_a_list_says_so(tmp_path: Path) -> N
             assert b"signature is not" in ask(server, "/head.json", **headers)[1]
         origin.publish(1, mib=0.1)
         client = client_of(tmp_path / "client", server.url)
-        client._key = known
+        client.sources._key = known
         with client:
             assert contents(client.fetch()) == contents(origin.versions[1])
 
@@ -170,7 +170,7 @@ def test_the_tree_names_relays_and_clients_and_what_they_have(tmp_path: Path) ->
         client_of(tmp_path / "client", relay.url) as client,
     ):
         origin.publish(1)
-        client._headers["Shoal-Node"] = "worker-7[red]"
+        client.sources._headers["Shoal-Node"] = "worker-7[red]"
         client.fetch()
         shown = io.StringIO()
         Console(width=200, file=shown).print(walk(origin.server.url))

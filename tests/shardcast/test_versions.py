@@ -1,5 +1,6 @@
 """Deltas over the wire: what a follower builds is the version itself, and a joiner takes the fewest bytes."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.errors import ShardcastError
+from shoal.errors import DeltaError, ShardcastError
 from shoal.shardcast.assemble import find_version
+from shoal.shardcast.pull import KEEP_MADE
 from shoal.shardcast.records import Base
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
@@ -81,7 +83,9 @@ def test_a_delta_that_does_not_pay_becomes_a_full_version(origin: Origin, tmp_pa
         assert contents(client.fetch(1)) == contents(trainer.made[1])
 
 
-def test_a_delta_is_not_applied_to_a_base_that_changed_on_the_disk(origin: Origin, tmp_path: Path) -> None:
+def test_a_base_that_changed_on_the_disk_is_fetched_again_before_a_delta_is_applied(
+    origin: Origin, tmp_path: Path
+) -> None:
     trainer = Trainer(origin, tmp_path, full_every=10)
     trainer.step(0)
     with client_of(tmp_path / "client", origin.server.url) as client:
@@ -92,9 +96,45 @@ def test_a_delta_is_not_applied_to_a_base_that_changed_on_the_disk(origin: Origi
         trainer.step(1)
         while client.latest(1.0, closed=True) != 1:
             continue
-        with pytest.raises(ShardcastError, match=r"the base of 000001-delta.*root"):
-            client.fetch(1)
-        assert not Store(tmp_path / "client").made()
+        said: list[str] = []
+        client._on_note = said.append
+        assert contents(client.fetch(1)) == contents(trainer.made[1])
+        assert "the base of 000001-delta" in said[0]
+
+
+def test_a_delta_that_does_not_give_its_version_is_refused_and_the_full_one_fetched(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DeltaError("damaged")
+
+    monkeypatch.setattr("shoal.shardcast.delta.apply", refuse)
+    trainer = Trainer(origin, tmp_path, full_every=2)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        for number in range(3):
+            trainer.step(number)
+            while client.latest(1.0, closed=True) != number:
+                continue
+            if number == 1:
+                with pytest.raises(ShardcastError, match=r"000001-delta.*damaged"):
+                    client.fetch(1, wait_s=60)
+            else:
+                assert contents(client.fetch(number)) == contents(trainer.made[number])
+
+
+def test_a_version_put_together_here_goes_when_it_is_taken_back(origin: Origin, tmp_path: Path) -> None:
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        for number in range(2):
+            trainer.step(number)
+            files = client.fetch(number)
+        assert "made" in files.parent.name
+        trainer.versions.retract([1])
+        deadline = time.monotonic() + 10
+        while files.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert client.held().keys() == {0}
 
 
 def test_a_version_put_together_here_is_hashed_again_by_the_next_process(origin: Origin, tmp_path: Path) -> None:
@@ -111,11 +151,21 @@ def test_a_version_put_together_here_is_hashed_again_by_the_next_process(origin:
         file.seek(5000)
         file.write(b"?!")
     with client_of(tmp_path / "client", origin.server.url) as client:
-        with pytest.raises(ShardcastError, match=r"000001-made.*root"):
-            client.fetch(1)
         assert contents(client.fetch(1)) == contents(trainer.made[1])
 
 
 def test_a_base_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShardcastError, match="version 7 with root abab"):
         find_version(Store(tmp_path), Base(number=7, root="ab" * 32), lambda name: tmp_path / name)
+
+
+def test_an_older_version_that_is_asked_for_is_not_the_first_to_go(origin: Origin, tmp_path: Path) -> None:
+    """A validator goes back to versions that others were made after."""
+    trainer = Trainer(origin, tmp_path, full_every=10)
+    with client_of(tmp_path / "client", origin.server.url) as client:
+        for number in range(8):
+            trainer.step(number)
+            client.fetch(number)
+        for number in (4, 3, 7, 3):
+            assert contents(client.fetch(number)) == contents(trainer.made[number]), number
+        assert len(client.store.made()) <= KEEP_MADE

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
 from shoal.rundir import TAKEOVER_S, RunDir
-from shoal.shardcast.follow import Follower
+from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import Entry
@@ -30,13 +30,12 @@ from shoal.watch.status import StatusFile
 
 FOLLOW_S = 0.01  # between looks at the trainer's directory
 STATUS_S = 0.5
-# Versions put together from deltas that stay: a validator goes back to those that are not the newest.
-KEEP_MADE = 4
 HOLD_ATTEMPTS = 5
 # So long may nothing at all arrive of a version that the origin offers.
 FETCH_S = 60.0
 # A file may be judged by somebody who hears of its version a moment after its maker did.
 HEARSAY_S = 2.0
+STOP_S = 5.0  # for what the background still does when the channel is closed
 
 
 class CastChannel:
@@ -55,7 +54,7 @@ class CastChannel:
         self._wait_s = wait_s
         self._fetch_s = min(wait_s, FETCH_S)
         self._on_note = _noting(metrics)
-        self._puller = Puller(Store(path), relays, origin, run, name=name, keep_made=KEEP_MADE, on_note=self._on_note)
+        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note)
         self._here: dict[int, Version] = {}
         self._stopped = threading.Event()
         self._held = contextlib.ExitStack()
@@ -69,6 +68,7 @@ class CastChannel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stopped.set()
         self._puller.__exit__(kind, error, at)
+        self._follower.join(STOP_S)
         self._held.close()
 
     def latest(self) -> Version | None:
@@ -92,18 +92,18 @@ class CastChannel:
         """A version's files, checked; they stay until another version is fetched."""
         try:
             self._check_offered(version)
-            files = self._fetch_and_hold(version.number)
+            files = self._fetch_and_hold(version)
             self._check_offered(version)
         except (ShardcastError, WaitError) as error:
             raise WeightsError(f"version {version.number}: not to be had ({error})") from error
         self._here[version.number] = version
         return files
 
-    def _fetch_and_hold(self, number: int) -> Path:
+    def _fetch_and_hold(self, version: Version) -> Path:
         """The files, kept from being removed; those of a version put together from deltas may go before that."""
         attempts = HOLD_ATTEMPTS
         while True:
-            files = self._puller.fetch(number, self._fetch_s)
+            files = self._puller.fetch(version.number, self._fetch_s, root=version.root)
             holding = contextlib.ExitStack()
             try:
                 holding.enter_context(self._puller.store.hold(files.parent.name))
@@ -137,9 +137,11 @@ class CastChannel:
                 continue
             try:
                 self._puller.fetch(number, self._fetch_s)
+                # Its last piece is out a moment before the head that gives its root.
+                self._puller.latest(HEARSAY_S, number - 1, closed=True)
                 if version := self._entry(number):
                     self._here[number] = version
-            except ShoalError as error:
+            except (ShoalError, OSError) as error:  # this thread is the only one that hears of new versions
                 if not self._stopped.wait(1.0):
                     self._on_note(str(error))
 
@@ -149,22 +151,10 @@ def start_origin(run: RunDir, port: int) -> None:
     taken = f"origin: another one is at work in {run.path}; a run has one origin"
     with locked(run.path / "locks" / "origin", taken, wait_s=TAKEOVER_S), run.role("origin") as (status, metrics):
         store = Store(run.path / "origin")
-        stopped = threading.Event()
         with Publisher(store, run.origin_key, run.config.name, run.config.keep.versions) as publisher:
             server = Server(store, name=f"origin of {run.config.name}", port=port)
             follower = Follower(run.path / "weights", Versions(publisher), _noting(metrics, "published"))
-
-            def follow() -> None:
-                while not stopped.wait(FOLLOW_S):
-                    follower.sync()
-
-            thread = threading.Thread(target=follow, name="origin-follow")
-            thread.start()
-            try:
-                _serve(server, status, lambda: _offer(publisher.entries), thread)
-            finally:
-                stopped.set()
-                thread.join()
+            _serve(server, status, lambda: _offer(publisher.entries), lambda: follow(follower, FOLLOW_S))
 
 
 def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
@@ -185,23 +175,28 @@ def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
         )
         server.facts = lambda: {f"{name}_total": float(value) for name, value in puller.counts.items()}
         with puller:
-            _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()), None)
+            _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
 
-def _serve(server: Server, status: StatusFile, offer: Callable[[], str], thread: threading.Thread | None) -> None:
-    """Serves until SIGTERM, or until the thread that feeds the server dies."""
+def _serve(
+    server: Server,
+    status: StatusFile,
+    offer: Callable[[], str],
+    feed: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        serving = loop.create_task(server.keep(await server.start()))
+        work = [server.keep(await server.start())] + ([feed()] if feed else [])
+        serving = asyncio.gather(*work)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, serving.cancel)
         while not serving.done():
             status.working(f"serving {offer()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
-            if thread is not None and not thread.is_alive():
-                serving.cancel()
-                raise WeightsError("origin: it stopped looking for new versions; its log says why")
             await asyncio.wait([serving], timeout=STATUS_S)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
 
     asyncio.run(main())
     status.done(f"served up to {offer()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")

@@ -2,23 +2,48 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shoal.errors import ShardcastError
+from shoal.errors import DeltaError, ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
+from shoal.shardcast.manifest import FILES, Index
 from shoal.shardcast.records import Base, Closing, Entry
-from shoal.shardcast.store import FILES, MADE, Index, Store, directory_root
+from shoal.shardcast.store import MADE, Store, directory_root, is_made
 
 DELTA = ".delta"
+# Two threads of a process may want the same version.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class DamagedError(ShardcastError):
+    """A package or a version on this disk is not what it was: it has to be fetched or made again."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UselessError(ShardcastError):
+    """A delta is what the origin signed, and does not give the version that it says: there must be another way."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path], keep: int) -> Path:
     """The folder of the version at the end of the way; `files_of` gives a package's files, checked.
 
     Each delta is applied only to the version that it names, and its result only counts if it has the root that the
-    origin signed.
+    origin signed. Of the versions put together here `keep` stay: the newest ones and this one.
     """
+    with _ONE_AT_A_TIME:
+        return _assemble(store, way, files_of, keep)
+
+
+def _assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path], keep: int) -> Path:
     here: Path | None = None
     for entry in way:
         if entry.kind == "full":
@@ -29,26 +54,18 @@ def assemble(store: Store, way: Sequence[Entry], files_of: Callable[[str], Path]
         base = here or find_version(store, entry.base, files_of)
         here = _step(store, entry, base, files_of(entry.name)) / FILES
     assert here is not None
-    for number in sorted(store.made())[:-keep]:
-        store.remove(store.made()[number].name)
+    others = [folder for _, folder in sorted(store.made().items()) if folder != here.parent]
+    for folder in others[: max(0, len(others) + 1 - keep)]:
+        store.remove(folder.name)
     return here.parent
 
 
 def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> Path:
     """The files of a version that is here whole, with this root."""
-    made = store.made().get(base.number)
-    if made is not None and made_root(made) == base.root:
-        return made / FILES
-    for name in store.packages():
-        index = Index(store.folder(name))
-        index.refresh()
-        if index.opening and index.opening.kind == "full" and index.closing and index.closing.root == base.root:
-            return files_of(name)
-    raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
-
-
-def made_root(folder: Path) -> str:
-    return (folder / MADE).read_text().split()[0]
+    folder = store.whole().get((base.number, base.root))
+    if folder is None:
+        raise ShardcastError(f"version {base.number} with root {base.root[:16]} is not here; fetch it first")
+    return folder / FILES if is_made(folder.name) else files_of(folder.name)
 
 
 def check_made(folder: Path) -> Path:
@@ -68,13 +85,19 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
     target = store.path / f"{entry.number:06d}-made-{closing.root[:16]}"
     if (target / MADE).is_file():
         return target
-    _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
+    try:
+        _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
+    except ShardcastError as error:
+        raise DamagedError(str(error), base.parent.name) from None
     with whole_directory(target) as staging, disk_errors(target):
-        for name, _ in closing.content:
-            out = staging / FILES / name
-            make_directory(out.parent)
-            _make(base / name, own, name, out, closing)
-        _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
+        try:
+            for name, _ in closing.content:
+                out = staging / FILES / name
+                make_directory(out.parent)
+                _make(base / name, own, name, out, closing)
+            _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
+        except (DeltaError, ShardcastError) as error:
+            raise UselessError(f"{entry.name}: {error}", entry.name) from error
         (staging / MADE).write_text(f"{closing.root} {entry.piece_size}\n")
     return target
 

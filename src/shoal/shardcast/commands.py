@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShardcastError
 from shoal.files import remove, write_whole
 from shoal.keys import Key, checked_address, checksummed
-from shoal.shardcast.follow import Follower
+from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.nginx import nginx_config
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
@@ -24,6 +23,7 @@ from shoal.shardcast.tree import walk
 from shoal.shardcast.versions import Versions
 
 FOLLOW_S = 0.02  # between looks at an origin's directory
+LOOK_S = 0.5  # between looks at whether the version fetched last was taken back
 
 
 def serve_origin(
@@ -47,25 +47,23 @@ def serve_origin(
     opened = Store(store)
     with Publisher(opened, identity, run, keep) as publisher:
         server = Server(opened, name=f"origin {run}", host=host, port=port, allow=read_addresses(allow), public=url)
-        stop = threading.Event()
 
-        def started() -> None:
+        async def main() -> None:
+            listening = await server.start()
             console.print(
-                f"origin of run {run} at {server.url}, signed by {checksummed(identity.address)}", highlight=False
+                f"origin of run {run} at {server.url}, signed by {checksummed(identity.address)}",
+                highlight=False,
+                soft_wrap=True,
             )
-            console.print(f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}", highlight=False)
+            console.print(
+                f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}",
+                highlight=False,
+                soft_wrap=True,
+            )
             follower = Follower(directory, Versions(publisher), _Notes(console))
-            threading.Thread(target=_follow, args=(follower, stop), daemon=True).start()
+            await asyncio.gather(server.keep(listening), follow(follower, FOLLOW_S))
 
-        try:
-            _until_stopped(lambda: server.run(started))
-        finally:
-            stop.set()
-
-
-def _follow(follower: Follower, stop: threading.Event) -> None:
-    while not stop.wait(FOLLOW_S):
-        follower.sync()
+        _until_stopped(main)
 
 
 def serve_relay(
@@ -129,22 +127,33 @@ def fetch_version(
     """Fetches a version, or each new one as it appears; prints the directory of its files."""
     identity = Key.load_or_create(key) if key else None
     errors = Console(stderr=True)
-    with Puller(Store(to), sources, origin, run, name=name, key=identity, on_note=_Notes(errors)) as puller:
-        newest = -1
+    noted = _Notes(errors)
+    files: Path | None = None
+    with Puller(Store(to), sources, origin, run, name=name, key=identity, on_note=noted) as puller:
         while True:
             if follow:
-                while (found := puller.latest(wait_s, after=newest)) is None:
-                    continue
-                number = found
-            with _bar(errors, quiet) as show:
-                files = puller.fetch(number, wait_s, on_progress=show)
-            link = to / "latest"
-            reached = int(files.parent.name.split("-")[0])
-            _point(link, files)
+                number = _await_next(puller, files)
+            try:
+                with _bar(errors, quiet) as show:
+                    files = puller.fetch(number, wait_s, on_progress=show)
+            except ShardcastError as error:
+                if not follow:
+                    raise
+                noted(str(error))  # it was taken back while it came; there will be another
+                time.sleep(LOOK_S)
+                continue
+            _point(to / "latest", files)
             console.print(str(files), highlight=False, soft_wrap=True)
-            newest = reached
             if not follow:
                 return
+
+
+def _await_next(puller: Puller, files: Path | None) -> int:
+    """The version after the one fetched last; the newest there is if that one was taken back, which removes it."""
+    while True:
+        after = int(files.parent.name.split("-")[0]) if files is not None and files.is_dir() else -1
+        if (found := puller.latest(LOOK_S, after)) is not None:
+            return found
 
 
 def _point(link: Path, files: Path) -> None:

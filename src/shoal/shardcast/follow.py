@@ -4,15 +4,22 @@ Versions are directories or files named `v000012` or `12`, put there in one move
 one copy.
 """
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import ShoalError
+from shoal.errors import ShardcastError, ShoalError, StorageError
+from shoal.shardcast.manifest import Index
 from shoal.shardcast.records import Entry, content_root
-from shoal.shardcast.store import Index, directory_root, files_of, hash_pieces
+from shoal.shardcast.store import directory_root, files_of, hash_pieces
 from shoal.shardcast.versions import Versions
+
+RETRY_S = 5.0  # before a disk that refused is tried again
+STOP_S = 5.0  # for a version that is being published when the end comes
 
 
 @dataclass(slots=True)
@@ -26,9 +33,30 @@ class Follower:
     """Directory entries whose content is known to be what is published, by inode and time."""
     _passed: set[tuple[int, int]] = field(default_factory=set)
     """Those that cannot be published; each is said once."""
+    _retry_at: float = 0.0
+    """Before this nothing is published: the disk refused a moment ago."""
+    _said: str = ""
 
     def sync(self) -> None:
-        """Takes back what is gone or was replaced, then publishes what is new, lowest number first."""
+        """Takes back what is gone or was replaced, then publishes what is new, lowest number first.
+
+        What the disk refuses now may go later: it is tried again. Only what can never be published is passed over.
+        """
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._sync()
+        except (StorageError, OSError) as error:
+            if not self.directory.is_dir():
+                raise StorageError(
+                    f"{self.directory}: it was removed; make it again and start the origin anew"
+                ) from error
+            self._retry_at = time.monotonic() + RETRY_S
+            if str(error) != self._said:
+                self._said = str(error)
+                self.on_note(f"{self.directory}: tried again every {RETRY_S:.0f} s: {error}")
+
+    def _sync(self) -> None:
         found = self._found()
         newest = max(found, default=-1)
         lost = {e.number for e in self.versions.publisher.entries if e.number > newest or self._replaced(e, found)}
@@ -56,7 +84,8 @@ class Follower:
         if path is None or self._seen.get(entry.number) == (state := _state(path)):
             return False
         index = Index(self.versions.publisher.store.folder(entry.name))
-        index.refresh()
+        with suppress(ShardcastError):
+            index.refresh()
         published = {name for name, _ in index.closing.content} if index.closing else set()
         try:
             if path.is_dir() and files_of(path).keys() != published:
@@ -80,15 +109,46 @@ class Follower:
                 with self.versions.publisher.publish(number, size=path.stat().st_size) as package:
                     package.add(path, f"model{path.suffix}")
         except (ShoalError, OSError, ValueError) as error:
-            if _state(path) == state:
-                self._passed.add(state)
-                self.on_note(f"{path}: not published: {error}")
+            if _state(path) != state:
+                return  # it is going, or another one by now
+            if isinstance(error, (StorageError, OSError)):
+                raise
+            self._passed.add(state)
+            self.on_note(f"{path}: not published: {error}")
             return
         self._seen[number] = state
         took = time.monotonic() - began
         sizes = {e.kind: e.size or 0 for e in self.versions.publisher.entries if e.number == number}
         kinds = " and ".join(f"{kind} of {size:,} bytes" for kind, size in sizes.items())
         self.on_note(f"version {number} published in {took:.2f} s: {kinds}")
+
+
+async def follow(follower: Follower, every_s: float) -> None:
+    """Follows from a thread until cancelled; whatever ends the thread is raised here, and not lost with it."""
+    loop = asyncio.get_running_loop()
+    stopped = threading.Event()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        try:
+            while not stopped.wait(every_s):
+                follower.sync()
+        except BaseException as error:
+            with suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(_fail, ended, error)
+
+    thread = threading.Thread(target=work, name="origin-follow", daemon=True)
+    thread.start()
+    try:
+        await ended
+    finally:
+        stopped.set()
+        thread.join(STOP_S)
+
+
+def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _root(path: Path, number: int, piece_size: int) -> str:

@@ -5,15 +5,16 @@ import os
 import secrets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from blake3 import blake3
 
-from shoal.errors import ShardcastError
+from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, remove
 from shoal.keys import Key
+from shoal.shardcast.manifest import append_line, closing_root, target_file
 from shoal.shardcast.records import (
     LARGEST_PIECE,
     MIB,
@@ -31,7 +32,7 @@ from shoal.shardcast.records import (
     signed_line,
 )
 from shoal.shardcast.route import retained
-from shoal.shardcast.store import Store, append_line, files_of, now_ms, target_file
+from shoal.shardcast.store import Store, files_of, now_ms
 
 KEEP = 5  # versions, as in INTELLECT-2
 Content = Mapping[str, tuple[int, Sequence[str]]]  # file -> its size and the hashes of its pieces
@@ -195,12 +196,17 @@ class Publisher:
         self._open: set[str] = set()
         self._closing = ExitStack()
         self._closing.enter_context(store.writing())
-        head = store.head(key.address, run)
-        self._sequence = head.sequence if head else 0
-        # What a killed publisher left half written will never be finished.
-        self._entries = [entry for entry in head.packages if entry.root] if head else []
-        self._retracted = list(head.retracted) if head else []
-        self._write_head()
+        try:
+            head = store.head(key.address, run)
+            self._sequence = head.sequence if head else 0
+            self._retracted = list(head.retracted) if head else []
+            # What a killed publisher left half written will never be finished, and what is gone cannot be served.
+            before = head.packages if head else ()
+            self._entries = [e for e in before if e.root and e.root == closing_root(store.folder(e.name))]
+            self._offer(self._entries)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def entries(self) -> list[Entry]:
@@ -236,32 +242,27 @@ class Publisher:
         )
         name = package_name(number, kind, opening.id)
         folder = self.store.folder(name)
-        with disk_errors(folder):
-            folder.mkdir()
-        package = Package(folder, opening, self._key)
         entry = Entry(
             number=number, kind=kind, id=opening.id, base=base, piece_size=opening.piece_size, size=size, root=None
         )
         try:
-            with self._lock:
+            with self._lock:  # what stands in the store and is not listed is taken away by whoever writes a head
+                with disk_errors(folder):
+                    folder.mkdir()
+                package = Package(folder, opening, self._key)
                 self._open.add(opening.id)
-                self._entries = [e for e in self._entries if (e.number, e.kind) != (number, kind)] + [entry]
-                self._write_head()
+                self._offer([*(e for e in self._entries if (e.number, e.kind) != (number, kind)), entry])
             yield package
             root = package.close()
-        except BaseException:
             with self._lock:
-                self._entries = [e for e in self._entries if e.id != opening.id]
-                self._write_head()
-            remove(folder)
+                done = entry.model_copy(update={"size": package.size, "root": root})
+                self._offer(retained([done if e.id == opening.id else e for e in self._entries], self.keep))
+        except BaseException:
+            remove(folder)  # first: the disk may be full of it
+            self._withdraw(opening.id)
             raise
         finally:
             self._open.discard(opening.id)
-        with self._lock:
-            done = entry.model_copy(update={"size": package.size, "root": root})
-            self._entries = [done if e.id == opening.id else e for e in self._entries]
-            self._entries = retained(self._entries, self.keep)
-            self._write_head()
 
     def publish_directory(self, number: int, directory: Path) -> str:
         """Publishes all files under a directory as a full version, linked rather than copied; its root."""
@@ -278,9 +279,15 @@ class Publisher:
             while resting := [e for e in self._entries if e not in gone and e.base and e.base.root in roots]:
                 gone += resting
                 roots += [e.root for e in resting if e.root]
-            self._entries = [e for e in self._entries if e not in gone]
-            self._retracted = [*self._retracted, *dict.fromkeys(roots)][-MOST_RETRACTED:]
-            self._write_head()
+            retracted = [*self._retracted, *dict.fromkeys(roots)][-MOST_RETRACTED:]
+            self._offer([e for e in self._entries if e not in gone], retracted)
+
+    def _withdraw(self, id: str) -> None:  # noqa: A002
+        """Lists a package no more; where the disk does not even take that, the next head does."""
+        with self._lock:
+            self._entries = [e for e in self._entries if e.id != id]
+            with suppress(StorageError):
+                self._offer(self._entries)
 
     def prune(self) -> None:
         """Removes packages that the head does not list and that nobody holds."""
@@ -289,16 +296,17 @@ class Publisher:
             if name not in listed:
                 self.store.remove(name)
 
-    def _write_head(self) -> None:
+    def _offer(self, entries: Sequence[Entry], retracted: Sequence[str] | None = None) -> None:
+        """Writes a head that lists these packages; it is what counts here only once it is on the disk."""
         # Never below the clock: an origin that lost its store goes on above all that its clients have seen.
-        self._sequence = max(self._sequence + 1, now_ms())
-        entries = tuple(sorted(self._entries, key=lambda entry: (entry.number, entry.kind)))
+        sequence = max(self._sequence + 1, now_ms())
         head = Head(
             run=self._run,
-            sequence=self._sequence,
+            sequence=sequence,
             time_ms=now_ms(),
-            packages=entries,
-            retracted=tuple(self._retracted),
+            packages=tuple(sorted(entries, key=lambda entry: (entry.number, entry.kind))),
+            retracted=tuple(self._retracted if retracted is None else retracted),
         )
         self.store.write_head(signed_head(head, self._key))
+        self._sequence, self._entries, self._retracted = sequence, list(entries), list(head.retracted)
         self.prune()

@@ -1,19 +1,19 @@
 """Decisions over the head's list, as functions of values: which packages to fetch, and which to keep."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from shoal.shardcast.records import Entry
 
 
-def route(entries: Sequence[Entry], held: Mapping[int, str], number: int) -> list[Entry] | None:
+def route(entries: Sequence[Entry], held: Iterable[tuple[int, str]], number: int) -> list[Entry] | None:
     """The packages to fetch, in the order to apply them, for the fewest bytes; None if no way leads to the version.
 
-    `held` are the versions already here, number -> root. A full package stands on nothing; a delta on the version, with
-    the root, that it names. A package of unknown size counts as a full one of the largest size known, a delta as none:
-    it is being written this moment, and waiting for its size would cost more than it could save.
+    `held` are the versions already here, number and root. A full package stands on nothing; a delta on the version,
+    with the root, that it names. A package of unknown size counts as a full one of the largest size known, a delta as
+    none: it is being written this moment, and waiting for its size would cost more than it could save.
     """
     largest = max((entry.size or 0 for entry in entries), default=0)
-    best: dict[tuple[int, str], tuple[int, list[Entry]]] = {item: (0, []) for item in held.items()}
+    best: dict[tuple[int, str], tuple[int, list[Entry]]] = {item: (0, []) for item in held}
     for entry in sorted(entries, key=lambda entry: (entry.number, entry.kind)):
         if entry.number > number:
             break

@@ -3,14 +3,10 @@
 `GET /head.json?after=SEQUENCE&wait=S` and `GET /PACKAGE/manifest.jsonl?wait=S` with `Range: bytes=N-` are long polls;
 `GET /PACKAGE/files/NAME` with a range gives bytes of verified pieces. A plain web server over the same directory
 answers the same requests, without the waiting. `/metrics` and `/tree.json` are for those who look.
-
-Growth is noticed by stat(2) every few milliseconds, only of files that somebody waits for: it sees what other processes
-write, on any file system, for 0.2 % of a core; inotify would save those and need a foreign library.
 """
 
 import asyncio
 import io
-import logging
 import os
 import re
 import threading
@@ -20,20 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
 
 from shoal.errors import ShardcastError
 from shoal.files import parse_json, read_regular
+from shoal.shardcast.connections import Connections
+from shoal.shardcast.growth import Watch, state
 from shoal.shardcast.guard import AllowList, Limits, Rates
+from shoal.shardcast.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.records import MIB, MOST_HEAD, PACKAGE_NAME
-from shoal.shardcast.store import FILES, HEAD, MANIFEST, Index, Store, take_hold
+from shoal.shardcast.store import HEAD, Store, take_hold
 
-LOOK_EVERY_S = 0.005
 MOST_CHILDREN = 1024
 MOST_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
@@ -49,58 +44,6 @@ class Child:
     url: str
     seen: float = 0.0
     sent: Counter[str] = field(default_factory=Counter)
-
-
-class Watch:
-    """Wakes those who wait for a file to change."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Path, asyncio.Event] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    async def changed(self, path: Path, seen: tuple[int, int], deadline: float) -> None:
-        """Returns when the file's state is not `seen`, or at the deadline."""
-        loop = asyncio.get_running_loop()
-        while state(path) == seen and (left := deadline - loop.time()) > 0:
-            event = self._waiting.setdefault(path, asyncio.Event())
-            if self._task is None or self._task.done():
-                self._task = loop.create_task(self._look())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), left)
-
-    async def _look(self) -> None:
-        before = {path: state(path) for path in self._waiting}
-        for event in self._waiting.values():  # what changed between a caller's look and ours
-            event.set()
-        self._waiting.clear()
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            for path, event in list(self._waiting.items()):
-                now = state(path)
-                if path not in before or before[path] != now:
-                    before[path] = now
-                    event.set()
-                    del self._waiting[path]
-            if not self._waiting:
-                await asyncio.sleep(LOOK_EVERY_S)
-                if not self._waiting:
-                    return
-
-
-def state(path: Path) -> tuple[int, int]:
-    """Changes with every write that anybody makes to a file; (0, 0) if there is none.
-
-    A head is replaced, not extended: two times within one look, it may have the first one's inode, size and time again,
-    so it is its bytes that count. A manifest only grows.
-    """
-    try:
-        if path.name == HEAD:
-            data = read_regular(path, MOST_HEAD)
-            return hash(data), len(data)
-        facts = path.stat()
-    except OSError:
-        return 0, 0
-    return facts.st_ino, facts.st_size
 
 
 class Answer(Exception):
@@ -142,7 +85,7 @@ class Server:
         self._leases: dict[str, tuple[int, float]] = {}
         self._children: OrderedDict[tuple[str, str], Child] = OrderedDict()
         self._watch = Watch()
-        self._connections: _Connections | None = None
+        self._connections: Connections | None = None
 
     @property
     def url(self) -> str:
@@ -152,7 +95,7 @@ class Server:
     async def start(self) -> asyncio.Server:
         """Listens; the port is known afterwards."""
         loop = asyncio.get_running_loop()
-        self._connections = connections = _Connections(self._handle, self.limits, self.counts)
+        self._connections = connections = Connections(self._handle, self.limits, self.counts)
         try:
             server = await loop.create_server(connections, self.host, self.port, backlog=1024)
         except OSError as error:
@@ -161,12 +104,6 @@ class Server:
             ) from error
         self.port = server.sockets[0].getsockname()[1]
         return server
-
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Listens, says so, and serves until cancelled."""
-        listening = await self.start()
-        started()
-        await self.keep(listening)
 
     async def keep(self, listening: asyncio.Server | None) -> None:
         """Serves until cancelled; without a listener it only waits."""
@@ -413,77 +350,6 @@ def serving(server: Server) -> Iterator[Server]:
         thread.join()
 
 
-class _Connections(web.Server):
-    """Counts connections; over a limit, the one that has been idle for longest makes room."""
-
-    def __init__(self, handler: Callable[..., object], limits: Limits, counts: Counter[str]) -> None:
-        settings = {"keepalive_timeout": limits.idle_s, "access_log": None, "logger": _log}
-        super().__init__(handler, handler_cancellation=True, **settings)  # type: ignore[arg-type]
-        self.open: OrderedDict[RequestHandler, tuple[asyncio.Transport, str]] = OrderedDict()  # idle longest first
-        self._working: set[RequestHandler] = set()
-        self._limits = limits
-        self._counts = counts
-        self._per_address: Counter[str] = Counter()
-
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if peer else "?"
-        if self._per_address[address] >= self._limits.connections_per_address:
-            self._make_room(address)
-        elif len(self.open) >= self._limits.connections:
-            self._make_room(None)
-        self.open[handler] = (transport, address)
-        self._per_address[address] += 1
-        over = self._per_address[address] > self._limits.connections_per_address
-        if over or len(self.open) > self._limits.connections:
-            self._counts["connections_refused"] += 1
-            transport.abort()
-
-    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        self._forget(handler)
-
-    def busy(self, handler: RequestHandler) -> "_Busy":
-        return _Busy(self, handler)
-
-    def _make_room(self, address: str | None) -> None:
-        for handler, (transport, theirs) in self.open.items():
-            if handler not in self._working and address in (None, theirs):
-                self._counts["connections_evicted"] += 1
-                self._forget(handler)
-                transport.abort()
-                return
-
-    def _forget(self, handler: RequestHandler) -> None:
-        if (entry := self.open.pop(handler, None)) is not None:
-            self._per_address[entry[1]] -= 1
-            if not self._per_address[entry[1]]:
-                del self._per_address[entry[1]]
-
-
-class _Busy:
-    def __init__(self, connections: _Connections, handler: RequestHandler) -> None:
-        self._connections = connections
-        self._handler = handler
-
-    def __enter__(self) -> None:
-        self._connections._working.add(self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        self._connections._working.discard(self._handler)
-        with suppress(KeyError):
-            self._connections.open.move_to_end(self._handler)
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """False for what visitors do wrong: it is counted, and must not fill a log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, ConnectionError))
-
-
-_log = logging.getLogger("shoal.shardcast.server")
-_log.addFilter(_is_ours)
 _FRESH = {"Cache-Control": "no-cache"}
 _LASTING = {"Cache-Control": "public, immutable, max-age=31536000", "Content-Type": "application/octet-stream"}
 _ZERO = dict.fromkeys(("requests", "bytes_sent", "ranges_sent", "refused", "missed", "cut_off"), 0)

@@ -10,131 +10,27 @@ store/
     made.json  files/
 ```
 
-A line is appended after its piece is written and verified, so a manifest is at once the map of what is here, the state
-to resume from, and what a plain web server may hand out. Readers hold a shared lock on a package's manifest; only what
-can be locked exclusively is removed.
+Readers hold a shared lock on a package's manifest; only what can be locked exclusively is removed.
 """
 
 import fcntl
 import os
 import re
 import time
-from bisect import bisect_right, insort
-from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blake3 import blake3
 
 from shoal.errors import ShardcastError
-from shoal.files import (
-    STAGING,
-    disk_errors,
-    locked,
-    make_directory,
-    open_regular,
-    read_regular,
-    remove,
-    remove_staging,
-    write_whole,
-)
-from shoal.shardcast.records import (
-    MOST_HEAD,
-    MOST_MANIFEST,
-    PACKAGE_NAME,
-    Closing,
-    Head,
-    Opening,
-    Piece,
-    check_line,
-    check_whole,
-    content_root,
-    read_head,
-    read_line,
-)
+from shoal.files import STAGING, locked, make_directory, open_regular, read_regular, remove, remove_staging, write_whole
+from shoal.shardcast.manifest import MANIFEST, closing_root
+from shoal.shardcast.records import MOST_HEAD, PACKAGE_NAME, Head, content_root, read_head
 
 HEAD = "head.json"
-MANIFEST = "manifest.jsonl"
-FILES = "files"
 MADE = "made.json"
 MADE_NAME = re.compile(r"(\d{6,9})-made-([0-9a-f]{16})")
-
-
-class Index:
-    """What a package's manifest on the disk lists; `refresh` reads what was added since."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.id = ""
-        self.opening: Opening | None = None
-        self.pieces: dict[int, Piece] = {}
-        self.closing: Closing | None = None
-        self.read_bytes = 0  # of whole lines
-        self._stretches: dict[str, list[tuple[int, int]]] = defaultdict(list)
-
-    @property
-    def size(self) -> int:
-        """Bytes of pieces that are here."""
-        return sum(end - start for stretches in self._stretches.values() for start, end in stretches)
-
-    def refresh(self) -> bool:
-        """Reads on; True if there was something new. A manifest that shrank is another one: read from its start."""
-        try:
-            descriptor = os.open(self.folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
-            if size < self.read_bytes:
-                self.__init__(self.folder)  # type: ignore[misc]
-            if not self.read_bytes < size <= MOST_MANIFEST:
-                return False
-            file.seek(self.read_bytes)
-            data = file.read(size - self.read_bytes)
-        lines = data[: data.rfind(b"\n") + 1]
-        for line in lines.splitlines():
-            self._take(line)
-        self.read_bytes += len(lines)
-        return bool(lines)
-
-    def _take(self, line: bytes) -> None:
-        record, _ = read_line(line)
-        match record:
-            case Opening():
-                self.opening, self.id = record, record.id
-            case Piece():
-                self.pieces[record.index] = record
-                _join(self._stretches[record.file], record.offset, record.offset + record.size)
-            case Closing():
-                self.closing = record
-
-    def covers(self, name: str, start: int, end: int) -> bool:
-        """True if every byte of start..end of a file is here and verified."""
-        stretches = self._stretches.get(name, [])
-        at = bisect_right(stretches, (start, 1 << 62)) - 1
-        return at >= 0 and stretches[at][0] <= start and end <= stretches[at][1]
-
-    def length(self, name: str) -> int:
-        """How far a file reaches by what is known of it here."""
-        stretches = self._stretches.get(name)
-        return stretches[-1][1] if stretches else 0
-
-
-def _join(stretches: list[tuple[int, int]], start: int, end: int) -> None:
-    """Adds start..end to sorted stretches that do not touch each other."""
-    if stretches and stretches[-1][1] == start:  # the usual case: in order
-        stretches[-1] = (stretches[-1][0], end)
-        return
-    insort(stretches, (start, end))
-    joined: list[tuple[int, int]] = []
-    for first, last in stretches:
-        if joined and first <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
-        else:
-            joined.append((first, last))
-    stretches[:] = joined
 
 
 class Store:
@@ -183,6 +79,24 @@ class Store:
                 found[int(match[1])] = Path(entry.path)
         return found
 
+    def whole(self) -> dict[tuple[int, str], Path]:
+        """Folders of the versions that are here as a whole, by number and root: full packages, and those made here.
+
+        One number may stand for two contents: a version that was taken back stays while somebody holds it.
+        """
+        found = {}
+        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+            folder = self.path / entry.name
+            if match := PACKAGE_NAME.fullmatch(entry.name):
+                root = closing_root(folder) if match[2] == "full" else None
+            elif match := MADE_NAME.fullmatch(entry.name):
+                root = made_root(folder)
+            else:
+                continue
+            if root is not None:
+                found[int(match[1]), root] = folder
+        return found
+
     @contextmanager
     def hold(self, name: str) -> Iterator[Path]:
         """Keeps a package or a made version from being removed, by anybody, until the block or this process ends."""
@@ -197,18 +111,18 @@ class Store:
     def remove(self, name: str) -> bool:
         """Removes a package unless somebody holds it; True if it is gone."""
         folder = self.folder(name)
-        descriptor = _open_lock(folder)
-        if descriptor is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            finally:
-                # The rename below makes it unreachable; whoever opens it in between finds nothing to lock.
-                os.close(descriptor)
         going = self.path / f"{STAGING}{name}"
-        with suppress(OSError):
-            folder.rename(going)
+        descriptor = _open_lock(folder)
+        try:
+            if descriptor is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError):
+                folder.rename(going)  # under the lock: nobody can take hold of it meanwhile, or find it afterwards
+        except BlockingIOError:
+            return False
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
         remove(going)
         return not folder.exists()
 
@@ -225,93 +139,30 @@ def take_hold(folder: Path) -> int | None:
     descriptor = _open_lock(folder)
     if descriptor is None:
         return None
-    try:
+    with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        if any(_is_file(folder / name, descriptor) for name in (MANIFEST, MADE)):  # it may have gone before the lock
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
-def target_file(folder: Path, name: str) -> Path:
-    """Where a package's file is written; its directory is made."""
-    path = folder / FILES / name
-    make_directory(path.parent)
-    return path
+def _is_file(path: Path, descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
 
 
-def append_line(folder: Path, line: bytes) -> None:
-    """Adds one line in one write: a reader or a killed writer sees it whole, or without its end."""
-    path = folder / MANIFEST
-    with disk_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            before = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) != len(line):  # the disk became full in the middle
-                os.ftruncate(descriptor, before)
-                raise OSError(28, os.strerror(28), str(path))
-        finally:
-            os.close(descriptor)
+def is_made(name: str) -> bool:
+    """Whether a folder's name is that of a version put together here, rather than a package's."""
+    return MADE_NAME.fullmatch(name) is not None
 
 
-def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[bytes, Opening | Piece | Closing]]:
-    """The lines of a manifest on this disk that the origin signed and whose bytes are here, hashed again now.
-
-    What a loss of power tore, and what somebody changed, is left out. Empty if the opening itself is not right.
-    """
-    try:
-        data = read_regular(folder / MANIFEST, MOST_MANIFEST)
-    except OSError:
-        return []
-    taken: list[tuple[bytes, Opening | Piece | Closing]] = []
-    id_ = ""
-    for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-        try:
-            record, signature = read_line(line)
-            if not id_:
-                if not isinstance(record, Opening):
-                    return []
-                id_ = record.id
-            check_line(record, signature, id_, origin)
-        except ShardcastError:
-            if not taken:
-                return []
-            continue
-        taken.append((line, record))
-    pieces = [record for _, record in taken if isinstance(record, Piece)]
-    with ThreadPoolExecutor(threads) as pool:
-        right = pool.map(lambda piece: _is_right(folder, piece), pieces)
-        good = {piece.index for piece, ok in zip(pieces, right, strict=True) if ok}
-    kept = [(line, record) for line, record in taken if not isinstance(record, Piece) or record.index in good]
-    if len(good) < len(pieces):
-        kept = [(line, record) for line, record in kept if not isinstance(record, Closing)]
-    return kept
-
-
-def check_package(folder: Path, origin: str) -> Closing:
-    """Hashes a whole package again; ShardcastError unless it is, byte for byte, what the origin signed."""
-    lines = verified_lines(folder, origin)
-    opening = next((record for _, record in lines if isinstance(record, Opening)), None)
-    closing = next((record for _, record in lines if isinstance(record, Closing)), None)
-    if opening is None or closing is None:
-        raise ShardcastError(f"package {folder.name}: not whole on this disk, or damaged; fetch it again")
-    check_whole(opening, {r.index: r for _, r in lines if isinstance(r, Piece)}, closing)
-    for name, size in closing.files:
-        if (folder / FILES / name).stat().st_size != size:
-            raise ShardcastError(f"package {folder.name}: {name} is longer than what was signed; fetch it again")
-    return closing
-
-
-def _is_right(folder: Path, piece: Piece) -> bool:
-    try:
-        descriptor = os.open(folder / FILES / piece.file, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            data = os.pread(descriptor, piece.size, piece.offset)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
-    return blake3(data).hexdigest() == piece.hash
+def made_root(folder: Path) -> str | None:
+    """The root of a version put together here; None if it is not whole."""
+    with suppress(OSError, ValueError, IndexError):
+        return (folder / MADE).read_text().split()[0]
+    return None
 
 
 def files_of(directory: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """Who has how much of which version: walks from a node to those that fetch from it.
 
-What a node says of itself is its claim, shown and never acted on.
+What a node says of itself is its claim: it is shown, and the URL it gives is asked for its own tree, nothing more.
 """
 
 import time
@@ -20,11 +20,12 @@ MOST_DEPTH = 8
 RECENT_S = 600.0
 
 Short = Annotated[str, Field(max_length=200)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class Held(BaseModel):
     model_config = ConfigDict(frozen=True)
-    bytes: int
+    bytes: Count
     whole: bool
 
 
@@ -34,7 +35,7 @@ class Seen(BaseModel):
     name: Short
     url: Short
     seen: float
-    sent: dict[Short, int]
+    sent: dict[Short, Count]
 
 
 class Node(BaseModel):

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from shoal.errors import ShardcastError
+from shoal.errors import DeltaError, ShardcastError
 from shoal.files import whole_directory
 from shoal.shardcast.assemble import DELTA, link_or_copy
+from shoal.shardcast.manifest import FILES
 from shoal.shardcast.publish import Content, Outgoing, Publisher, piece_size_for
 from shoal.shardcast.records import Base, content_root
-from shoal.shardcast.store import FILES, MADE, files_of, hash_pieces
+from shoal.shardcast.store import MADE, files_of, hash_pieces
 
 FULL_EVERY = 8
 PAYS = 0.5  # of the full size: a larger delta is not worth its chain
@@ -95,7 +96,7 @@ class Versions:
                     with package.file(f"{name}{DELTA}") as out:
                         worth = _Bounded(out, int(PAYS * size))
                         encode(last.files / name, directory / name, cast("BinaryIO", worth))
-        except _DoesNotPay:
+        except (_DoesNotPay, DeltaError):  # what no delta can be made of goes out whole
             return False
         return True
 

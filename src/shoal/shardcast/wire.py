@@ -98,13 +98,17 @@ class Connection:
     """Requests to one source, one after another over one connection while it lasts."""
 
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, key: Key | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 80
+        except ValueError as error:
+            raise ShardcastError(f"source {url}: {error}; give it as http://HOST:PORT") from None
         if parts.scheme != "http" or not parts.hostname:
             raise ShardcastError(f"source {url}: give it as http://HOST:PORT")
         self.url = url
         self._host = parts.netloc
         self._path = parts.path.rstrip("/")
-        self._address = (parts.hostname, parts.port or 80)
+        self._address = (parts.hostname, port)
         self._headers = headers or {}
         self._key = key
         self._http: http.client.HTTPConnection | None = None
@@ -186,8 +190,10 @@ class Response:
         self.status = answer.status
         self.length = answer.length
 
-    def header(self, name: str) -> str:
-        return self._answer.getheader(name) or ""
+    def says_size_below(self, size: int) -> bool:
+        """For a range that could not be given: whether the file is said to be shorter than this."""
+        said = (self._answer.getheader("Content-Range") or "").removeprefix("bytes */")
+        return said.isascii() and said.isdigit() and len(said) < 19 and int(said) < size
 
     def fill(self, view: memoryview) -> None:
         """Reads exactly as many bytes as the view has."""
