@@ -6,10 +6,11 @@ nothing was changed, try again.
 
 import asyncio
 import hashlib
+import json
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response
@@ -19,6 +20,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from shoal.errors import StorageError
+from shoal.rollout.lease import Lease
 from shoal.swarm import messages as m
 from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
 from shoal.swarm.card import SignedCard
@@ -33,6 +35,7 @@ from shoal.validate.finding import Finding, Verdict
 MOST_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
 SPOOL = 1 << 18
+LEASE_FIELDS = [field.name for field in fields(Lease)]
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
 
 Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over seven
@@ -253,6 +256,11 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         return m.Done(changed=taken)
 
 
+def _tree(lease: Lease) -> dict[str, Any]:
+    """`asdict` without its copies, which are most of what a long list costs."""
+    return {name: getattr(lease, name) for name in LEASE_FIELDS}
+
+
 async def _drain(request: Request) -> None:
     """Takes what a node is still sending: one whose connection is cut cannot read why it was refused."""
     async for _ in request.stream():
@@ -267,14 +275,14 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         float, Query(ge=0, le=MOST_WAIT_S, allow_inf_nan=False, description="Seconds to wait for more than `beyond`.")
     ]
 
-    @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.")
+    @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.", response_model=m.FiledList)
     async def files(
         first: First, last: First, accepted: bool = False, beyond: First = 0, wait: Wait = 0.0, by: Signed = signed
-    ) -> m.FiledList:
+    ) -> Response:
         found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait)
-        return m.FiledList(
-            files=[m.FiledOut(lease=asdict(file.lease), sha256=file.sha256, size=file.size) for file in found]
-        )
+        # As it is: to check a list on its way out takes three times as long as to write it.
+        files = [{"lease": _tree(file.lease), "sha256": file.sha256, "size": file.size} for file in found]
+        return Response(json.dumps({"files": files}), media_type="application/json")
 
     @app.get(
         "/v1/files/{step}/{submission}",
