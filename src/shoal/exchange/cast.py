@@ -7,7 +7,6 @@ the one before.
 
 import asyncio
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import Entry
-from shoal.shardcast.server import Server
+from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
 from shoal.watch.metrics import MetricsWriter
@@ -173,7 +172,7 @@ def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
             own_url=server.url,
             on_note=_noting(metrics),
         )
-        server.facts = lambda: {f"{name}_total": float(value) for name, value in puller.counts.items()}
+        server.facts = puller.facts
         with puller:
             _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
@@ -186,19 +185,15 @@ def _serve(
 ) -> None:
     """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        work = [server.keep(await server.start())] + ([feed()] if feed else [])
-        serving = asyncio.gather(*work)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, serving.cancel)
-        while not serving.done():
+    async def tell() -> None:
+        while True:
             status.working(f"serving {offer()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
-            await asyncio.wait([serving], timeout=STATUS_S)
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            await asyncio.sleep(STATUS_S)
 
-    asyncio.run(main())
+    async def main() -> None:
+        await asyncio.gather(server.keep(await server.start()), tell(), *([feed()] if feed else []))
+
+    until_stopped(main)
     status.done(f"served up to {offer()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")
 
 
