@@ -16,6 +16,7 @@ from typing import Self
 from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
+from shoal.process import free_ports
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.publish import Publisher
@@ -24,6 +25,7 @@ from shoal.shardcast.records import Entry
 from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
+from shoal.swarm.member import HERE, Reach
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -156,25 +158,32 @@ def start_origin(run: RunDir, port: int) -> None:
             _serve(server, status, lambda: _offer(publisher.entries), lambda: follow(follower, FOLLOW_S))
 
 
-def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
-    """Passes a run's versions on, until stopped."""
+def start_relay(
+    run: RunDir, sources: Sequence[str], host: str, port: int, url: str | None = None, reach: Reach = HERE
+) -> None:
+    """Passes a run's versions on, until stopped; sources are the other relays of the run if none is given.
+
+    A relay that has joined is named in the run card, with the URL under which others reach it.
+    """
     taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
     with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
         store = Store(run.path / "relay")
-        server = Server(store, name="relay", port=port)
-        puller = Puller(
-            store,
-            sources,
-            run.origin_key.address,
-            run.config.name,
-            mirror=True,
-            name="relay",
-            own_url=server.url,
-            on_note=_noting(metrics),
-        )
-        server.facts = puller.facts
-        with puller:
-            _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
+        server = Server(store, name="relay", host=host, port=port or free_ports([0])[0], public=url)
+        own_url = url or server.url
+        with reach.relay(run, status, sources, own_url) as (origin, urls):
+            puller = Puller(
+                store,
+                urls,
+                origin,
+                run.config.name,
+                mirror=True,
+                name="relay",
+                own_url=own_url,
+                on_note=_noting(metrics),
+            )
+            server.facts = puller.facts
+            with puller:
+                _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
 
 def _serve(
