@@ -235,12 +235,15 @@ def status(
 @app.command()
 def why(
     submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
-    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory.")] = None,
+    join: Annotated[str | None, typer.Option(metavar="URL", help="A coordinator, in place of a directory.")] = None,
 ) -> None:
     """Say what became of a submission: the verdict, the rule that was broken, what was claimed and what was found."""
-    from shoal.swarm.ask import print_why
+    if (run is None) == (join is None):
+        raise ConfigError(f"why {submission}: give the run's directory, or --join URL with its coordinator's URL")
+    from shoal.swarm.ask import ask_coordinator, ask_directory, print_why
 
-    print_why(join, submission, console)
+    print_why(ask_directory(run, submission) if run else ask_coordinator(str(join), submission), console)
 
 
 @app.command()

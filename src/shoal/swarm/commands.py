@@ -17,6 +17,7 @@ from shoal.swarm.database import Database
 from shoal.swarm.ledger import DatabaseLedger
 from shoal.swarm.member import key_path
 from shoal.swarm.objects import Objects
+from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
 
@@ -34,7 +35,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     Trainer, validator and origin are those whose keys lie in the directory, unless the config names addresses.
     """
     swarm = config.swarm
-    home = run / "coordinator"
+    home = run / HOME
     make_directory(home)
     trainer = checked_address(swarm.trainer) if swarm.trainer else role_key(run, "trainer").address
     named = frozenset(checked_address(address) for address in swarm.validators)
@@ -42,7 +43,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
     for address in swarm.allow:
         checked_address(address)
-    database = Database(swarm.database or f"sqlite:///{home / 'state.db'}")
+    database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
         coordinator = Coordinator(
             config,
@@ -50,7 +51,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
             role_key(run, "coordinator"),
             origin,
             database,
-            Objects(swarm.store or home / "uploads", swarm.store_options),
+            Objects(swarm.store or home / UPLOADS, swarm.store_options),
             DatabaseLedger(database),
         )
     except BaseException:

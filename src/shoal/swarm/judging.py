@@ -56,7 +56,7 @@ def filed(db: Connection, terms: Terms, first: int, last: int, accept: bool | No
         .order_by(submissions.c.step, submissions.c.submission)
         .limit(MOST_LISTED)
     )
-    return [Filed(lease_of(terms, row), row.sha256, row.size, row.accept) for row in rows]
+    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.accept) for row in rows]
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
