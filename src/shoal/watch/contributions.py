@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.watch.history import SUPERVISOR, one_line
-from shoal.watch.metrics import Entry, read_metrics
+from shoal.watch.metrics import Entry, number, read_metrics
 
 EVENT = "contributions"
 ROLES = ("worker", "validator", "trainer", "relay")
@@ -37,9 +37,22 @@ def read_contributions(run_dir: Path) -> list[Contribution]:
 
 
 def _contribution(node: Entry) -> Contribution:
-    names = ("name", "address", "role", "state")
-    counts = ("accepted", "rejected", "samples", "tokens")
-    return Contribution(*(str(node.get(key, "")) for key in names), *(int(node.get(key, 0)) for key in counts))
+    def text(key: str) -> str:
+        return str(node.get(key, ""))
+
+    def count(key: str) -> int:
+        return int(number(node, key) or 0)
+
+    return Contribution(
+        text("name"),
+        text("address"),
+        text("role"),
+        text("state"),
+        count("accepted"),
+        count("rejected"),
+        count("samples"),
+        count("tokens"),
+    )
 
 
 def contributions_table(contributions: Sequence[Contribution]) -> Table:
