@@ -27,12 +27,23 @@ console = Console()
 errors = Console(stderr=True)
 
 Target = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a config file whose run to use.")]
+MaybeTarget = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="A run directory, or a config file whose run to use.")
+]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file that describes the run.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in --set train.lr=1e-4.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Directory of the run; runs/NAME if not given.")]
+Join = Annotated[
+    str | None,
+    typer.Option("--join", metavar="URL", help="The run's coordinator; URL#0xADDRESS trusts no other than this one."),
+]
+Home = Annotated[
+    Path | None, typer.Option(help="Where a machine that joins keeps what it needs; else in your state directory.")
+]
+NodeKey = Annotated[Path | None, typer.Option("--key", help="Key to sign requests with; made if it is not there.")]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", metavar="URL", help="Fetch versions from here, not from the run's directory; repeatable."),
@@ -62,43 +73,67 @@ def run(
 
 
 @app.command()
-def trainer(run: Target, settings: Settings = None, out: Out = None) -> None:
+def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process."""
     from shoal.rundir import locate_run
 
     located = locate_run(run, settings or [], out, console)  # before torch: a typo is told at once
+    from shoal.swarm.member import Reach
     from shoal.train.trainer import start_trainer
 
-    start_trainer(located)
+    start_trainer(located, Reach(join or ""))
 
 
 @app.command()
 def worker(
-    run: Target,
-    name: Annotated[str, typer.Option(help="Name of this worker; its draws depend on it.")] = "worker-0",
+    run: MaybeTarget = None,
+    join: Join = None,
+    name: Annotated[str, typer.Option(help="What to be called in tables.")] = "worker-0",
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences side by side; the run's if not given.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the run's if not given.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 computes a bfloat16 run more exactly; the run's if not given.")
+    ] = None,
     attack: Annotated[str | None, typer.Option(help="Cheat in this way; shoal attacks lists them.")] = None,
+    key: NodeKey = None,
+    home: Home = None,
     relays: Relays = None,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
-    """Generate rollouts with the newest policy version, in this process."""
-    from shoal.rundir import locate_run
+    """Generate rollouts with the newest policy version, in this process.
 
-    located = locate_run(run, settings or [], out, console)
+    To lend this machine to a run: shoal worker --join URL. All else comes from the run card.
+    """
+    from shoal.swarm.lending import lend, machine
+
+    located, reach = lend("worker", run, join, key, home, relays or [], settings or [], out, console)
+    located = machine(located, batch, threads, dtype)
     from shoal.rollout.worker import start_worker
 
-    start_worker(located, name, attack, relays or [])
+    start_worker(located, name, attack, reach)
 
 
 @app.command()
-def validator(run: Target, relays: Relays = None, settings: Settings = None, out: Out = None) -> None:
-    """Judge rollouts before the trainer may use them, in this process."""
-    from shoal.rundir import locate_run
+def validator(
+    run: MaybeTarget = None,
+    join: Join = None,
+    key: NodeKey = None,
+    home: Home = None,
+    relays: Relays = None,
+    settings: Settings = None,
+    out: Out = None,
+) -> None:
+    """Judge rollouts before the trainer may use them, in this process.
 
-    located = locate_run(run, settings or [], out, console)
+    With --join from anywhere, if the run's owner has your address (shoal identity show) in swarm.validators.
+    """
+    from shoal.swarm.lending import lend
+
+    located, reach = lend("validator", run, join, key, home, relays or [], settings or [], out, console)
     from shoal.validate.validator import start_validator
 
-    start_validator(located, relays or [])
+    start_validator(located, reach)
 
 
 @app.command()
@@ -200,12 +235,15 @@ def status(
 @app.command()
 def why(
     submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
-    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory.")] = None,
+    join: Annotated[str | None, typer.Option(metavar="URL", help="A coordinator, in place of a directory.")] = None,
 ) -> None:
     """Say what became of a submission: the verdict, the rule that was broken, what was claimed and what was found."""
-    from shoal.swarm.ask import print_why
+    if (run is None) == (join is None):
+        raise ConfigError(f"why {submission}: give the run's directory, or --join URL with its coordinator's URL")
+    from shoal.swarm.ask import ask_coordinator, ask_directory, print_why
 
-    print_why(join, submission, console)
+    print_why(ask_directory(run, submission) if run else ask_coordinator(str(join), submission), console)
 
 
 @app.command()
@@ -260,7 +298,6 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Allow = Annotated[
     Path | None, typer.Option(help="File with the addresses of nodes that may ask, one a line; else anybody may.")
 ]
-NodeKey = Annotated[Path | None, typer.Option("--key", help="Key to sign requests with; made if it is not there.")]
 
 
 @app.command()
@@ -315,6 +352,8 @@ def relay(
     name: Annotated[str, typer.Option(help="What to be called in the tree.")] = "relay",
     url: Annotated[str | None, typer.Option(help="URL under which others reach this relay, if another.")] = None,
     key: NodeKey = None,
+    join: Join = None,
+    home: Home = None,
     allow: Allow = None,
     nginx: Annotated[Path | None, typer.Option(help="Write an nginx configuration that serves the store.")] = None,
     serve: Annotated[bool, typer.Option(help="--no-serve leaves serving to nginx.")] = True,
@@ -323,14 +362,20 @@ def relay(
 
     A relay can withhold, and nothing else: whoever fetches from it checks the origin's signature.
     """
-    if run_directory is not None and sources:
+    if join is not None or (run_directory is not None and sources):
+        if host in ("0.0.0.0", "::") and join is not None and url is None:
+            raise ConfigError(f"relay: --host {host} listens everywhere; give --url with the URL that others reach")
         from shoal.exchange.cast import start_relay
-        from shoal.rundir import open_run
+        from shoal.swarm.lending import lend
 
-        start_relay(open_run(run_directory), sources, port)
+        located, reach = lend("relay", run_directory, join, key, home, [], [], None, console)
+        start_relay(located, sources or [], host, port, url, reach)
         return
     if not sources or not origin_address:
-        raise ConfigError("relay: give --from URL (an origin or a relay) and --origin ADDRESS (what the origin prints)")
+        raise ConfigError(
+            "relay: give --join URL (a run's coordinator), or --from URL (an origin or a relay) and --origin ADDRESS "
+            "(what the origin prints)"
+        )
     if nginx is not None and allow is not None:
         raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
     from shoal.shardcast.commands import serve_relay
@@ -366,7 +411,13 @@ def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a 
 
 
 @app.command()
-def coordinator(config: Target, settings: Settings = None, out: Out = None) -> None:
+def coordinator(
+    config: Target,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; swarm.host if not given.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, help="Port to listen on; swarm.port if not given.")] = None,
+    settings: Settings = None,
+    out: Out = None,
+) -> None:
     """Serve the front door of a run: nodes join here, get leases, hand in files and ask what became of them.
 
     Its state lies in the run's directory, or in PostgreSQL if swarm.database says so; it may be killed at any time.
@@ -377,10 +428,10 @@ def coordinator(config: Target, settings: Settings = None, out: Out = None) -> N
 
     if config.is_dir():
         run = open_run(config)
-        serve_coordinator(run.config, run.path, console)
+        serve_coordinator(run.config, run.path, host, port, console)
         return
     loaded = load_config(config, settings or [])
-    serve_coordinator(loaded, out or default_path(loaded), console)
+    serve_coordinator(loaded, out or default_path(loaded), host, port, console)
 
 
 identity = typer.Typer(help="Show, export or import the key that is this machine's name in every run.")

@@ -114,14 +114,23 @@ class TrainConfig(_Table):
         return int(self.oversample * self.groups_per_step)
 
 
+Batch = Annotated[int, Field(ge=1, le=65536)]
+
+
 class WorkerConfig(_Table):
     """The machines that generate."""
 
     count: int = Field(1, ge=1, le=1024, description="Workers started by shoal run.")
     threads: Threads = Field(1, description="CPU threads of each worker.")
-    max_batch: int = Field(128, ge=1, le=65536, description="Sequences generated side by side.")
+    max_batch: Batch = Field(128, description="Sequences generated side by side.")
+    batches: list[Batch] = Field(
+        default_factory=list, description="The same for each worker of shoal run, for machines that differ."
+    )
     groups_per_submission: Positive = Field(8, description="Groups in one rollout file.")
     lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
+
+    def batch_of(self, worker: int) -> int:
+        return self.batches[worker] if worker < len(self.batches) else self.max_batch
 
 
 class ThresholdsConfig(_Table):
@@ -188,7 +197,7 @@ class SwarmConfig(_Table):
     """The front door of a run: where it is, what it keeps where, and whom it trusts with what."""
 
     host: str = Field("127.0.0.1", description="Address that the coordinator listens on.")
-    port: int = Field(7000, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
+    port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
     database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
     store_options: dict[str, str] = Field(

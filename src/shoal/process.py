@@ -6,12 +6,13 @@ pipe closes and the child ends itself: no signal needs to be delivered and none 
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from shoal.files import disk_errors, make_directory
@@ -144,6 +145,25 @@ def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
     for child in children:
         child.stop(max(0.0, deadline - time.monotonic()))
         child.close()
+
+
+def free_ports(wanted: Sequence[int]) -> list[int]:
+    """Ports on the loopback that nobody has, all different: those that are wanted where they are free (0: any).
+
+    A role that is started again takes its own again.
+    """
+    with ExitStack() as stack:
+        return [stack.enter_context(_bound(port)).getsockname()[1] for port in wanted]
+
+
+def _bound(port: int) -> socket.socket:
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("127.0.0.1", port))
+    except (OSError, OverflowError):
+        held.bind(("127.0.0.1", 0))
+    return held
 
 
 def say_last_words(text: str) -> None:

@@ -4,11 +4,11 @@ A role that was killed or crashed is started again and goes on from what is on d
 on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.
 """
 
+import json
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -16,8 +16,11 @@ from rich.console import Console
 
 from shoal.config import load_config
 from shoal.errors import ShoalError, StorageError
-from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, stop_all
+from shoal.files import parse_json, read_regular, write_whole
+from shoal.keys import Key
+from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
+from shoal.swarm.client import Link
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -31,7 +34,9 @@ RESTART_WINDOW_S = 60.0
 MOST_CRASHES = 3
 CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
-SERVICES = ("origin", "relay")
+SERVICES = ("coordinator", "origin", "relay")
+PORTS = "ports.json"
+ASK_S = 5.0
 
 
 class Interrupted(ShoalError):
@@ -56,9 +61,13 @@ def run_swarm(run: RunDir, console: Console) -> None:
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
         try:
+            ports = ports_of(run)
+            join = f"http://127.0.0.1:{ports['coordinator']}"
+            console.print(f"anybody on this machine may join: shoal worker --join {join}", soft_wrap=True)
             with LiveView(run.path, run.config.steps, console) as view:
-                children += start_roles(run)
+                children += start_roles(run, ports)
                 _watch(run, children, view, metrics)
+                _note_contributions(join, metrics)
         finally:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
@@ -71,24 +80,25 @@ def run_swarm(run: RunDir, console: Console) -> None:
     )
 
 
-def start_roles(run: RunDir) -> list[Child]:
-    """A process for each role."""
+def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
+    """A process for each role. They meet over the network, as they would on machines of their own."""
     config, path = run.config, str(run.path)
-    origin, relay = free_ports(2)
-    through = ["--relay", f"http://127.0.0.1:{relay}"]
-    names = [f"worker-{i}" for i in range(config.workers.count)]
-    workers = [(name, ["worker", path, "--name", name, *through], config.workers.threads) for name in names]
-    cheaters = [
-        (name, ["worker", path, "--name", name, "--attack", cheater.attack, *through], config.workers.threads)
-        for name, cheater in ((f"cheater-{i}", cheater) for i, cheater in enumerate(config.cheaters))
-    ]
+    port = {name: ["--port", str(number)] for name, number in ports.items()}
+    join = ["--join", f"http://127.0.0.1:{ports['coordinator']}"]
+    source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
+
+    def worker(name: str, *options: str) -> tuple[str, list[str], int]:
+        return name, ["worker", path, "--name", name, *join, *options], config.workers.threads
+
+    batches = [config.workers.batch_of(i) for i in range(config.workers.count)]
     roles = [
-        ("trainer", ["trainer", path], config.train.threads),
-        ("origin", ["origin", path, "--port", str(origin)], 1),
-        ("relay", ["relay", path, "--from", f"http://127.0.0.1:{origin}", "--port", str(relay)], 1),
-        ("validator", ["validator", path, *through], config.audit.threads),
-        *workers,
-        *cheaters,
+        ("trainer", ["trainer", path, *join], config.train.threads),
+        ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
+        ("origin", ["origin", path, *port["origin"]], 1),
+        ("relay", ["relay", path, *source, *port["relay"], *join], 1),
+        ("validator", ["validator", path, *join], config.audit.threads),
+        *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
+        *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),
     ]
     children: list[Child] = []
@@ -102,13 +112,30 @@ def start_roles(run: RunDir) -> list[Child]:
     return children
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on the loopback that nobody has, all different. A role that is started again takes its own again."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
+def ports_of(run: RunDir) -> dict[str, int]:
+    """A port for each service: those of the last time if they are free, so that nodes that joined find it again."""
+    file = run.path / PORTS
+    try:
+        last = {name: int(port) for name, port in parse_json(read_regular(file)).items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        last = {}
+    wanted = [last.get(name, 0) for name in SERVICES]
+    ports = dict(zip(SERVICES, free_ports(wanted), strict=True))
+    if run.config.swarm.port:
+        ports["coordinator"] = run.config.swarm.port
+    write_whole(file, json.dumps(ports).encode())
+    return ports
+
+
+def _note_contributions(join: str, metrics: MetricsWriter) -> None:
+    """Writes down who contributed what, for the summary."""
+    try:
+        with Link(join, Key.create(), wait_s=ASK_S) as link:
+            nodes = link.get("/v1/status")["nodes"]
+    except ShoalError as error:
+        metrics.write("note", text=f"who contributed what is not known: {error}")
+        return
+    metrics.write("contributions", nodes=nodes)
 
 
 def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
@@ -117,6 +144,7 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
     finish_by: float | None = None
     banned: list[Child] = []
+    trainer = next(child for child in children if child.name == "trainer")
     while any(child.poll() != 0 for child in children if child not in banned and not child.is_service):
         time.sleep(LOOK_S)
         view.update()
@@ -126,7 +154,7 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
                 continue
             if code == EXIT_BANNED:
                 banned.append(child)
-                view.note(child.last_words().strip() or f"{child.name} gets no more leases")
+                view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
                 if all(other in banned for other in children if "worker" in other.arguments):
                     raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
                 continue
@@ -141,7 +169,7 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
             view.note(f"{child.name} {how}; starting it again")
             metrics.write("restart", role=child.name, code=code)
             child.restart()
-        if children[0].poll() == 0:
+        if trainer.poll() == 0:
             finish_by = finish_by or time.monotonic() + finish_s
             if time.monotonic() > finish_by:
                 late = ", ".join(c.name for c in children if c.poll() != 0 and c not in banned and not c.is_service)

@@ -30,6 +30,7 @@ RUN_FILE = "run.json"
 LOCK = "lock"
 # What a model directory is made of; whatever else lies beside it is left there.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay")
 # A role that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
 # A base model may have to be built first.
@@ -63,15 +64,20 @@ class RunDir:
         return DirectoryChannel(self.path / "weights", self.config.keep.versions)
 
     @contextmanager
-    def weights(self, role: str, relays: Sequence[str], metrics: MetricsWriter) -> Iterator[WeightSource]:
-        """Where a role has versions from: relays, or, where none is given, this directory itself."""
+    def weights(
+        self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str = ""
+    ) -> Iterator[WeightSource]:
+        """Where a role has versions from: relays, or, where none is given, this directory itself.
+
+        `origin` is the address that signs them, if it is not this run's own.
+        """
         if not relays:
             yield self.channel()
             return
         from shoal.exchange.cast import CastChannel
 
         path = self.path / "nodes" / role
-        address, wait_s = self.origin_key.address, self.config.wait_s
+        address, wait_s = origin or self.origin_key.address, self.config.wait_s
         with CastChannel(path, relays, address, self.config.name, role, wait_s, metrics) as channel:
             yield channel
 
@@ -121,7 +127,7 @@ def run_removed(path: Path) -> StorageError:
 
 def check_worker_name(name: str) -> None:
     """Refuses a name that is no file name, or that another role goes by."""
-    if not NODE_NAME.fullmatch(name) or name in ("trainer", "evaluator", "supervisor", "validator", "origin", "relay"):
+    if not NODE_NAME.fullmatch(name) or name in ROLES:
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
         )

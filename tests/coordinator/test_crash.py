@@ -111,7 +111,7 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_counts_nothing_twice(
         trainer = Link(command.url, role_key(run, "trainer"), wait_s=60)
         trainer.join("trainer")
         store = SwarmStore(trainer, tmp_path / "trainer", LIMITS, lambda _: ROOT)
-        store.announce(0, ROOT)
+        store._link.announce(0, ROOT)
         for node in nodes:
             node.start()
         for _ in range(KILLS):

@@ -98,5 +98,5 @@ def test_status_says_who_does_what_and_waits_on_whom(world: World) -> None:
 def test_a_complete_run_tells_its_nodes_to_stop(world: World) -> None:
     world.link(A).join("worker")
     for number in range(21):
-        world.trainer.announce(number, f"{number:064x}")
+        world.trainer._link.announce(number, f"{number:064x}")
     assert world.link(A).heartbeat()["do"] == "stop"

@@ -204,9 +204,9 @@ def test_forgotten_steps_leave_their_verdicts_and_not_their_bytes(world: World) 
 def test_versions_that_are_taken_back_can_be_announced_with_other_content(world: World) -> None:
     world.announce(3)
     with pytest.raises(RolloutError, match="retract it before another one"):
-        world.trainer.announce(3, "cd" * 32)
-    assert world.trainer.retract(after=1) == [2, 3]
-    world.trainer.announce(2, "cd" * 32)
+        world.trainer._link.announce(3, "cd" * 32)
+    assert world.trainer._link.retract(after=1) == [2, 3]
+    world.trainer._link.announce(2, "cd" * 32)
     assert world.lease("a", version=3) is None
 
 

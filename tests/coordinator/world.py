@@ -131,7 +131,7 @@ class World:
 
     def announce(self, number: int = 0) -> None:
         for each in range(number + 1):
-            self.trainer.announce(each, ROOT)
+            self.trainer._link.announce(each, ROOT)
 
     def lease(self, name: str, version: int = 0) -> Lease | None:
         key = key_of(name)

@@ -2,14 +2,17 @@
 
 import time
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import cast
 
 import pytest
 from pydantic import ValidationError
 
 from shoal.errors import ShardcastError
+from shoal.shardcast.store import HEAD
 from shoal.shardcast.tree import Node, Seen, walk
-from shoal.shardcast.wire import Connection, Response
+from shoal.shardcast.wire import Connection, Pace, Response
+from tests.shardcast.world import KEY, RUN, origin_at
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:x", "ftp://a", "a:80", ""])
@@ -55,3 +58,17 @@ def test_a_node_that_claims_more_bytes_than_there_are_is_not_believed() -> None:
         Node.model_validate_json(
             '{"name": "n", "packages": {"p": {"bytes": 1%s, "whole": true}}, "children": []}' % ("0" * 400)
         )
+
+
+def test_a_connection_goes_on_after_an_answer_without_a_body(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin:
+        origin.publish(1)
+        head = origin.store.head(KEY.address, RUN)
+        assert head is not None
+        connection = Connection(origin.server.url)
+        for _ in range(3):
+            answer = connection.get(f"{HEAD}?after={head.sequence}", pace=Pace(5.0))
+            assert answer.status == 304
+            answer.drop()
+        connection.close()
+        assert origin.server.counts["requests"] == 3

@@ -64,7 +64,7 @@ def relay_at(path: Path, *sources: str, name: str = "relay", limits: Limits | No
     store = Store(path)
     with serving(Server(store, name=name, limits=limits)) as server:
         puller = Puller(store, sources, KEY.address, RUN, mirror=True, name=name, own_url=server.url)
-        server.facts = lambda: {f"{n}_total": float(v) for n, v in puller.counts.items()}
+        server.facts = puller.facts
         with puller:
             yield server
 

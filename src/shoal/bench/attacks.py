@@ -20,7 +20,7 @@ import torch
 from shoal.attacks import ATTACKS, texts
 from shoal.bench.court import Court, File, open_court, remembering
 from shoal.bench.engine import keep_freed_memory
-from shoal.bench.laptop import base_model, changed, laptop_config
+from shoal.bench.laptop import base_model, changed, hardly_trained, laptop_config
 from shoal.bench.price import price
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure, Op
@@ -91,9 +91,7 @@ def bench_attacks(quick: bool, progress: Progress) -> BenchResult:
     keep_freed_memory()
     laptop = laptop_config()
     if quick:
-        # Hardly trained, and right only in part: it still has something to learn from.
-        tasks = [task.model_dump(mode="json", exclude_none=True) | {"binary": False} for task in laptop.tasks]
-        laptop = changed(laptop, {"model.tiny.warm_steps": 20, "tasks": tasks})
+        laptop = hardly_trained(laptop)
     tallies = {"tiny": _measure("tiny", laptop, QUICK_TINY if quick else TINY, progress)}
     ratios: dict[str, float] = {}
     values: dict[str, Figure] = {}

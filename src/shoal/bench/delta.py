@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from shoal.bench.attacks import SMOLLM2_TASKS
 from shoal.bench.engine import keep_freed_memory
-from shoal.bench.laptop import base_model, changed, laptop_config
+from shoal.bench.laptop import base_model, changed, hardly_trained, laptop_config
 from shoal.bench.processor import one_processor
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure, Op
@@ -94,8 +94,7 @@ def bench_delta(quick: bool, progress: Progress) -> BenchResult:
     keep_freed_memory()
     config = laptop_config()
     if quick:
-        tasks = [task.model_dump(mode="json", exclude_none=True) | {"binary": False} for task in config.tasks]
-        config = changed(config, {"model.tiny.warm_steps": 20, "tasks": tasks})
+        config = hardly_trained(config)
     else:
         smollm2 = {"model.source": "smollm2", "tasks": SMOLLM2_TASKS, "sampling.max_prompt_tokens": 128}
         config = changed(config, smollm2)

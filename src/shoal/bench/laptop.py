@@ -19,6 +19,12 @@ def laptop_config() -> RunConfig:
     raise BenchError(f"bench: {CONFIG} is not here; run it in a checkout of the project")
 
 
+def hardly_trained(config: RunConfig) -> RunConfig:
+    """The same with a base model that is made in seconds and right in part only: it has something to learn from."""
+    tasks = [task.model_dump(mode="json", exclude_none=True) | {"binary": False} for task in config.tasks]
+    return changed(config, {"model.tiny.warm_steps": 20, "tasks": tasks})
+
+
 def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """A config with some keys changed, each named by its full path (`train.lr`), and checked as a whole again."""
     tree = config.model_dump(mode="json", exclude_none=True)

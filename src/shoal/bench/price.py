@@ -8,12 +8,12 @@ import os
 import random
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.bench.court import ROOT, Court, Recorded
 from shoal.bench.laptop import changed
+from shoal.bench.usage import cpu_below
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.models.base import base_model_dir
@@ -100,11 +100,8 @@ def price(config: RunConfig, samples: int, batch: int) -> Price:
 
 def cpu_s() -> float:
     """CPU time of this process and of its children so far, ended or not."""
-    times = os.times()
-    total = time.process_time() + times.children_user + times.children_system
-    with suppress(OSError):  # no Linux: children that still run are left out
-        for task in Path("/proc/self/task").iterdir():
-            for child in (task / "children").read_text().split():
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    try:
+        return time.process_time() + cpu_below()
+    except BenchError:  # no Linux: children that still run are left out
+        times = os.times()
+        return time.process_time() + times.children_user + times.children_system

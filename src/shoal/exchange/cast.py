@@ -7,7 +7,6 @@ the one before.
 
 import asyncio
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -17,14 +16,16 @@ from typing import Self
 from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
+from shoal.process import free_ports
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import Entry
-from shoal.shardcast.server import Server
+from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
+from shoal.swarm.member import HERE, Reach
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -157,25 +158,32 @@ def start_origin(run: RunDir, port: int) -> None:
             _serve(server, status, lambda: _offer(publisher.entries), lambda: follow(follower, FOLLOW_S))
 
 
-def start_relay(run: RunDir, sources: Sequence[str], port: int) -> None:
-    """Passes a run's versions on, until stopped."""
+def start_relay(
+    run: RunDir, sources: Sequence[str], host: str, port: int, url: str | None = None, reach: Reach = HERE
+) -> None:
+    """Passes a run's versions on, until stopped; sources are the other relays of the run if none is given.
+
+    A relay that has joined is named in the run card, with the URL under which others reach it.
+    """
     taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
     with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
         store = Store(run.path / "relay")
-        server = Server(store, name="relay", port=port)
-        puller = Puller(
-            store,
-            sources,
-            run.origin_key.address,
-            run.config.name,
-            mirror=True,
-            name="relay",
-            own_url=server.url,
-            on_note=_noting(metrics),
-        )
-        server.facts = lambda: {f"{name}_total": float(value) for name, value in puller.counts.items()}
-        with puller:
-            _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
+        server = Server(store, name="relay", host=host, port=port or free_ports([0])[0], public=url)
+        own_url = url or server.url
+        with reach.relay(run, status, sources, own_url) as (origin, urls):
+            puller = Puller(
+                store,
+                urls,
+                origin,
+                run.config.name,
+                mirror=True,
+                name="relay",
+                own_url=own_url,
+                on_note=_noting(metrics),
+            )
+            server.facts = puller.facts
+            with puller:
+                _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
 
 def _serve(
@@ -186,19 +194,15 @@ def _serve(
 ) -> None:
     """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        work = [server.keep(await server.start())] + ([feed()] if feed else [])
-        serving = asyncio.gather(*work)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, serving.cancel)
-        while not serving.done():
+    async def tell() -> None:
+        while True:
             status.working(f"serving {offer()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
-            await asyncio.wait([serving], timeout=STATUS_S)
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            await asyncio.sleep(STATUS_S)
 
-    asyncio.run(main())
+    async def main() -> None:
+        await asyncio.gather(server.keep(await server.start()), tell(), *([feed()] if feed else []))
+
+    until_stopped(main)
     status.done(f"served up to {offer()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")
 
 

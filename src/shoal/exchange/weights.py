@@ -16,7 +16,7 @@ from shoal.exchange.interfaces import Version
 from shoal.files import STAGING, numbered, parse_json, read_regular, remove_staging, whole_directory, write_whole
 from shoal.shardcast.publish import piece_size_for
 from shoal.shardcast.records import digest, digest_root
-from shoal.shardcast.store import hash_pieces
+from shoal.shardcast.store import content_of, files_of, hash_pieces
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
 RETRACTED = "retracted.json"
@@ -123,12 +123,9 @@ def folder_name(number: int) -> str:
 
 def write_manifest(folder: Path, number: int) -> Version:
     """Names what lies in a folder as a version, by the hash of every file."""
-    sizes = {file: file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
-    piece = piece_size_for(sum(sizes.values()))
-    files = {
-        file.relative_to(folder).as_posix(): {"size": size, "blake3": digest(hash_pieces(file, piece))}
-        for file, size in sizes.items()
-    }
+    piece = piece_size_for(sum(file.stat().st_size for file in files_of(folder).values()))
+    content = content_of(folder, piece)
+    files = {name: {"size": size, "blake3": digest(hashes)} for name, (size, hashes) in content.items()}
     root = _root(number, piece, files)
     manifest = {"version": number, "root": root, "time": time.time(), "piece_size": piece, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))

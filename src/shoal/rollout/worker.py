@@ -1,7 +1,6 @@
 """The worker: takes a lease, generates with the newest version, scores, submits; again until the run is done."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from shoal.rollout.engine import TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
+from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.watch.metrics import MetricsWriter
@@ -121,7 +121,7 @@ class Worker:
         )
 
 
-def start_worker(run: RunDir, name: str, attack: str | None = None, relays: Sequence[str] = ()) -> None:
+def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach = HERE) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
@@ -130,8 +130,9 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, relays: Sequ
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
-        run.weights(name, relays, metrics) as channel,
+        reach.place(run, "worker", name, status, metrics) as place,
     ):
+        channel = place.weights
         status.working("loading the base model")
         base = run.base_version(channel)
         policy = load(channel.fetch(base), config.model.dtype)
@@ -149,4 +150,5 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, relays: Sequ
             kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
             maker = kind(config, policy, engine, tasks, judge)
-            Worker(name, config, channel, run.store(), maker, status, metrics, base).run()
+            store = place.open_store(None, ignore_refused)
+            Worker(place.node, config, channel, store, maker, status, metrics, base).run()

@@ -10,7 +10,7 @@ from shoal.errors import DeltaError, ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
 from shoal.shardcast.manifest import FILES, Index
 from shoal.shardcast.records import Base, Closing, Entry
-from shoal.shardcast.store import MADE, Store, directory_root, is_made
+from shoal.shardcast.store import MADE, Store, directory_root, is_made, made_name
 
 DELTA = ".delta"
 # Two threads of a process may want the same version.
@@ -82,7 +82,7 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
     closing = index.closing
     if closing is None or entry.base is None:
         raise ShardcastError(f"package {entry.name}: not whole here; fetch it again")
-    target = store.path / f"{entry.number:06d}-made-{closing.root[:16]}"
+    target = store.folder(made_name(entry.number, closing.root))
     if (target / MADE).is_file():
         return target
     try:

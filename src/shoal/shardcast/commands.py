@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from shoal.shardcast.follow import Follower, follow
 from shoal.shardcast.nginx import nginx_config
 from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
-from shoal.shardcast.server import Server
+from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.tree import walk
 from shoal.shardcast.versions import Versions
@@ -63,7 +62,7 @@ def serve_origin(
             follower = Follower(directory, Versions(publisher), _Notes(console))
             await asyncio.gather(server.keep(listening), follow(follower, FOLLOW_S))
 
-        _until_stopped(main)
+        until_stopped(main)
 
 
 def serve_relay(
@@ -98,7 +97,7 @@ def serve_relay(
         puller = Puller(
             opened, sources, origin, run, mirror=True, name=name, own_url=where, key=identity, on_note=noted
         )
-        server.facts = lambda: {f"{n}_total": float(v) for n, v in puller.counts.items()}
+        server.facts = puller.facts
         with puller:
             said = f"relay {name} at {where}" if serve else f"relay {name} fills {store}"
             console.print(f"{said}, fetching from {', '.join(sources)}", highlight=False)
@@ -108,7 +107,7 @@ def serve_relay(
                 if listening is not None:
                     listening.close()
 
-    _until_stopped(main)
+    until_stopped(main)
 
 
 def fetch_version(
@@ -205,17 +204,3 @@ class _Notes:
         if now - self._said.get(text, -1e9) > 10:
             self._said[text] = now
             self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _until_stopped(main: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Runs until Ctrl-C or SIGTERM, which are ordinary ends."""
-
-    async def guarded() -> None:
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(main())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(guarded())

@@ -29,6 +29,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from shoal.compiled import kept
+
 # Values in a block: classes and parameters follow local statistics, and a block stays in a processor's cache.
 BLOCK = 1 << 18
 # Arrays are read in groups of so many values: they must be padded to whole groups.
@@ -346,22 +348,7 @@ _BITS = types.Array(types.uint16, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
-def _kept(signature):
-    """Compiled at once, and kept: beside this file or, where that is read-only, in the user's cache directory."""
-
-    def decorate(function):
-        settings = {"nogil": True, "error_model": "numpy"}
-        try:
-            return numba.njit(signature, cache=True, **settings)(function)
-        except RuntimeError as error:  # there is no directory that can be written
-            if "cannot cache" not in str(error):
-                raise
-            return numba.njit(signature, **settings)(function)
-
-    return decorate
-
-
-@_kept(types.int64(_BITS, _BITS, types.int64, types.uint8[::1]))
+@kept(types.int64(_BITS, _BITS, types.int64, types.uint8[::1]))
 def encode(a, b, count, out):
     """Writes what takes the first `count` values of a to those of b; returns its bytes, 0 if nothing changed, or
     TOO_LONG if it does not fit."""
@@ -462,7 +449,7 @@ def _rice(word, k):
     return quotient << k | _low(word >> np.uint64(quotient + 1), k), quotient + 1 + k
 
 
-@_kept(types.int64(_BITS, types.int64, _BYTES, types.int64, types.uint16[::1]))
+@kept(types.int64(_BITS, types.int64, _BYTES, types.int64, types.uint16[::1]))
 def apply(a, count, data, size, out):
     """Changes `out`, which holds the first `count` values of a, as the first `size` bytes say; returns OK or what is
     wrong with them. There must be SLACK bytes after them. What `out` holds after an error means nothing."""

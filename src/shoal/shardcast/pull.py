@@ -51,6 +51,10 @@ class Puller(Intake):
                     return None
                 self._changed.wait(left)
 
+    def facts(self) -> dict[str, float]:
+        """What was fetched and refused so far, as a server's `/metrics` shows it."""
+        return {f"{name}_total": float(value) for name, value in self.counts.items()}
+
     def held(self) -> dict[int, str]:
         """Versions that are whole on this disk, number -> root."""
         return dict(self.store.whole().keys())

@@ -9,10 +9,11 @@ import asyncio
 import io
 import os
 import re
+import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -353,6 +354,20 @@ def serving(server: Server) -> Iterator[Server]:
 _FRESH = {"Cache-Control": "no-cache"}
 _LASTING = {"Cache-Control": "public, immutable, max-age=31536000", "Content-Type": "application/octet-stream"}
 _ZERO = dict.fromkeys(("requests", "bytes_sent", "ranges_sent", "refused", "missed", "cut_off"), 0)
+
+
+def until_stopped(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Runs until Ctrl-C or SIGTERM, which are ordinary ends."""
+
+    async def guarded() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(main())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(guarded())
 
 
 def _number(request: web.BaseRequest, name: str, default: int) -> int:

@@ -158,6 +158,10 @@ def is_made(name: str) -> bool:
     return MADE_NAME.fullmatch(name) is not None
 
 
+def made_name(number: int, root: str) -> str:
+    return f"{number:06d}-made-{root[:16]}"
+
+
 def made_root(folder: Path) -> str | None:
     """The root of a version put together here; None if it is not whole."""
     with suppress(OSError, ValueError, IndexError):
@@ -173,8 +177,12 @@ def files_of(directory: Path) -> dict[str, Path]:
 
 def directory_root(directory: Path, number: int, piece_size: int) -> str:
     """The root that the files of a directory have as a version."""
-    content = {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files_of(directory).items()}
-    return content_root(number, piece_size, content)
+    return content_root(number, piece_size, content_of(directory, piece_size))
+
+
+def content_of(directory: Path, piece_size: int) -> dict[str, tuple[int, list[str]]]:
+    """The files of a version: their sizes and the hashes of their pieces."""
+    return {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files_of(directory).items()}
 
 
 def hash_pieces(path: Path, piece_size: int) -> list[str]:

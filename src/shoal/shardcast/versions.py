@@ -4,7 +4,7 @@ Each version's files stay linked in the store as the base of the next delta: one
 trainer's own directory. After a restart the first version is a full one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -15,7 +15,7 @@ from shoal.shardcast.assemble import DELTA, link_or_copy
 from shoal.shardcast.manifest import FILES
 from shoal.shardcast.publish import Content, Outgoing, Publisher, piece_size_for
 from shoal.shardcast.records import Base, content_root
-from shoal.shardcast.store import MADE, files_of, hash_pieces
+from shoal.shardcast.store import MADE, content_of, files_of, made_name
 
 FULL_EVERY = 8
 PAYS = 0.5  # of the full size: a larger delta is not worth its chain
@@ -29,6 +29,9 @@ class _Last:
     piece_size: int
     files: Path
     content: Content
+
+    def is_base_of(self, number: int, piece_size: int, files: Set[str]) -> bool:
+        return number > self.number and piece_size == self.piece_size and files == self.content.keys()
 
 
 class Versions:
@@ -51,16 +54,8 @@ class Versions:
         deltas = self._deltas and any(_holds_bf16(path) for path in files.values())
         last = self._last if deltas else None
         content: Content | None = None
-        if (
-            last is not None
-            and number > last.number
-            and (last.piece_size, last.content.keys())
-            == (
-                piece_size,
-                files.keys(),
-            )
-        ):
-            content = {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files.items()}
+        if last is not None and last.is_base_of(number, piece_size, files.keys()):
+            content = content_of(directory, piece_size)
             if not self._publish_delta(number, directory, content, last, size):
                 content = None
         self._since_full += 1
@@ -102,7 +97,7 @@ class Versions:
 
     def _keep(self, version: _Last) -> None:
         store = self.publisher.store
-        target = store.path / f"{version.number:06d}-made-{version.root[:16]}"
+        target = store.folder(made_name(version.number, version.root))
         if not target.exists():
             with whole_directory(target) as staging:
                 for name in version.content:

@@ -219,6 +219,7 @@ class Response:
             raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {most:,}")
         data = bytearray(self.length)
         self.fill(memoryview(data))
+        self._answer.close()  # an empty body too is over, or the connection takes no other request
         return bytes(data)
 
     def drop(self) -> None:

@@ -302,7 +302,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     @app.put("/v1/verdicts/{step}/{submission}", summary="Give a verdict on a file.")
     async def judge(step: Step, submission: Submission, body: m.VerdictIn, by: Signed = signed) -> m.Done:
         finding = Finding(**body.finding.model_dump()) if body.finding else None
-        verdict = Verdict(body.accept, body.sha256, body.audited, finding, body.evidence)
+        verdict = Verdict(body.accept, body.sha256, body.audited, finding, body.evidence, body.samples, body.tokens)
         return m.Done(changed=await coordinator.judge(by, step, submission, verdict))
 
     @app.put("/v1/bans/{address}", summary="Give a node no more leases.")

@@ -2,6 +2,8 @@
 
 import re
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,19 +11,44 @@ from rich.table import Table
 
 from shoal.errors import SwarmError
 from shoal.keys import Key, checksummed
+from shoal.rundir import open_run
 from shoal.swarm.client import Link
+from shoal.swarm.judging import explain
+from shoal.swarm.past import has_coordinator, reading
 
 ASK_S = 10.0
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
-def print_why(join: str, submission: str, console: Console) -> None:
-    """Prints the verdict on a submission, STEP/NUMBER, and its evidence."""
+def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
+    """What a coordinator knows of a submission, STEP/NUMBER."""
+    step, number = _named(submission)
+    with _link(join) as link:
+        told: dict[str, Any] = link.get(f"/v1/submissions/{step}/{number}")
+        return told
+
+
+def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
+    """The same of a run that lies here, also when it is over."""
+    run = open_run(run_dir)
+    if not has_coordinator(run):
+        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
+    with reading(run) as db:
+        told = asdict(explain(db, *_named(submission)))
+    if told["verdict"] and told["verdict"]["evidence"]:
+        told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
+    return told
+
+
+def _named(submission: str) -> tuple[int, int]:
     named = SUBMISSION.fullmatch(submission)
     if named is None:
         raise SwarmError(f"submission {submission!r:.40}: must read STEP/NUMBER, as in 12/3")
-    with _link(join) as link:
-        told = link.get(f"/v1/submissions/{named[1]}/{named[2]}")
+    return int(named[1]), int(named[2])
+
+
+def print_why(told: dict[str, Any], console: Console) -> None:
+    """Prints the verdict on a submission and its evidence."""
     for line in explanation(told, time.time()):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -44,7 +71,7 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
     if verdict["evidence"]:
-        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay computes it again")
+        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE computes it again")
     return lines
 
 

@@ -86,6 +86,15 @@ class Link:
         said = {"doing": doing[:200], "waits_on": waits_on[:64], "version": version}
         return self.send("POST", "/v1/heartbeats", said)
 
+    def announce(self, number: int, root: str) -> None:
+        """Makes a policy version known; leases for it are given from then on."""
+        self.send("PUT", f"/v1/versions/{number}", {"root": root})
+
+    def retract(self, after: int) -> list[int]:
+        """Takes policy versions above a number back; says which."""
+        numbers: list[int] = self.send("DELETE", f"/v1/versions?after={after}")["numbers"]
+        return numbers
+
     def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         """Makes a signed request with a JSON body; the answer as it was parsed."""
         data = None if body is None else json.dumps(body).encode()

@@ -1,18 +1,23 @@
 """What `shoal coordinator` does, and what people ask of one."""
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from shoal.config import RunConfig
 from shoal.errors import ConfigError
-from shoal.files import make_directory
+from shoal.files import locked, make_directory
 from shoal.keys import Key, checked_address, checksummed
+from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.ledger import DatabaseLedger
+from shoal.swarm.member import key_path
 from shoal.swarm.objects import Objects
+from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
 
@@ -21,7 +26,7 @@ LEAST_FREE = 64 << 20
 
 def role_key(run: Path, role: str) -> Key:
     """The key of a role that runs on this machine, in the run's directory; made at first use."""
-    return Key.load_or_create(run / "keys" / f"{role}.key")
+    return Key.load_or_create(key_path(run, role))
 
 
 def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
@@ -30,7 +35,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     Trainer, validator and origin are those whose keys lie in the directory, unless the config names addresses.
     """
     swarm = config.swarm
-    home = run / "coordinator"
+    home = run / HOME
     make_directory(home)
     trainer = checked_address(swarm.trainer) if swarm.trainer else role_key(run, "trainer").address
     named = frozenset(checked_address(address) for address in swarm.validators)
@@ -38,7 +43,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
     for address in swarm.allow:
         checked_address(address)
-    database = Database(swarm.database or f"sqlite:///{home / 'state.db'}")
+    database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
         coordinator = Coordinator(
             config,
@@ -46,7 +51,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
             role_key(run, "coordinator"),
             origin,
             database,
-            Objects(swarm.store or home / "uploads", swarm.store_options),
+            Objects(swarm.store or home / UPLOADS, swarm.store_options),
             DatabaseLedger(database),
         )
     except BaseException:
@@ -55,21 +60,41 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     return coordinator, database
 
 
-def serve_coordinator(config: RunConfig, run: Path, console: Console) -> None:
+def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int | None, console: Console) -> None:
     """Serves a run until stopped."""
     if shutil.disk_usage(run.parent if not run.exists() else run).free < LEAST_FREE:
         raise ConfigError(
             f"run {run}: less than {LEAST_FREE >> 20} MiB are free there; free some or give another --out"
         )
-    listener = bind(config.swarm.host, config.swarm.port)
+    taken = f"coordinator: another one is at work in {run}; a run has one coordinator"
+    with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as tell:
+        _serve(config, run, host, port, tell, console)
+
+
+def _serve(
+    config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
+) -> None:
+    listener = bind(host or config.swarm.host, config.swarm.port if port is None else port)
     coordinator, database = open_coordinator(config, run)
 
     def started() -> None:
         url, address = url_of(listener), coordinator.key.address
         console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
         console.print(f"join with: shoal worker --join {url}#{address}", highlight=False, soft_wrap=True)
+        tell(f"serving at {url}")
 
     try:
         serve(coordinator, listener, started)
     finally:
         database.close()
+
+
+@contextmanager
+def _told(config: RunConfig, run: Path) -> Iterator[Callable[[str], None]]:
+    """Where the coordinator of a run that lies here says what it is doing."""
+    if not (run / RUN_FILE).exists():
+        yield lambda _text: None
+        return
+    with RunDir(run, config).role("coordinator") as (status, _):
+        yield status.working
+        status.done("stopped")

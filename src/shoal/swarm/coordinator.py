@@ -61,6 +61,9 @@ class Order:
     """The newest version."""
     next_s: float
     """When to say something again."""
+    accepted: int
+    rejected: int
+    refused: str
 
 
 class Coordinator:
@@ -113,11 +116,12 @@ class Coordinator:
             newest = leasing.newest_version(db)
             if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
                 db.execute(queries.SAID, {"who": node.address, "said": doing, "waits": waits_on, "has": version})
+            news = newest, self.terms.heartbeat_s, node.accepted, node.rejected, node.refused
             if newest is not None and newest >= self.terms.steps:
-                return Order("stop", "the run is complete", node.state, newest, self.terms.heartbeat_s)
+                return Order("stop", "the run is complete", node.state, *news)
             if node.state == State.SUSPENDED:
-                return Order("wait", node.reason, node.state, newest, self.terms.heartbeat_s)
-            return Order("work", "", State.HEALTHY, newest, self.terms.heartbeat_s)
+                return Order("wait", node.reason, node.state, *news)
+            return Order("work", "", State.HEALTHY, *news)
 
         return await self._act(signed, work)
 

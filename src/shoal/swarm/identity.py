@@ -15,6 +15,12 @@ def default_key() -> Path:
     return (Path(users) if users else Path.home() / ".config") / "shoal" / "node.key"
 
 
+def default_home() -> Path:
+    """Where a machine keeps what it needs of the runs it joined: `shoal/` under the user's state directory."""
+    users = os.environ.get("XDG_STATE_HOME")
+    return (Path(users) if users else Path.home() / ".local" / "state") / "shoal"
+
+
 def show(path: Path, console: Console) -> None:
     """Prints the address; the key is made at first use."""
     is_new = not path.exists()

@@ -20,6 +20,7 @@ from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 
 MOST_LISTED = 1000
+MOST_WHY = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def filed(db: Connection, terms: Terms, first: int, last: int, accept: bool | No
         .order_by(submissions.c.step, submissions.c.submission)
         .limit(MOST_LISTED)
     )
-    return [Filed(lease_of(terms, row), row.sha256, row.size, row.accept) for row in rows]
+    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.accept) for row in rows]
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
@@ -86,7 +87,12 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         .values(accept=verdict.accept, verdict=verdict.to_json(), judge=node.address, judged=now)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
-        db.execute(queries.ACCEPTED if verdict.accept else queries.REJECTED, {"who": row.node})
+        if verdict.accept:
+            more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
+            db.execute(queries.ACCEPTED, {"who": row.node, **more})
+        else:
+            why = f"{step}/{submission}: {verdict.reason[:MOST_WHY]}"
+            db.execute(queries.REJECTED, {"who": row.node, "why": why})
     remember(
         db,
         "verdict",

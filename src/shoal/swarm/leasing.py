@@ -135,10 +135,10 @@ def _roots(db: Connection, lease: Lease) -> dict[int, str]:
     return dict(db.execute(queries.ROOTS, {"first": lease.oldest, "last": lease.newest}).all())
 
 
-def lease_of(terms: Terms, row: Row[tuple[object, ...]]) -> Lease:
+def lease_of(run: str, row: Row[tuple[object, ...]]) -> Lease:
     """The lease in a row, as it was signed."""
     return Lease(
-        run=terms.run,
+        run=run,
         node=row.node,
         step=row.step,
         submission=row.submission,
@@ -151,7 +151,7 @@ def lease_of(terms: Terms, row: Row[tuple[object, ...]]) -> Lease:
 
 
 def _signed(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]) -> SignedLease:
-    lease = lease_of(terms, row)
+    lease = lease_of(terms.run, row)
     return SignedLease.sign(lease, _roots(db, lease), key)
 
 

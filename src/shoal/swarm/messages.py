@@ -82,6 +82,8 @@ class VerdictIn(_In):
     audited: bool
     finding: FindingIn | None = None
     evidence: Annotated[Plain, Field(max_length=500)] = ""
+    samples: Number = Field(0, description="Answers in an accepted file.")
+    tokens: Number = Field(0, description="Generated tokens in an accepted file.")
 
 
 class VersionIn(_In):
@@ -114,6 +116,9 @@ class OrderOut(BaseModel):
     state: str
     version: int | None
     next_s: float
+    accepted: int = Field(description="Files of the node that were accepted.")
+    rejected: int
+    refused: str = Field(description="The last of its files that was rejected, as STEP/NUMBER, and why.")
     time: float = Field(description="The coordinator's clock, in seconds since 1970.")
 
 
@@ -177,6 +182,8 @@ class NodeOut(BaseModel):
     leases: int
     accepted: int
     rejected: int
+    samples: int
+    tokens: int
 
 
 class StatusOut(BaseModel):

@@ -29,6 +29,9 @@ class NodeView:
     leases: int
     accepted: int
     rejected: int
+    samples: int
+    """In accepted files."""
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             leases=out.get(row.address, 0),
             accepted=row.accepted,
             rejected=row.rejected,
+            samples=row.samples,
+            tokens=row.tokens,
         )
         for row in db.execute(select(nodes).order_by(nodes.c.seen.desc()).limit(MOST_NODES))
     ]

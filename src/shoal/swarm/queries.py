@@ -19,8 +19,16 @@ HEARD = nodes.update().where(_own).values(seen=bindparam("now"))
 CHANGED = nodes.update().where(_own).values(seen=bindparam("now"), state=bindparam("then"), since=bindparam("now"))
 SAID = nodes.update().where(_own).values(doing=bindparam("said"), waits_on=bindparam("waits"), version=bindparam("has"))
 WORKED = nodes.update().where(_own).values(expired=0)
-ACCEPTED = nodes.update().where(_own).values(accepted=nodes.c.accepted + 1)
-REJECTED = nodes.update().where(_own).values(rejected=nodes.c.rejected + 1)
+ACCEPTED = (
+    nodes.update()
+    .where(_own)
+    .values(
+        accepted=nodes.c.accepted + 1,
+        samples=nodes.c.samples + bindparam("more_samples"),
+        tokens=nodes.c.tokens + bindparam("more_tokens"),
+    )
+)
+REJECTED = nodes.update().where(_own).values(rejected=nodes.c.rejected + 1, refused=bindparam("why"))
 
 NEWEST = select(func.max(versions.c.number))
 ROOTS = select(versions.c.number, versions.c.root).where(

@@ -42,7 +42,8 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
     if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
         raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
-    fresh = {"accepted": 0, "rejected": 0, "expired": 0, "version": None, "reason": "", "doing": "", "waits_on": ""}
+    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired"), 0)
+    fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
     row = {"address": address, "role": role, "name": name, "url": url, "state": State.JOINED, **fresh, **times}
     db.execute(queries.ADD_NODE, row)

@@ -49,14 +49,6 @@ class SwarmStore:
         self._next_ask: tuple[int, float] = (-1, 0.0)
         self._issued: dict[tuple[int, int], SignedLease] = {}
 
-    def announce(self, number: int, root: str) -> None:
-        """Makes a policy version known; leases for it are given from then on."""
-        self._link.send("PUT", f"/v1/versions/{number}", {"root": root})
-
-    def retract(self, after: int) -> list[int]:
-        numbers: list[int] = self._link.send("DELETE", f"/v1/versions?after={after}")["numbers"]
-        return numbers
-
     def lease(self, node: str, version: int) -> Lease | None:
         """Asks no more often than the coordinator wishes while there is no work for this version."""
         if node != self._link.key.address:
@@ -119,6 +111,8 @@ class SwarmStore:
             "audited": verdict.audited,
             "finding": None if finding is None else _trimmed(finding),
             "evidence": verdict.evidence[:500],
+            "samples": verdict.samples,
+            "tokens": verdict.tokens,
         }
         try:
             self._link.send("PUT", f"/v1/verdicts/{upload.step}/{upload.submission}", body)

@@ -41,6 +41,9 @@ nodes = Table(
     Column("version", Integer),
     Column("accepted", Integer, nullable=False),
     Column("rejected", Integer, nullable=False),
+    Column("samples", BigInteger, nullable=False),  # in accepted files, as the judges counted them
+    Column("tokens", BigInteger, nullable=False),
+    Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Index("nodes_by_seen", "state", "seen"),
 )

@@ -18,6 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from shoal.compiled import kept
+
 PRIME = 65497
 LEAST_MODULUS = 32769
 MAGNITUDE = 0x7FFF
@@ -351,22 +353,7 @@ _BITS = types.Array(types.uint16, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
-def _kept(signature):
-    """Compiled at once, and kept: beside this file or, where that is read-only, in the user's cache directory."""
-
-    def decorate(function):
-        settings = {"nogil": True, "error_model": "numpy"}
-        try:
-            return numba.njit(signature, cache=True, **settings)(function)
-        except RuntimeError as error:  # there is no directory that can be written
-            if "cannot cache" not in str(error):
-                raise
-            return numba.njit(signature, **settings)(function)
-
-    return decorate
-
-
-@_kept(types.UniTuple(types.int64, 2)(_BITS, types.int64, types.int64, _BITS, types.uint8[::1]))
+@kept(types.UniTuple(types.int64, 2)(_BITS, types.int64, types.int64, _BITS, types.uint8[::1]))
 def build(bits, per_chunk, k, inverses, proofs):
     """Writes the proofs of all chunks; returns OK, or what is wrong and in which chunk."""
     most = min(k, per_chunk)
@@ -502,7 +489,7 @@ def _compare(bits, start, found, n, values, tally):
     return n - agreeing, signs, total / agreeing, float(median)
 
 
-@_kept(
+@kept(
     types.UniTuple(types.int64, 2)(
         _BITS, types.int64, types.int64, types.int64, _BYTES, types.int64[:, ::1], types.float64[:, ::1]
     )

@@ -21,6 +21,7 @@ from shoal.files import locked, whole_directory
 from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.rollout.record import Submission
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
+from shoal.swarm.member import HERE, Reach
 from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step
@@ -234,12 +235,16 @@ def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
     )
 
 
-def start_trainer(run: RunDir) -> None:
+def start_trainer(run: RunDir, reach: Reach = HERE) -> None:
     """Runs the trainer of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.train.threads)
     taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
-    with locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S), run.role("trainer") as (status, metrics):
+    with (
+        locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S),
+        run.role("trainer") as (status, metrics),
+        reach.trainer(run, status) as (channel, open_store),
+    ):
         status.working("loading the base model")
         policy = load(run.base_model)
         reference = None
@@ -249,7 +254,7 @@ def start_trainer(run: RunDir) -> None:
         train = config.train
         parameters = [p for _, p in trainable(policy.model)]
         optimizer = torch.optim.AdamW(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
-        store = run.store(
+        store = open_store(
             limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
         )
-        Trainer(run, config, run.channel(), store, policy, reference, optimizer, status, metrics).run()
+        Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics).run()

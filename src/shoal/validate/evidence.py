@@ -7,7 +7,6 @@ the version, where the check needs them, are hard-linked beside the bundles so t
 
 import base64
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -21,11 +20,13 @@ from pydantic import TypeAdapter
 from shoal.config import RunConfig, check_config
 from shoal.errors import RolloutError, WeightsError
 from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import MANIFEST, DirectoryChannel, folder_name, write_manifest
-from shoal.files import parse_json, read_regular, sha256_file, whole_directory, write_whole
+from shoal.exchange.weights import DirectoryChannel, folder_name, write_manifest
+from shoal.files import make_directory, parse_json, read_regular, sha256_file, whole_directory, write_whole
 from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission
+from shoal.shardcast.assemble import link_or_copy
+from shoal.shardcast.store import files_of
 from shoal.validate.finding import Finding
 
 FORMAT = 1
@@ -148,13 +149,9 @@ def keep_version(folder: Path, weights: Path, version: Version) -> None:
     if target.exists():
         return
     with whole_directory(target) as staging:
-        for file in weights.iterdir():
-            if file.name == MANIFEST:
-                continue
-            try:
-                os.link(file, staging / file.name)
-            except OSError:
-                shutil.copy2(file, staging / file.name)
+        for name, file in files_of(weights).items():
+            make_directory((staging / name).parent)
+            link_or_copy(file, staging / name)
         write_manifest(staging, version.number)
 
 

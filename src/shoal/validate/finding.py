@@ -37,6 +37,9 @@ class Verdict:
     finding: Finding | None = None
     evidence: str = ""
     """Where a rejected file's bundle lies, relative to the run."""
+    samples: int = 0
+    tokens: int = 0
+    """Generated tokens in the file, as the judge counted them."""
 
     @property
     def reason(self) -> str:

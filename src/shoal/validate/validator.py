@@ -19,6 +19,7 @@ from shoal.files import locked
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.validate.audit import Audits
@@ -159,7 +160,9 @@ class Validator:
         self.loaded = version
 
     def _accept(self, upload: Upload, sha256: str, submission: Submission, audited: bool, began: float) -> None:
-        self.store.judge(upload, Verdict(True, sha256, audited))
+        tokens = sum(len(rollout.completion) for rollout in submission.rollouts)
+        verdict = Verdict(True, sha256, audited, samples=len(submission.rollouts), tokens=tokens)
+        self.store.judge(upload, verdict)
         self._say(upload, submission, audited, None, False, began)
 
     def _reject(
@@ -252,7 +255,7 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
-def start_validator(run: RunDir, relays: Sequence[str] = ()) -> None:
+def start_validator(run: RunDir, reach: Reach = HERE) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.audit.threads)
@@ -260,12 +263,13 @@ def start_validator(run: RunDir, relays: Sequence[str] = ()) -> None:
     with (
         locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
         run.role("validator") as (status, metrics),
-        run.weights("validator", relays, metrics) as channel,
+        reach.place(run, "validator", "validator", status, metrics) as place,
     ):
+        channel = place.weights
         status.working("loading the base model")
         base = run.base_version(channel)
         policy = load(channel.fetch(base), config.model.dtype)
-        store = run.store(limits_of(config, policy.vocab), source=channel)
+        store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         def root_of(number: int) -> str | None:
             version = channel.version(number)

@@ -1,7 +1,10 @@
 """Reading finished rollouts: what was asked, what was answered, what it earned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +15,70 @@ from shoal.files import parse_json
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
+from shoal.swarm.past import Kept, has_coordinator, kept_files, kept_steps, reading
 from shoal.watch.history import one_line
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 # Token ids are not checked against the vocabulary here: the model is not loaded.
 ANY_TOKEN = 2**31
+
+
+class _Archive(Protocol):
+    """Where a run's files are."""
+
+    def steps(self) -> list[int]: ...
+
+    def files(self, step: int) -> list[Kept]: ...
+
+
+@contextmanager
+def _archive(run: RunDir) -> Iterator[_Archive]:
+    if not has_coordinator(run):
+        yield _Directory(run.path / "rollouts")
+        return
+    with reading(run) as db:
+        yield _Coordinator(db, run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinator:
+    db: "Connection"
+    run: RunDir
+
+    def steps(self) -> list[int]:
+        return kept_steps(self.db)
+
+    def files(self, step: int) -> list[Kept]:
+        return kept_files(self.db, self.run, step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    path: Path
+
+    def steps(self) -> list[int]:
+        folders = [folder for folder in self.path.glob("step-*") if folder.name[5:].isdecimal()]
+        return sorted(int(folder.name[5:]) for folder in folders if any(folder.glob("*.parquet")))
+
+    def files(self, step: int) -> list[Kept]:
+        found = []
+        for path in sorted((self.path / f"step-{step:06d}").glob("*.parquet")):
+            try:
+                lease = Lease.from_json(path.with_suffix(".lease.json").read_bytes())
+                found.append(Kept(lease, path, _accept(path)))
+            except (OSError, RolloutError):
+                continue
+        return found
+
+
+def _accept(path: Path) -> bool | None:
+    try:
+        accept = parse_json(path.with_suffix(".verdict.json").read_bytes())["accept"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return accept if isinstance(accept, bool) else None
 
 
 def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console) -> None:
@@ -24,15 +87,20 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
     Nothing of a file reaches the terminal but printable text, for files come from strangers.
     """
     run = open_run(run_dir)
-    folders = [folder for folder in (run.path / "rollouts").glob("step-*") if folder.name[5:].isdecimal()]
-    steps = sorted(int(folder.name[5:]) for folder in folders if any(folder.glob("*.parquet")))
+    with _archive(run) as archive:
+        _print(run, archive, step, count, console)
+
+
+def _print(run: RunDir, archive: "_Archive", step: int | None, count: int, console: Console) -> None:
+    run_dir = run.path
+    steps = archive.steps()
     if not steps:
         raise ConfigError(f"run {run_dir}: no rollouts there yet; shoal status {run_dir} says what it is doing")
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
         raise ConfigError(f"run {run_dir}: no rollouts of step {chosen}; there are steps {steps[0]}..{steps[-1]}")
     decode = _decoder(run)
-    files = [_read(run, path) for path in sorted((run.path / "rollouts" / f"step-{chosen:06d}").glob("*.parquet"))]
+    files = [(_read(run, kept), kept.accept is not None) for kept in archive.files(chosen)]
     taken = [(submission, judged) for submission, judged in files if submission is not None]
     groups = [(submission, judged, group) for submission, judged in taken for group in submission.groups()]
     groups.sort(key=lambda item: -_spread(item[2]))
@@ -67,19 +135,14 @@ def _decoder(run: RunDir) -> Callable[[list[int]], str]:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _read(run: RunDir, path: Path) -> tuple[Submission | None, bool]:
-    """A file that was not refused, and whether it was judged at all."""
+def _read(run: RunDir, kept: Kept) -> Submission | None:
+    """A file that was not refused."""
+    if kept.accept is False:
+        return None
     try:
-        verdict = parse_json(path.with_suffix(".verdict.json").read_bytes())["accept"]
-    except (OSError, ValueError, KeyError, TypeError):
-        verdict = None
-    if verdict is False:
-        return None, True
-    try:
-        lease = Lease.from_json(path.with_suffix(".lease.json").read_bytes())
-        return read_rollouts(path, lease, limits_of(run.config, ANY_TOKEN)), verdict is True
-    except (OSError, RolloutError):
-        return None, True  # as the trainer will find as well
+        return read_rollouts(kept.path, kept.lease, limits_of(run.config, ANY_TOKEN))
+    except RolloutError:
+        return None  # as the trainer will find as well
 
 
 def _spread(group: list[Rollout]) -> float:

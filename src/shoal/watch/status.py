@@ -57,6 +57,10 @@ class StatusFile:
         make_directory(path.parent)  # once: a run that was removed is not to come back in parts
         self._write()
 
+    @property
+    def now(self) -> RoleStatus:
+        return self._status
+
     def working(self, doing: str) -> None:
         self._set("working", doing)
 

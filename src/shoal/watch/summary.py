@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoal.watch.contributions import Contribution, contributions_table, read_contributions
 from shoal.watch.history import SUPERVISOR, run_directory
 from shoal.watch.metrics import Entry, number, read_metrics, read_steps
 from shoal.watch.panels import NONE, clock
@@ -42,6 +43,7 @@ class Summary:
     staleness_mean: float | None
     staleness_max: float | None
     mismatch_mean: float | None
+    contributions: list[Contribution]
 
 
 def summarise(run_dir: Path) -> Summary:
@@ -53,6 +55,8 @@ def summarise(run_dir: Path) -> Summary:
     base = next((entry for entry in evals if entry["version"] == 0), {})
     final = next((entry for entry in reversed(evals) if entry["version"] > 0), {})
     everything = [entry for role in entries.values() for entry in role]
+    contributions = read_contributions(run_dir)
+    names = {one.address: one.name for one in contributions}
     return Summary(
         name=run_dir.resolve().name,
         steps=len(steps),
@@ -67,12 +71,15 @@ def summarise(run_dir: Path) -> Summary:
         samples_trained=int(sum(_numbers(steps, "samples"))),
         tokens_generated=int(sum(_numbers(_of(everything, "submission"), "tokens"))),
         rollouts_refused=len({str(entry.get("file")) for entry in _of(everything, "refused")}),
-        banned={str(e.get("node")): str(e.get("check", "")) for e in _of(everything, "banned")},
+        banned={
+            names.get(node := str(e.get("node"))) or node: str(e.get("check", "")) for e in _of(everything, "banned")
+        },
         worker_restarts=len(_of(everything, "restart")),
         wait_shares=_wait_shares(entries),
         staleness_mean=_mean(_numbers(steps, "staleness_mean")),
         staleness_max=max(_numbers(steps, "staleness_max"), default=None),
         mismatch_mean=_mean(_numbers(steps, "mismatch")),
+        contributions=contributions,
     )
 
 
@@ -121,6 +128,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     for name, value in _rows(summary):
         table.add_row(name, Text(value))
     console.print(table)
+    if summary.contributions:
+        console.print(contributions_table(summary.contributions))
 
 
 def _rows(summary: Summary) -> Iterable[tuple[str, str]]:

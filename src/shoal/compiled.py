@@ -1,0 +1,21 @@
+"""Functions that numba compiles: at once, and then kept for the next process."""
+
+# numba carries no types.
+# mypy: ignore-errors
+
+import numba
+
+
+def kept(signature):
+    """Compiled at once, and kept: beside its file or, where that is read-only, in the user's cache directory."""
+
+    def decorate(function):
+        settings = {"nogil": True, "error_model": "numpy"}
+        try:
+            return numba.njit(signature, cache=True, **settings)(function)
+        except RuntimeError as error:  # there is no directory that can be written
+            if "cannot cache" not in str(error):
+                raise
+            return numba.njit(signature, **settings)(function)
+
+    return decorate

@@ -1,0 +1,208 @@
+"""A role's place in a run: who it is there, where it has versions from, and which store it works through.
+
+Without a coordinator that is the run's own directory. With one it is the network: the role joins with its key, says
+every few seconds what it does, and has everything else from the run card.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import ShoalError, WaitError
+from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource
+from shoal.files import write_whole
+from shoal.keys import Key
+from shoal.rollout.record import Limits
+from shoal.rundir import RUN_FILE, RunDir
+from shoal.swarm.announce import AnnouncedChannel
+from shoal.swarm.client import Link
+from shoal.swarm.identity import default_home, default_key
+from shoal.swarm.registry import Role
+from shoal.swarm.store import SwarmStore
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+Refused = Callable[[str, str], None]
+OpenStore = Callable[[Limits | None, Refused], RolloutStore]
+LOOK_FOR_RELAYS_S = 0.5
+END_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a role works with."""
+
+    node: str
+    """Who it is to the store."""
+    weights: WeightSource
+    open_store: OpenStore
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a role reaches the others: through a coordinator if `join` names one, else through the run's directory."""
+
+    join: str = ""
+    key: Path | None = None
+    """The role's own key; one in the run's directory if not given."""
+    relays: Sequence[str] = ()
+    say: Callable[[str], None] = lambda _text: None
+    """Told, a line at a time, what a person who lent this machine wants to know."""
+
+    @contextmanager
+    def place(self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter) -> Iterator[Place]:
+        if not self.join:
+            with run.weights(name, self.relays, metrics) as source:
+                yield Place(name, source, lambda limits, refused: run.store(limits, refused, source))
+            return
+        with self.member(run, role, name, status) as link:
+            relays = list(self.relays) or _relays(link, run.config.wait_s, status)
+            with run.weights(name, relays, metrics, link.card.origin) as source:
+                yield Place(link.key.address, source, lambda *asked: swarm_store(run, name, link, source, *asked))
+
+    @contextmanager
+    def trainer(self, run: RunDir, status: StatusFile) -> Iterator[tuple[WeightChannel, OpenStore]]:
+        """The trainer's place: it writes versions into the run's directory, and announces them where it has joined."""
+        channel = run.channel()
+        if not self.join:
+            yield channel, lambda limits, refused: run.store(limits, refused, channel)
+            return
+        with self.member(run, "trainer", "trainer", status) as link:
+            announced = AnnouncedChannel(channel, link)
+            yield announced, lambda *asked: swarm_store(run, "trainer", link, channel, *asked)
+
+    @contextmanager
+    def relay(
+        self, run: RunDir, status: StatusFile, sources: Sequence[str], own_url: str
+    ) -> Iterator[tuple[str, Sequence[str]]]:
+        """A relay's place: the address that signs versions, and where it has them from.
+
+        One that was given no sources has them from the run's other relays, before it is one of them itself.
+        """
+        if not self.join:
+            yield run.origin_key.address, sources
+            return
+        with self.link(run, "relay", status) as link:
+            found = sources or _relays(link, run.config.wait_s, status, besides=own_url)
+        with self.member(run, "relay", "relay", status, own_url) as link:
+            yield link.card.origin, found
+
+    @contextmanager
+    def member(self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = "") -> Iterator[Link]:
+        """Joins, and says what the role does until the block ends."""
+        with self.link(run, name, status) as link:
+            status.working(f"joining {link.join_at.url}")
+            link.join(role, name, url)
+            self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")
+            with Heart(link, status, self.say):
+                yield link
+
+    def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
+        """A line to the coordinator; what is waited for is the role's status."""
+        key = Key.load_or_create(self.key or key_path(run.path, name))
+        wait_s = run.config.wait_s
+        return Link(self.join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+
+
+HERE = Reach()
+
+
+def ignore_refused(_file: str, _reason: str) -> None:
+    """For roles that do not read what was accepted."""
+
+
+class Heart:
+    """A thread that tells the coordinator what its role does, and a person what the coordinator answers."""
+
+    def __init__(self, link: Link, status: StatusFile, say: Callable[[str], None]) -> None:
+        # A line of its own: a heartbeat waits for nothing that its role does.
+        self._link = Link(link.join_at, link.key, wait_s=0.0)
+        self._pause_s = link.card.heartbeat_s
+        self._status = status
+        self._say = say
+        self._said: tuple[object, ...] = ()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(END_S)
+
+    def _beat(self) -> None:
+        with self._link:
+            while not self._stopped.is_set():
+                now = self._status.now
+                # The role itself meets what is wrong, and says so or gives up.
+                with suppress(ShoalError):
+                    order = self._link.heartbeat(now.doing, now.on)
+                    self._tell(now.doing, order)
+                    self._pause_s = float(order["next_s"])
+                self._stopped.wait(self._pause_s)
+
+    def _tell(self, doing: str, order: dict[str, object]) -> None:
+        done = order["accepted"], order["rejected"], order["do"]
+        if done == self._said:
+            return
+        self._said = done
+        self._say(f"{order['accepted']} files accepted, {order['rejected']} rejected; now: {doing}")
+        if order["refused"]:
+            self._say(f"the last one that was rejected: {order['refused']}")
+        if order["do"] != "work":
+            self._say(f"told to {order['do']}: {order['reason']}")
+
+
+def key_path(run: Path, name: str) -> Path:
+    """Where the key of a role lies that runs in a run's own directory."""
+    return run / "keys" / f"{name}.key"
+
+
+def join_run(join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None]) -> RunDir:
+    """A directory for a node of somebody else's run, with what the run card says of it."""
+    own = Key.load_or_create(key or default_key())
+    with Link(join, own, wait_s, lambda what, left_s: say(f"waiting for {what}, {left_s:.0f} s longer")) as link:
+        card = link.card
+    config = card.run_config()
+    path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"
+    tree = {"created": time.time(), "config": config.model_dump(mode="json", exclude_none=True)}
+    write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode())
+    say(f"run {card.run}: {config.steps} steps, model {config.model.source}; what is fetched lies in {path}")
+    return RunDir(path, config)
+
+
+def swarm_store(
+    run: RunDir,
+    name: str,
+    link: Link,
+    source: WeightSource,
+    limits: Limits | None,
+    refused: Refused,
+) -> SwarmStore:
+    """The store of a run through its coordinator."""
+
+    def root_of(number: int) -> str | None:
+        version = source.version(number)
+        return version.root if version else None
+
+    return SwarmStore(link, run.path / "fetched" / name, limits, root_of, refused)
+
+
+def _relays(link: Link, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:
+    """The relays that the run card names; there is one soon after a run began."""
+    deadline = time.monotonic() + wait_s
+    while not (relays := [url for url in link.refresh().relays if url != besides]):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise WaitError(
+                f"run {link.card.run}: no relay joined within {wait_s:.0f} s, so there is nowhere to have the model "
+                "from; start one with shoal relay --join URL"
+            )
+        status.waiting("a relay", "relay", left)
+        time.sleep(LOOK_FOR_RELAYS_S)
+    return relays
