@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Self
 
 from shoal.errors import BenchError, WaitError
-from shoal.process import Child, stop_all
+from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import RunDir
 from shoal.watch.metrics import Entry, Tail
 
@@ -40,13 +40,9 @@ class Roles:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        path, config = self._run.path, self._run.config
-        names = [f"worker-{i}" for i in range(config.workers.count)]
         try:
-            self._start("trainer", ["trainer", str(path)], config.train.threads)
-            self._start("validator", ["validator", str(path)], config.audit.threads)
-            for name in names:
-                self._start(name, ["worker", str(path), "--name", name], config.workers.threads)
+            for name, arguments, threads in self._roles():
+                self._children.append(Child(name, arguments, threads, self._run.path / "logs" / f"{name}.log"))
             pids = [str(child.process.pid) for child in self._children]
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-c", GUARD, *pids], stdin=subprocess.PIPE, start_new_session=True
@@ -62,8 +58,15 @@ class Roles:
             guard.stdin.close()  # it wakes the roles and ends
         stop_all(self._children)
 
-    def _start(self, name: str, arguments: list[str], threads: int) -> None:
-        self._children.append(Child(name, arguments, threads, self._run.path / "logs" / f"{name}.log"))
+    def _roles(self, *join: str) -> list[tuple[str, list[str], int]]:
+        """Name, command and threads of each; the trainer is the first."""
+        path, config = str(self._run.path), self._run.config
+        names = [f"worker-{i}" for i in range(config.workers.count)]
+        return [
+            ("trainer", ["trainer", path, *join], config.train.threads),
+            ("validator", ["validator", path, *join], config.audit.threads),
+            *[(name, ["worker", path, "--name", name, *join], config.workers.threads) for name in names],
+        ]
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -98,6 +101,22 @@ class Roles:
                 )
             time.sleep(LOOK_S)
         return done[:count]
+
+
+class SwarmRoles(Roles):
+    """The same roles meeting through a coordinator, with an origin and a relay for the versions, as in `shoal run`."""
+
+    def _roles(self, *join: str) -> list[tuple[str, list[str], int]]:
+        path = str(self._run.path)
+        coordinator, origin, relay = free_ports([0, 0, 0])
+        join = ("--join", f"http://127.0.0.1:{coordinator}")
+        source = ["--from", f"http://127.0.0.1:{origin}"]
+        return [
+            *super()._roles(*join),
+            ("coordinator", ["coordinator", path, "--port", str(coordinator)], 1),
+            ("origin", ["origin", path, "--port", str(origin)], 1),
+            ("relay", ["relay", path, *source, "--port", str(relay), *join], 1),
+        ]
 
 
 def _tail(child: Child) -> str:

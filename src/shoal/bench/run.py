@@ -87,6 +87,12 @@ def _broadcast() -> Bench:
     return bench_broadcast
 
 
+def _swarm() -> Bench:
+    from shoal.bench.swarm import bench_swarm
+
+    return bench_swarm
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -95,4 +101,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "attacks": _attacks,
     "delta": _delta,
     "broadcast": _broadcast,
+    "swarm": _swarm,
 }

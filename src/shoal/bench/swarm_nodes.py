@@ -1,9 +1,10 @@
-"""A swarm of simulated nodes in one process: `python -m shoal.bench.swarm_nodes LOAD_JSON`, for `shoal bench swarm`.
+"""A swarm of simulated nodes in one process, for `shoal bench swarm`: `python -m shoal.bench.swarm_nodes < LOAD_JSON`.
 
 Each node has a key and connections of its own, and does over the network what a real one does: it fetches the run card,
 joins, sends heartbeats when it is told to, takes leases, and hands in a file for each. Nothing is computed: it sleeps
-instead, and the file is random. A trainer and a validator are played as well, or there would soon be no more leases: the
-validator fetches every file and accepts it, the trainer fetches what was accepted, announces versions and forgets steps.
+instead, and the file is random. A trainer and a validator are played as well, or there would soon be no more leases:
+the validator fetches every file and accepts it, the trainer fetches what was accepted, announces versions and forgets
+steps.
 
 A line of JSON on stdout says how far it is, every second; the last one is what was measured.
 """
@@ -19,7 +20,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -43,10 +45,11 @@ MOST_FAULTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the nodes. Keys are hexadecimal."""
+    """What is asked of the nodes."""
 
     url: str
     trainer: str
+    """The file of its key, as the validator's."""
     validator: str
     nodes: int
     files_per_step: int
@@ -128,7 +131,9 @@ class Node:
         tally = swarm.tally
         began = time.perf_counter()
         try:
-            async with self._session.request(method, swarm.load.url + target, data=data or None, headers=headers) as got:
+            async with self._session.request(
+                method, swarm.load.url + target, data=data or None, headers=headers
+            ) as got:
                 answer = await got.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             tally.fail(f"{kind}: {type(error).__name__} {str(error)[:200]}")
@@ -152,8 +157,8 @@ class Swarm:
         """The newest one, which every node has at once: how versions travel is another bench's."""
         self.think_s = 0.0
         self.workers = [Node(self, Key.create()) for _ in range(load.nodes)]
-        self.trainer = Node(self, Key(bytes.fromhex(load.trainer)))
-        self.validator = Node(self, Key(bytes.fromhex(load.validator)))
+        self.trainer = Node(self, Key.load(Path(load.trainer)))
+        self.validator = Node(self, Key.load(Path(load.validator)))
         self._file = os.urandom(FILE_BYTES)
         self._announced = asyncio.Event()
         self._turn = asyncio.Semaphore(load.hurried)
@@ -363,10 +368,5 @@ def say(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def arguments(load: Load) -> list[str]:
-    """The command that plays this load."""
-    return [sys.executable, "-m", "shoal.bench.swarm_nodes", json.dumps(asdict(load))]
-
-
 if __name__ == "__main__":
-    say(asyncio.run(measure(Load(**json.loads(sys.argv[1])))))
+    say(asyncio.run(measure(Load(**json.loads(sys.stdin.readline())))))

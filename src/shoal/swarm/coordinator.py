@@ -40,8 +40,8 @@ SWEEP_S = 1.0
 FORGET_NONCES_S = 10.0
 OVERVIEW_S = 0.5
 DIRECT_S = 600.0  # for which a URL at the object store is good
-# All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is some
-# again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
+# All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is
+# some again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
 LEASE_REQUESTS_PER_S = 50.0
 LEAST_RETRY_S = 0.2
 MOST_RELAYS = 64
