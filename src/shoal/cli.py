@@ -88,7 +88,7 @@ def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out 
 def worker(
     run: MaybeTarget = None,
     join: Join = None,
-    name: Annotated[str, typer.Option(help="What to be called in tables.")] = "worker-0",
+    name: Annotated[str, typer.Option(help="What to be called in tables.")] = "worker",
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences side by side; the run's if not given.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the run's if not given.")] = None,
     dtype: Annotated[

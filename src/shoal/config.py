@@ -196,7 +196,8 @@ class KeepConfig(_Table):
 class SwarmConfig(_Table):
     """The front door of a run: where it is, what it keeps where, and whom it trusts with what."""
 
-    host: str = Field("127.0.0.1", description="Address that the coordinator listens on.")
+    host: str = Field("127.0.0.1", description="Address that coordinator and relay listen on; 0.0.0.0 for all.")
+    public: str = Field("", description="Name or address under which other machines reach this one; host if empty.")
     port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
     database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")

@@ -14,13 +14,14 @@ from types import FrameType
 
 from rich.console import Console
 
-from shoal.config import load_config
+from shoal.config import RunConfig, load_config
 from shoal.errors import ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.swarm.client import Link
+from shoal.swarm.member import key_path
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -62,8 +63,9 @@ def run_swarm(run: RunDir, console: Console) -> None:
         children: list[Child] = []
         try:
             ports = ports_of(run)
-            join = f"http://127.0.0.1:{ports['coordinator']}"
-            console.print(f"anybody on this machine may join: shoal worker --join {join}", soft_wrap=True)
+            join = f"http://{public_host(run.config)}:{ports['coordinator']}"
+            address = Key.load_or_create(key_path(run.path, "coordinator")).address
+            console.print(f"join from anywhere: shoal worker --join {join}#{address}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
                 _watch(run, children, view, metrics)
@@ -84,8 +86,10 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     """A process for each role. They meet over the network, as they would on machines of their own."""
     config, path = run.config, str(run.path)
     port = {name: ["--port", str(number)] for name, number in ports.items()}
-    join = ["--join", f"http://127.0.0.1:{ports['coordinator']}"]
+    host, public = config.swarm.host, public_host(config)
+    join = ["--join", f"http://{public}:{ports['coordinator']}"]
     source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
+    listen = ["--host", host, "--url", f"http://{public}:{ports['relay']}"]
 
     def worker(name: str, *options: str) -> tuple[str, list[str], int]:
         return name, ["worker", path, "--name", name, *join, *options], config.workers.threads
@@ -95,7 +99,7 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
         ("trainer", ["trainer", path, *join], config.train.threads),
         ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
         ("origin", ["origin", path, *port["origin"]], 1),
-        ("relay", ["relay", path, *source, *port["relay"], *join], 1),
+        ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
         ("validator", ["validator", path, *join], config.audit.threads),
         *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
@@ -110,6 +114,12 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
         stop_all(children)
         raise
     return children
+
+
+def public_host(config: RunConfig) -> str:
+    """The host under which other machines reach this one; loopback for a run that listens everywhere unnamed."""
+    host = config.swarm.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.swarm.host, config.swarm.host)
+    return f"[{host}]" if ":" in host else host
 
 
 def ports_of(run: RunDir) -> dict[str, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -25,6 +26,9 @@ from shoal.rollout.record import Limits
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
+
+if TYPE_CHECKING:
+    from shoal.exchange.cast import CastChannel
 
 RUN_FILE = "run.json"
 LOCK = "lock"
@@ -64,21 +68,21 @@ class RunDir:
         return DirectoryChannel(self.path / "weights", self.config.keep.versions)
 
     @contextmanager
-    def weights(
-        self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str = ""
-    ) -> Iterator[WeightSource]:
-        """Where a role has versions from: relays, or, where none is given, this directory itself.
-
-        `origin` is the address that signs them, if it is not this run's own.
-        """
+    def weights(self, role: str, relays: Sequence[str], metrics: MetricsWriter) -> Iterator[WeightSource]:
+        """Where a role has versions from: relays, or, where none is given, this directory itself."""
         if not relays:
             yield self.channel()
             return
+        with self.cast(role, relays, metrics, self.origin_key.address) as channel:
+            yield channel
+
+    @contextmanager
+    def cast(self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str) -> Iterator["CastChannel"]:
+        """Versions that `origin` signed, from relays."""
         from shoal.exchange.cast import CastChannel
 
-        path = self.path / "nodes" / role
-        address, wait_s = origin or self.origin_key.address, self.config.wait_s
-        with CastChannel(path, relays, address, self.config.name, role, wait_s, metrics) as channel:
+        path, wait_s = self.path / "nodes" / role, self.config.wait_s
+        with CastChannel(path, relays, origin, self.config.name, role, wait_s, metrics) as channel:
             yield channel
 
     def base_version(self, source: WeightSource) -> Version:

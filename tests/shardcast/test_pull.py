@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from shoal.shardcast.publish import Publisher
 from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import MIB
 from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
+from shoal.shardcast.store import HEAD, Store
 from tests.shardcast.world import (
     KEY,
     RUN,
@@ -352,3 +353,33 @@ def test_no_connection_outlives_its_puller(tmp_path: Path) -> None:
             kept = list(client.sources[0].idle)
             assert kept
         assert [connection._sock for connection in kept] == [None] * len(kept)
+
+
+def test_a_source_that_comes_later_is_taken_as_well(tmp_path: Path) -> None:
+    with origin_at(tmp_path / "o") as origin:
+        folder = origin.publish(1)
+        with Puller(Store(tmp_path / "client"), ["http://127.0.0.1:9"], KEY.address, RUN) as puller:
+            assert puller.latest(0.2) is None
+            puller.also_from([origin.server.url, f"{origin.server.url}/"])
+            assert contents(puller.fetch(1, 20)) == contents(folder)
+            assert len(puller.sources) == 2
+
+
+def test_a_source_that_comes_while_a_package_is_awaited_brings_it(tmp_path: Path) -> None:
+    with origin_at(tmp_path / "o") as origin:
+        folder = origin.publish(1)
+        empty = Store(tmp_path / "empty")
+        empty.path.mkdir(exist_ok=True)
+        (empty.path / HEAD).write_bytes((origin.store.path / HEAD).read_bytes())
+        with (
+            serving(Server(empty)) as withholding,
+            Puller(Store(tmp_path / "client"), [withholding.url], KEY.address, RUN) as puller,
+            ThreadPoolExecutor() as pool,
+        ):
+            fetching = pool.submit(puller.fetch, 1, 20)
+            deadline = time.monotonic() + 20
+            while not any(job.asked for job in puller.jobs.values()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not fetching.done()
+            puller.also_from([origin.server.url])
+            assert contents(fetching.result(20)) == contents(folder)

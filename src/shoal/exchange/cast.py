@@ -72,6 +72,10 @@ class CastChannel:
         self._follower.join(STOP_S)
         self._held.close()
 
+    def also_from(self, relays: Sequence[str]) -> None:
+        """Takes versions from these as well."""
+        self._puller.also_from(relays)
+
     def latest(self) -> Version | None:
         """The newest version that is here and that the origin still offers."""
         offered = [version for version in list(self._here.values()) if self._entry(version.number) == version]
@@ -170,7 +174,7 @@ def start_relay(
         store = Store(run.path / "relay")
         server = Server(store, name="relay", host=host, port=port or free_ports([0])[0], public=url)
         own_url = url or server.url
-        with reach.relay(run, status, sources, own_url) as (origin, urls):
+        with reach.relay(run, status, sources, own_url) as (origin, urls, heart):
             puller = Puller(
                 store,
                 urls,
@@ -183,6 +187,8 @@ def start_relay(
             )
             server.facts = puller.facts
             with puller:
+                if heart is not None:
+                    heart.on_relays = lambda relays: puller.also_from(url for url in relays if url != own_url)
                 _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
 

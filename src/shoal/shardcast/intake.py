@@ -8,7 +8,7 @@ and is asked of another. A relay is a puller that mirrors everything, with a ser
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from random import Random
 from typing import Self
@@ -84,6 +84,7 @@ class Intake:
         self._on_note = on_note
         self._closed = False
         self._threads: list[threading.Thread] = []
+        self._workers = 0
         self._resuming = threading.Lock()  # one package is hashed at a time
         self._checked: set[str] = set()  # packages that this process has seen to be right
         self._useless: set[str] = set()  # packages that are here, and lead nowhere
@@ -102,9 +103,28 @@ class Intake:
             raise
         for source in self.sources:
             self._thread(self._watch_head, source)
-        for _ in range(min(MOST_WORKERS, PER_SOURCE * len(self.sources))):
-            self._thread(self._work)
+        self._employ()
         return self
+
+    def also_from(self, urls: Iterable[str]) -> None:
+        """Takes more sources, as when a relay joins a run that goes on."""
+        with self._changed:
+            if self._closed:
+                return
+            for source in self.sources.add(urls):
+                for job in self.jobs.values():
+                    job.add_source(source.url)
+                    if job.asked and not job.finished:
+                        self._thread(self._watch_manifest, source, job)
+                self._thread(self._watch_head, source)
+            self._employ()
+
+    def _employ(self) -> None:
+        """As many threads that fetch pieces as the sources can keep busy."""
+        wanted = min(MOST_WORKERS, PER_SOURCE * len(self.sources))
+        for _ in range(wanted - self._workers):
+            self._thread(self._work)
+        self._workers = max(self._workers, wanted)
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -228,9 +248,11 @@ class Intake:
                 self._rest(REST_S)
         with self._changed:
             self._changed.notify_all()
-        if not (self._closed or job.finished or job.dropped):
-            for source in self.sources:
-                self._thread(self._watch_manifest, source, job)
+        with self._changed:
+            if not (self._closed or job.finished or job.dropped):
+                job.asked = True
+                for source in self.sources:
+                    self._thread(self._watch_manifest, source, job)
 
     # ---- manifests
 

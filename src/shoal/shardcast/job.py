@@ -50,6 +50,7 @@ class Job:
         self.dropped = False  # the head lists it no more
         self.error: Exception | None = None
         self.offers = {source: Offer() for source in sources}
+        self.asked = False  # every source is being asked for it
         self._origin = origin
         self._flying: set[int] = set()
         self._lines: dict[bytes, int] = {}  # lines whose signature was checked -> piece; -1 for the other two
@@ -69,6 +70,10 @@ class Job:
         if self._closing:
             return sum(size for _, size in self._closing[1].files)
         return self.entry.size
+
+    def add_source(self, url: str) -> None:
+        with self.lock:
+            self.offers.setdefault(url, Offer())
 
     def resume(self) -> None:
         """Takes up what is here. An unfinished package is hashed again: what a loss of power tore is fetched anew.

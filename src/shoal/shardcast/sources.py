@@ -58,6 +58,14 @@ class Sources:
     def __getitem__(self, at: int) -> Source:
         return self._all[at]
 
+    def add(self, urls: Iterable[str]) -> list[Source]:
+        """Those of the URLs that are new, as sources."""
+        with self._changed:
+            known = {source.url for source in self._all}
+            new = [Source(url) for url in dict.fromkeys(url.rstrip("/") for url in urls) if url not in known]
+            self._all = [*self._all, *new]  # whoever goes through the old list may go on
+            return new
+
     def close(self) -> None:
         """Ends every transfer under way; no connection stays."""
         with self._changed:

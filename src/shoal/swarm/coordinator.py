@@ -64,6 +64,7 @@ class Order:
     accepted: int
     rejected: int
     refused: str
+    card: str
 
 
 class Coordinator:
@@ -116,7 +117,8 @@ class Coordinator:
             newest = leasing.newest_version(db)
             if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
                 db.execute(queries.SAID, {"who": node.address, "said": doing, "waits": waits_on, "has": version})
-            news = newest, self.terms.heartbeat_s, node.accepted, node.rejected, node.refused
+            card = self._card[1].signature[-16:] if self._card else ""
+            news = newest, self.terms.heartbeat_s, node.accepted, node.rejected, node.refused, card
             if newest is not None and newest >= self.terms.steps:
                 return Order("stop", "the run is complete", node.state, *news)
             if node.state == State.SUSPENDED:
@@ -308,6 +310,7 @@ class Coordinator:
                 if time.monotonic() - last > FORGET_NONCES_S:
                     last = time.monotonic()
                     await self.forget_nonces()
+                await self.card()  # relays come and go
                 await asyncio.to_thread(tell, self._database, self._ledger)
             except Exception as error:  # a ledger or a database that is away comes back
                 LOG.warning("coordinator: %s; trying again", error)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from shoal.errors import ShoalError, WaitError
 from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource
@@ -59,9 +60,11 @@ class Reach:
             with run.weights(name, self.relays, metrics) as source:
                 yield Place(name, source, lambda limits, refused: run.store(limits, refused, source))
             return
-        with self.member(run, role, name, status) as link:
+        with self.member(run, role, name, status) as (link, heart):
             relays = list(self.relays) or _relays(link, run.config.wait_s, status)
-            with run.weights(name, relays, metrics, link.card.origin) as source:
+            with run.cast(name, relays, metrics, link.card.origin) as source:
+                if not self.relays:
+                    heart.on_relays = source.also_from
                 yield Place(link.key.address, source, lambda *asked: swarm_store(run, name, link, source, *asked))
 
     @contextmanager
@@ -71,35 +74,37 @@ class Reach:
         if not self.join:
             yield channel, lambda limits, refused: run.store(limits, refused, channel)
             return
-        with self.member(run, "trainer", "trainer", status) as link:
+        with self.member(run, "trainer", "trainer", status) as (link, _):
             announced = AnnouncedChannel(channel, link)
             yield announced, lambda *asked: swarm_store(run, "trainer", link, channel, *asked)
 
     @contextmanager
     def relay(
         self, run: RunDir, status: StatusFile, sources: Sequence[str], own_url: str
-    ) -> Iterator[tuple[str, Sequence[str]]]:
-        """A relay's place: the address that signs versions, and where it has them from.
+    ) -> Iterator[tuple[str, Sequence[str], "Heart | None"]]:
+        """A relay's place: the address that signs versions, where it has them from, and who hears of other relays.
 
         One that was given no sources has them from the run's other relays, before it is one of them itself.
         """
         if not self.join:
-            yield run.origin_key.address, sources
+            yield run.origin_key.address, sources, None
             return
         with self.link(run, "relay", status) as link:
             found = sources or _relays(link, run.config.wait_s, status, besides=own_url)
-        with self.member(run, "relay", "relay", status, own_url) as link:
-            yield link.card.origin, found
+        with self.member(run, "relay", "relay", status, own_url) as (link, heart):
+            yield link.card.origin, found, heart
 
     @contextmanager
-    def member(self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = "") -> Iterator[Link]:
+    def member(
+        self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = ""
+    ) -> Iterator[tuple[Link, "Heart"]]:
         """Joins, and says what the role does until the block ends."""
         with self.link(run, name, status) as link:
             status.working(f"joining {link.join_at.url}")
             link.join(role, name, url)
             self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")
-            with Heart(link, status, self.say):
-                yield link
+            with Heart(link, status, self.say) as heart:
+                yield link, heart
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""
@@ -124,12 +129,16 @@ class Heart:
         self._pause_s = link.card.heartbeat_s
         self._status = status
         self._say = say
+        self.on_relays: Callable[[Sequence[str]], None] = lambda _urls: None
+        """Told when the run card names other relays than before."""
+        self._card = ""
         self._said: tuple[object, ...] = ()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
@@ -143,10 +152,13 @@ class Heart:
                 with suppress(ShoalError):
                     order = self._link.heartbeat(now.doing, now.on)
                     self._tell(now.doing, order)
+                    if order["card"] != self._card:
+                        self.on_relays(self._link.refresh().relays)
+                        self._card = order["card"]
                     self._pause_s = float(order["next_s"])
                 self._stopped.wait(self._pause_s)
 
-    def _tell(self, doing: str, order: dict[str, object]) -> None:
+    def _tell(self, doing: str, order: dict[str, Any]) -> None:
         done = order["accepted"], order["rejected"], order["do"]
         if done == self._said:
             return

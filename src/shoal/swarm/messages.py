@@ -119,6 +119,7 @@ class OrderOut(BaseModel):
     accepted: int = Field(description="Files of the node that were accepted.")
     rejected: int
     refused: str = Field(description="The last of its files that was rejected, as STEP/NUMBER, and why.")
+    card: str = Field(description="Changes when the run card does, as when a relay joins.")
     time: float = Field(description="The coordinator's clock, in seconds since 1970.")
 
 

@@ -1,0 +1,34 @@
+"""Anyone joins with one command: a second machine, which has nothing but the package and a URL."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..faults.test_kills import CONFIG
+
+
+def own_network() -> list[str]:
+    for prefix in (["unshare", "-n"], ["unshare", "-rn"]):
+        try:
+            if subprocess.run([*prefix, "unshare", "-n", "true"], capture_output=True, timeout=10).returncode == 0:
+                return prefix
+        except FileNotFoundError:
+            break
+    pytest.skip("this machine lets nobody have a network namespace of its own")
+
+
+@pytest.mark.timeout(400)
+def test_a_machine_that_knows_a_url_has_a_file_accepted(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    command = [*own_network(), sys.executable, "-m", "tests.coordinator.two_machines", str(config), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["accepted"] >= 1, f"{found['run']}\n{found['worker']}"
+    assert found["worker"].count("joined run kills") == 1
+    assert "Traceback" not in found["worker"]
+    assert found["key_mode"] == "0o600"
