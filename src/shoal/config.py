@@ -215,6 +215,12 @@ class SwarmConfig(_Table):
     probation_leases: Positive = Field(1, description="The same with fewer accepted files than audit.probation.")
     most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
+    requests_per_s: float = Field(
+        100.0,
+        ge=1,
+        description="Requests that a node, or all strangers of one IP address together, may make each second; for a "
+        "moment twenty times as many.",
+    )
 
 
 class RunConfig(_Table):

@@ -2,9 +2,9 @@
 
 With directories trainer, validator and worker read and write the run's own folders, and nothing else runs. With the
 swarm the same three talk to a coordinator, and versions go through an origin and a relay: six processes instead of
-three on the same cores. Both have one honest worker, the same base model, seed and number of steps and groups. Sides take
-turns, the one that begins a round ends the next, and the best run of each counts. The clock runs as in `shoal bench
-async`, from when worker and trainer are both up to the end of the last step.
+three on the same cores. Both have one honest worker, the same base model, seed and number of steps and groups. Sides
+take turns, the one that begins a round ends the next, and the best run of each counts. The clock runs as in `shoal
+bench async`, from when worker and trainer are both up to the end of the last step.
 """
 
 import tempfile

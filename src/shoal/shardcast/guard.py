@@ -36,6 +36,7 @@ class Rates:
 
     per_s: float
     burst: float
+    most: int = MOST_ADDRESSES
     _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def take(self, address: str, now: float) -> bool:
@@ -44,7 +45,7 @@ class Rates:
         left = min(self.burst, left + (now - then) * self.per_s)
         allowed = left >= 1
         self._buckets[address] = (left - 1 if allowed else left, now)
-        while len(self._buckets) > MOST_ADDRESSES:
+        while len(self._buckets) > self.most:
             self._buckets.popitem(last=False)
         return allowed
 

@@ -25,11 +25,11 @@ from shoal.swarm import messages as m
 from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
 from shoal.swarm.card import SignedCard
 from shoal.swarm.coordinator import Coordinator
+from shoal.swarm.guard import SIGNED, Guard
 from shoal.swarm.leasing import NoLease
-from shoal.swarm.objects import object_name
 from shoal.swarm.overview import Overview
 from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import EMPTY, Signed, check_request
+from shoal.swarm.signing import BODY, EMPTY, NONCE, RECIPIENT, SIGNATURE, TIME, Signed
 from shoal.validate.finding import Finding, Verdict
 
 MOST_WAIT_S = 10.0
@@ -56,7 +56,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         410: "Too late.",
         413: "The body is too large.",
         422: "A value breaks a rule.",
-        429: "The run is full.",
+        429: "The run is full, or too much was asked in a short time (then with Retry-After).",
         503: "The coordinator's own trouble; nothing was changed, try again.",
     }.items()
 }
@@ -69,11 +69,12 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(coordinator.keep())
+        tasks = [asyncio.create_task(task) for task in (coordinator.keep(), coordinator.tidy())]
         try:
             yield
         finally:
-            sweeping.cancel()
+            for task in tasks:
+                task.cancel()
 
     app = FastAPI(
         title="Shoal coordinator",
@@ -90,7 +91,11 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
     _open_routes(app, coordinator)
     _node_routes(app, coordinator)
     _own_routes(app, coordinator)
-    return Bounded(app, coordinator.terms.max_upload, _is_file, pause_s)
+    terms = coordinator.terms
+    trusted = terms.validators | {terms.trainer}
+    rate, address = terms.requests_per_s, coordinator.key.address
+    guard = Guard(app, rate, address, coordinator.members, trusted, coordinator.clock)
+    return Bounded(guard, terms.max_upload, _is_file, pause_s)
 
 
 def _is_file(scope: Scope) -> bool:
@@ -100,27 +105,19 @@ def _is_file(scope: Scope) -> bool:
 def signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
     """A dependency that gives the signer of a request, whose nonce is used from then on."""
 
+    # The headers are named here for the description; the guard has read them.
     async def signed(
         request: Request,
-        shoal_time: Annotated[str, Header(description="Milliseconds since 1970.")] = "",
-        shoal_nonce: Annotated[str, Header(description="32 hexadecimal digits, never the same twice.")] = "",
-        shoal_recipient: Annotated[str, Header(description="The coordinator's address.")] = "",
-        shoal_body: Annotated[str, Header(description="SHA-256 of the body.")] = "",
-        shoal_signature: Annotated[str, Header(description="65 bytes, hexadecimal.")] = "",
+        _time: Annotated[str, Header(alias=TIME, description="Milliseconds since 1970.")] = "",
+        _nonce: Annotated[str, Header(alias=NONCE, description="32 hexadecimal digits, never the same twice.")] = "",
+        _recipient: Annotated[str, Header(alias=RECIPIENT, description="The coordinator's address.")] = "",
+        _body: Annotated[str, Header(alias=BODY, description="SHA-256 of the body.")] = "",
+        _signature: Annotated[str, Header(alias=SIGNATURE, description="65 bytes, hexadecimal.")] = "",
     ) -> Signed:
-        scope = request.scope
-        target = scope["raw_path"].decode("latin-1")
-        if query := scope["query_string"]:
-            target += f"?{query.decode('latin-1')}"
-        headers = {
-            "Shoal-Time": shoal_time,
-            "Shoal-Nonce": shoal_nonce,
-            "Shoal-Recipient": shoal_recipient,
-            "Shoal-Body": shoal_body,
-            "Shoal-Signature": shoal_signature,
-        }
-        found = check_request(headers, request.method, target, coordinator.key.address, coordinator.clock())
-        if not _is_file(scope):
+        found: Signed | Refusal = request.scope[SIGNED]
+        if isinstance(found, Refusal):
+            raise found
+        if not _is_file(request.scope):
             body = await request.body()
             if (hashlib.sha256(body).hexdigest() if body else EMPTY) != found.body:
                 raise Refusal("body", f"Shoal-Body {found.body[:12]}...: is not the hash of the {len(body)} bytes sent")
@@ -241,9 +238,10 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
             if digest.hexdigest() != by.body:
                 raise Refusal("body", f"Shoal-Body {by.body[:12]}...: is not the hash of the {size} bytes sent")
             spool.seek(0)
-            name = object_name(step, submission, by.body)
-            await coordinator.objects.put(name, spool if size > SPOOL else spool.read())
-        return m.Done(changed=await coordinator.take_upload(by, step, submission, by.body, size, signal, began))
+            async with coordinator.storing(step, submission, by.body) as name:
+                await coordinator.objects.put(name, spool if size > SPOOL else spool.read())
+                taken = await coordinator.take_upload(by, step, submission, by.body, size, signal, began)
+        return m.Done(changed=taken)
 
     @app.post("/v1/uploads/{step}/{submission}", summary="Ask where to send a lease's file.")
     async def where(step: Step, submission: Submission, body: m.UploadIn, by: Signed = signed) -> m.UploadOut:

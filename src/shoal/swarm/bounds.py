@@ -21,6 +21,8 @@ MOST_JSON = 1 << 16
 # A body has this long to begin and for every pause; on the whole it comes at least this fast.
 PAUSE_S = 10.0
 LEAST_BYTES_PER_S = 16384.0
+# Seconds, after which everybody may ask something again.
+RETRY_AFTER = b"1"
 
 
 class Bounded:
@@ -79,5 +81,7 @@ class Bounded:
                 raise
             body = json.dumps({"error": refusal.code, "reason": refusal.reason}).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            if refusal.code == "too-often":
+                headers.append((b"retry-after", RETRY_AFTER))
             await sending({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await sending({"type": "http.response.body", "body": body})

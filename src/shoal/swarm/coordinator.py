@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
 
@@ -25,6 +26,7 @@ from shoal.swarm.leases import SignedLease
 from shoal.swarm.leasing import NoLease, Ticket
 from shoal.swarm.ledger import Ledger, tell
 from shoal.swarm.objects import Objects, incoming_name, object_name
+from shoal.swarm.orphans import Orphans, unnamed
 from shoal.swarm.overview import Overview, overview
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, Role
@@ -40,6 +42,10 @@ SWEEP_S = 1.0
 FORGET_NONCES_S = 10.0
 OVERVIEW_S = 0.5
 DIRECT_S = 600.0  # for which a URL at the object store is good
+TIDY_EVERY_S = 600.0
+# An object that no submission names may still become one's for this long: longer than any upload, and than any lease
+# under which a file was sent to the object store and nothing said of it yet.
+ORPHAN_S = 3600.0
 # All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is
 # some again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
 LEASE_REQUESTS_PER_S = 50.0
@@ -93,6 +99,10 @@ class Coordinator:
         self._card: tuple[list[str], SignedCard] | None = None
         self._workers = 0
         self._changed: set[asyncio.Event] = set()
+        self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
+        self._settling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.members: set[str] = set()
+        """Nodes that have joined and are not banned."""
         self.nonces = database.ask(self._wake)
 
     def _wake(self, db: Connection) -> Nonces:
@@ -102,6 +112,7 @@ class Coordinator:
         if now > alive:
             registry.excuse(db, now - alive)
         write_fact(db, "alive", repr(now))
+        self.members.update(db.execute(select(nodes.c.address).where(nodes.c.state != State.BANNED)).scalars())
         used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time))
         return Nonces(used, float(read_fact(db, "horizon") or 0.0))
 
@@ -110,6 +121,7 @@ class Coordinator:
     async def join(self, signed: Signed, role: Role, name: str, url: str) -> None:
         now = self.clock()
         await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
+        self.members.add(signed.node)
         self._seen = None
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
@@ -154,13 +166,23 @@ class Coordinator:
             node = registry.known(db, signed.node)  # it may have been banned meanwhile
             return leasing.take_upload(db, node, step, submission, sha256, size, signal, began, self.clock())
 
-        try:
-            taken = await self._do(work)
-        except Refusal:  # a rival file of the same lease was faster: these bytes are nobody's
-            await self.objects.remove([object_name(step, submission, sha256)])
-            raise
+        taken = await self._do(work)
         self._tell_waiters()
         return taken
+
+    @contextlib.asynccontextmanager
+    async def storing(self, step: int, submission: int, sha256: str) -> AsyncIterator[str]:
+        """The name under which an upload is stored, which is its own until it is committed.
+
+        Refused, as when a rival file of the same lease was faster, its bytes are removed if they are nobody's.
+        """
+        name = object_name(step, submission, sha256)
+        try:
+            async with self._orphans.holding(name, incoming_name(step, submission, sha256)):
+                yield name
+        except Refusal:
+            await self._orphans.remove([name])
+            raise
 
     async def direct_upload(
         self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int
@@ -179,15 +201,18 @@ class Coordinator:
     ) -> bool:
         """Takes a file that a node has sent to the object store itself."""
         began = self.clock()
-        ticket = await self.may_upload(signed, step, submission, sha256, signal)
-        if ticket.done:
-            return False
-        if not self.objects.is_direct:
-            raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
-        source, target = incoming_name(step, submission, sha256), object_name(step, submission, sha256)
-        if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
-            raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
-        return await self.take_upload(signed, step, submission, sha256, size, signal, began)
+        source = incoming_name(step, submission, sha256)
+        # One after the other: what was taken is not written again by a second request that was let in before it.
+        async with self._settling.setdefault(source, asyncio.Lock()):
+            ticket = await self.may_upload(signed, step, submission, sha256, signal)
+            if ticket.done:
+                return False
+            if not self.objects.is_direct:
+                raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
+            async with self.storing(step, submission, sha256) as target:
+                if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
+                    raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
+                return await self.take_upload(signed, step, submission, sha256, size, signal, began)
 
     # Requests of the trainer and of validators
 
@@ -247,6 +272,7 @@ class Coordinator:
             registry.ban(db, self.terms, node.address, address, reason, now)
 
         await self._act(signed, work)
+        self.members.discard(address)
         self._seen = None
 
     async def forget(self, signed: Signed, before: int) -> int:
@@ -315,6 +341,16 @@ class Coordinator:
             except Exception as error:  # a ledger or a database that is away comes back
                 LOG.warning("coordinator: %s; trying again", error)
             await asyncio.sleep(SWEEP_S)
+
+    async def tidy(self) -> None:
+        """Removes orphans from the object store now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            try:
+                if removed := await self._orphans.sweep(self.clock() - max(ORPHAN_S, 2 * self.terms.lease_s)):
+                    LOG.info("coordinator: %d objects belonged to no submission and were removed", removed)
+            except Exception as error:  # a store that is away comes back
+                LOG.warning("coordinator: %s; trying again", error)
 
     def sweep(self, db: Connection) -> None:
         now = self.clock()

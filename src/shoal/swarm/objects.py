@@ -5,6 +5,7 @@ writing it again changes nothing, and a rival upload under the same lease cannot
 """
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -18,16 +19,27 @@ from shoal.errors import ConfigError, StorageError
 from shoal.files import make_directory
 
 CHUNK = 1 << 20
+LISTED = 1000
+INCOMING = "incoming/"
+_NAME = re.compile(r"(?:incoming/)?step-(\d{6,9})/(\d{4,9})-([0-9a-f]{64})\.parquet")
+# obstore writes beside the name and renames; what has such a name is listed nowhere.
+TORN = "*.parquet#*"
 SIGNING = (S3Store, GCSStore, AzureStore)
 
 
 def incoming_name(step: int, submission: int, sha256: str) -> str:
     """Where a node itself puts a file; it is not looked at there."""
-    return f"incoming/{object_name(step, submission, sha256)}"
+    return f"{INCOMING}{object_name(step, submission, sha256)}"
 
 
 def object_name(step: int, submission: int, sha256: str) -> str:
     return f"step-{step:06d}/{submission:04d}-{sha256}.parquet"
+
+
+def place_in(name: str) -> tuple[int, int, str] | None:
+    """Step, number and hash of an object by its name; None of what is none of ours."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2]), found[3]) if found else None
 
 
 class Objects:
@@ -94,6 +106,23 @@ class Objects:
         except (BaseError, OSError) as error:
             raise StorageError(f"{self._where}/{name}: cannot be read ({_first_line(error)})") from error
         return _pieces(found)
+
+    async def older_than(self, time: float) -> AsyncIterator[list[str]]:
+        """Names of objects that were written last before a time, many at once."""
+        try:
+            async for chunk in obstore.list(self._store, chunk_size=LISTED):
+                yield [found["path"] for found in chunk if found["last_modified"].timestamp() < time]
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be listed ({_first_line(error)})") from error
+
+    def clear_torn(self, time: float) -> int:
+        """Removes what writers who were killed left half-written in a directory before a time; how many there were."""
+        if not isinstance(self._store, LocalStore):
+            return 0
+        torn = [path for path in Path(self._where).rglob(TORN) if path.is_file() and path.stat().st_mtime < time]
+        for path in torn:
+            path.unlink(missing_ok=True)
+        return len(torn)
 
     async def remove(self, names: Iterable[str]) -> None:
         for name in names:

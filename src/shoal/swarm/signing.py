@@ -27,6 +27,7 @@ TIME, NONCE, RECIPIENT, BODY, SIGNATURE = (
     "Shoal-Body",
     "Shoal-Signature",
 )
+HEADERS = (TIME, NONCE, RECIPIENT, BODY, SIGNATURE)
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MILLISECONDS = re.compile(r"[0-9]{1,15}")
@@ -58,7 +59,7 @@ def sign_request(key: Key, method: str, target: str, body: str, recipient: str, 
 
 def check_request(headers: Mapping[str, str], method: str, target: str, recipient: str, now: float) -> Signed:
     """Who made a request, or a Refusal. Whether its nonce is fresh and its body the signed one is yet to be seen."""
-    stamp, nonce, meant, body, signature = (headers.get(name, "") for name in (TIME, NONCE, RECIPIENT, BODY, SIGNATURE))
+    stamp, nonce, meant, body, signature = (headers.get(name, "") for name in HEADERS)
     if not signature:
         raise Refusal("unsigned", f"{method} {target:.80}: must be signed; give {SIGNATURE} and its companions")
     for name, value, form in ((TIME, stamp, _MILLISECONDS), (NONCE, nonce, _NONCE), (BODY, body, _SHA256)):

@@ -30,6 +30,7 @@ class Terms:
     most_nodes: int
     max_upload: int
     heartbeat_s: float
+    requests_per_s: float
 
     @classmethod
     def of(cls, config: RunConfig, trainer: str, validators: frozenset[str]) -> "Terms":
@@ -51,4 +52,5 @@ class Terms:
             most_nodes=swarm.most_nodes,
             max_upload=most_file_bytes(config),
             heartbeat_s=swarm.heartbeat_s,
+            requests_per_s=swarm.requests_per_s,
         )
