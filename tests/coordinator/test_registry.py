@@ -72,6 +72,23 @@ def test_work_done_clears_what_was_missed(world: World) -> None:
     assert state_of(world) == "healthy"
 
 
+def test_status_counts_the_leases_that_a_node_let_expire_also_after_it_worked_again(world: World) -> None:
+    def abandoned() -> int:
+        world.coordinator._seen = None
+        nodes = world.link(A).get("/v1/status")["nodes"]
+        return next(int(node["abandoned"]) for node in nodes if node["address"] == A.address)
+
+    world.announce()
+    world.take("a")
+    assert abandoned() == 0
+    pass_time(world, 601)
+    world.take("a")
+    pass_time(world, 601)
+    assert abandoned() == 2
+    world.hand_in("a", world.take("a"))
+    assert abandoned() == 2
+
+
 def test_joining_again_changes_nothing_that_was_earned(world: World) -> None:
     world.announce()
     lease = world.take("a")

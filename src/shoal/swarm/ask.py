@@ -90,7 +90,7 @@ def print_swarm(join: str, console: Console) -> None:
             highlight=False,
         )
     table = Table(box=None, pad_edge=False)
-    for name in ("node", "role", "state", "heard", "leases", "accepted", "rejected", "doing", "waits on"):
+    for name in ("node", "role", "state", "heard", "leases", "accepted", "rejected", "abandoned", "doing", "waits on"):
         table.add_column(name)
     for node in status["nodes"]:
         table.add_row(
@@ -101,6 +101,7 @@ def print_swarm(join: str, console: Console) -> None:
             str(node["leases"]),
             str(node["accepted"]),
             str(node["rejected"]),
+            str(node["abandoned"]),
             node["doing"] or node["reason"],
             node["waits_on"],
         )

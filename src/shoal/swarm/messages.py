@@ -183,6 +183,7 @@ class NodeOut(BaseModel):
     leases: int
     accepted: int
     rejected: int
+    abandoned: int = Field(description="Leases that it let expire, in all.")
     samples: int
     tokens: int
 

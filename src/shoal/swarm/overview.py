@@ -29,6 +29,8 @@ class NodeView:
     leases: int
     accepted: int
     rejected: int
+    abandoned: int
+    """Leases that it let expire, in all."""
     samples: int
     """In accepted files."""
     tokens: int
@@ -76,6 +78,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             leases=out.get(row.address, 0),
             accepted=row.accepted,
             rejected=row.rejected,
+            abandoned=row.abandoned,
             samples=row.samples,
             tokens=row.tokens,
         )

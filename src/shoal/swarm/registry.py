@@ -42,7 +42,7 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
     if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
         raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
-    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired"), 0)
+    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
     row = {"address": address, "role": role, "name": name, "url": url, "state": State.JOINED, **fresh, **times}
@@ -128,7 +128,7 @@ def sweep(db: Connection, now: float) -> None:
         total = node.expired + count
         state = after(State(node.state), Event.SUSPEND) if total >= MOST_EXPIRED else State(node.state)
         changed = {"state": state, "since": now, "reason": f"let {total} leases in a row expire"}
-        values = {"expired": total, **(changed if state != node.state else {})}
+        values = {"expired": total, "abandoned": node.abandoned + count, **(changed if state != node.state else {})}
         db.execute(nodes.update().where(nodes.c.address == address).values(**values))
     for state in State:
         of_state = nodes.c.state == state

@@ -45,6 +45,7 @@ nodes = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
+    Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
     Index("nodes_by_seen", "state", "seen"),
 )
 
