@@ -1,12 +1,14 @@
 """`shoal identity`, `shoal coordinator`, `shoal why` and `shoal status` as people use them."""
 
-import os
+import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from shoal.keys import Key, checksummed
 from shoal.validate.finding import Finding, Verdict
 
@@ -14,9 +16,18 @@ from .world import World, key_of
 
 
 def shoal(home: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}
-    command = [sys.executable, "-m", "shoal", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, input=said)
+    """The command in this process, from its entry point to its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["shoal", *arguments])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code or 0, out.getvalue(), err.getvalue())
 
 
 def test_a_key_is_made_once_in_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ lines joined by a newline: `shoal request 1`, the method, path and query as sent
 milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's address from the run card. Times more
 than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
 """
+_PROBLEM = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+# All are described by one model, which is given once: FastAPI would build it anew for each code of each route.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": m.Problem, "description": text}
+    code: {"description": text, "content": _PROBLEM}
     for code, text in {
         400: "The body is not what was signed, or cannot be parsed.",
         401: "Not signed, forged, used before, meant for somebody else, or a clock is off.",
@@ -153,7 +155,11 @@ def _answer_errors(app: FastAPI) -> None:
 def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     """What anybody may ask."""
 
-    @app.get("/v1/card", summary="The run card: all that a node needs to know.")
+    @app.get(
+        "/v1/card",
+        summary="The run card: all that a node needs to know.",
+        responses={503: {"model": m.Problem, "description": PROBLEMS[503]["description"]}},
+    )
     async def card() -> SignedCard:
         return await coordinator.card()
 
