@@ -9,6 +9,7 @@ import pytest
 
 from shoal.keys import Key, checksummed
 from shoal.validate.finding import Finding, Verdict
+from shoal.watch.contributions import short
 
 from .world import World, key_of
 
