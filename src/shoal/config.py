@@ -213,6 +213,7 @@ class SwarmConfig(_Table):
     allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
     leases: Positive = Field(4, description="Leases that a node may hold at once.")
     probation_leases: Positive = Field(1, description="The same with fewer accepted files than audit.probation.")
+    probation_files: Positive = Field(4, description="Files of such a node that may wait for a verdict.")
     most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
     requests_per_s: float = Field(

@@ -55,7 +55,7 @@ def coordinator(tmp_path: Path, database: str) -> Iterator[Command]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     changes = {"groups_per_step": 2000}
-    config = make_config(train=changes, swarm={"database": database, "heartbeat_s": 0.5})
+    config = make_config(train=changes, swarm={"database": database, "heartbeat_s": 0.5, "probation_files": 10_000})
     (tmp_path / "run.toml").write_text(to_toml(config))
     command = Command(tmp_path / "run.toml", tmp_path / "run", port)
     try:

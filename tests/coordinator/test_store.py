@@ -96,6 +96,18 @@ def test_a_node_on_probation_holds_one_lease_and_earns_more(world: World) -> Non
     assert not ask(held)
 
 
+def test_a_node_on_probation_waits_for_verdicts_before_it_gets_more(world: World) -> None:
+    world.announce()
+    for _ in range(world.config.swarm.probation_files):
+        world.hand_in("a", world.take("a"), signal=0)
+    answer = world.request(key_of("a"), "POST", "/v1/leases", {"version": 0}).json()
+    assert answer["lease"] is None
+    assert "wait for a verdict" in answer["reason"]
+    assert world.lease("b") is not None
+    judge_formats(world.validator, 0, 2)
+    assert world.request(key_of("a"), "POST", "/v1/leases", {"version": 0}).json()["lease"] is not None
+
+
 def test_an_expired_lease_returns_to_the_pool_and_its_file_is_refused(world: World) -> None:
     world.announce()
     lease = world.take("a")

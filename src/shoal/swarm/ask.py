@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shoal.errors import SwarmError
 from shoal.keys import Key, checksummed
@@ -15,6 +16,8 @@ from shoal.rundir import open_run
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
 from shoal.swarm.past import has_coordinator, reading
+from shoal.watch.contributions import short
+from shoal.watch.history import one_line
 
 ASK_S = 10.0
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
@@ -83,28 +86,25 @@ def print_swarm(join: str, console: Console) -> None:
         f"run {status['run']}: version {status['version']} of {status['steps']}; files: {status['accepted']} accepted, "
         f"{status['rejected']} rejected, {status['waiting']} wait for a verdict",
         highlight=False,
+        soft_wrap=True,
     )
     for step, count in status["counts"].items():
         console.print(
             f"step {step}: {count['signal']} of {status['needed']} groups with signal, {count['leased']} out on leases",
             highlight=False,
         )
-    table = Table(box=None, pad_edge=False)
-    for name in ("node", "role", "state", "heard", "leases", "accepted", "rejected", "abandoned", "doing", "waits on"):
-        table.add_column(name)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("node", "role", "state", "heard", "leases", "files", "refused", "abandoned"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("doing", no_wrap=True, overflow="ellipsis")
     for node in status["nodes"]:
-        table.add_row(
-            f"{checksummed(node['address'])} {node['name']}".strip(),
-            node["role"],
-            node["state"],
-            f"{node['seen_s']:.0f} s ago",
-            str(node["leases"]),
-            str(node["accepted"]),
-            str(node["rejected"]),
-            str(node["abandoned"]),
-            node["doing"] or node["reason"],
-            node["waits_on"],
-        )
+        name = f"{node['name']} {short(checksummed(node['address']))}".strip()
+        waits = f" (waits on {node['waits_on']})" if node["waits_on"] else ""
+        doing = node["reason"] if node["state"] in ("banned", "suspended") else node["doing"] + waits
+        counted = ("leases", "accepted", "rejected", "abandoned")
+        counts = (node[name] if node["role"] == "worker" else "" for name in counted)
+        cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
+        table.add_row(*(Text(one_line(str(cell))) for cell in cells))
     console.print(table)
 
 

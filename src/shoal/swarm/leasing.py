@@ -91,6 +91,10 @@ def grant(
     most = terms.leases if node.accepted >= terms.probation else terms.probation_leases
     if len(own) >= most:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
+    if node.accepted < terms.probation:
+        unjudged = db.execute(queries.UNJUDGED, {"who": node.address}).scalar_one()
+        if unjudged >= terms.probation_files:
+            return NoLease(f"{unjudged} files of {node.address}, which is new, wait for a verdict; they come first")
     found = counts(db, max(0, newest - MEMORY), last, now)
     granted = next_grant(
         found,

@@ -30,6 +30,11 @@ ACCEPTED = (
 )
 REJECTED = nodes.update().where(_own).values(rejected=nodes.c.rejected + 1, refused=bindparam("why"))
 
+UNJUDGED = (
+    select(func.count())
+    .select_from(submissions)
+    .where(submissions.c.accept.is_(None), submissions.c.node == bindparam("who"))
+)
 NEWEST = select(func.max(versions.c.number))
 ROOTS = select(versions.c.number, versions.c.root).where(
     versions.c.number.between(bindparam("first"), bindparam("last"))

@@ -101,6 +101,7 @@ submissions = Table(
     Column("judge", String(42)),
     Column("judged", Double),
     PrimaryKeyConstraint("step", "submission"),
+    Index("submissions_of_node", "node", "accept"),
 )
 
 nonces = Table(

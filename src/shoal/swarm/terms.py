@@ -26,6 +26,8 @@ class Terms:
     probation: int
     """Accepted files after which a node is trusted with more leases at once."""
     probation_leases: int
+    probation_files: int
+    """Files without a verdict that such a node may have: whoever cheats from the start wastes no more than these."""
     leases: int
     most_nodes: int
     max_upload: int
@@ -48,6 +50,7 @@ class Terms:
             allow=frozenset(address.lower() for address in swarm.allow) or None,
             probation=config.audit.probation,
             probation_leases=swarm.probation_leases,
+            probation_files=swarm.probation_files,
             leases=swarm.leases,
             most_nodes=swarm.most_nodes,
             max_upload=most_file_bytes(config),

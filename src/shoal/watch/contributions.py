@@ -74,5 +74,5 @@ def contributions_table(contributions: Sequence[Contribution]) -> Table:
 
 
 def short(address: str) -> str:
-    """An address as tables show it; `shoal status --join` shows it whole."""
+    """An address as tables show it."""
     return f"{address[:6]}..{address[-4:]}" if len(address) == 42 else one_line(address)

@@ -1,0 +1,242 @@
+"""A role's place in a run: joining, heartbeats, announced versions, and what survives when one side is gone."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shoal.errors import ConfigError, SwarmError
+from shoal.exchange.weights import DirectoryChannel
+from shoal.run import ports_of, public_host
+from shoal.rundir import RunDir
+from shoal.swarm.announce import AnnouncedChannel
+from shoal.swarm.client import Link
+from shoal.swarm.lending import lend, machine
+from shoal.swarm.member import Heart, Reach, join_run
+from shoal.validate.finding import Finding, Verdict
+from shoal.watch.metrics import MetricsWriter
+from shoal.watch.status import StatusFile
+
+from .world import TRAINER, World, key_of, world_at
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def small_world(tmp_path: Path) -> Iterator[World]:
+    """Whose nodes say something ten times a second."""
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"heartbeat_s": 0.1}) as world:
+        yield world
+
+
+@pytest.fixture
+def run(small_world: World, tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run", small_world.config)
+
+
+@pytest.fixture
+def link(small_world: World) -> Link:
+    link = small_world.link(TRAINER)
+    link.join("trainer")
+    return link
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> StatusFile:
+    return StatusFile(tmp_path / "status" / "role.json", "role")
+
+
+def announced(world: World) -> dict[int, str]:
+    query = "SELECT number, root FROM versions"
+    return dict(world.database.ask(lambda db: db.exec_driver_sql(query).all()))
+
+
+def publish(channel: DirectoryChannel | AnnouncedChannel, number: int, content: str = "x") -> None:
+    with channel.publish(number) as staging:
+        (staging / "model.safetensors").write_text(f"{number} {content}")
+
+
+def roots(channel: DirectoryChannel) -> dict[int, str]:
+    return {number: version.root for number in channel.numbers() if (version := channel.version(number))}
+
+
+def test_a_version_is_announced_once_it_is_there(small_world: World, link: Link, tmp_path: Path) -> None:
+    channel = DirectoryChannel(tmp_path / "weights", keep=5)
+    both = AnnouncedChannel(channel, link)
+    with both.publish(0) as staging:
+        (staging / "model.safetensors").write_text("0")
+        assert announced(small_world) == {}
+    assert announced(small_world) == roots(channel)
+    with pytest.raises(ZeroDivisionError), both.publish(1):
+        _ = 1 / 0
+    assert list(announced(small_world)) == [0]
+
+
+def test_what_a_killed_trainer_did_not_say_is_said_on_resume(small_world: World, link: Link, tmp_path: Path) -> None:
+    channel = DirectoryChannel(tmp_path / "weights", keep=5)
+    both = AnnouncedChannel(channel, link)
+    for number in range(3):
+        publish(channel, number)  # killed before the announcement
+    assert both.retract(1) == [2]
+    assert announced(small_world) == roots(channel)
+    assert list(announced(small_world)) == [0, 1]
+
+
+def test_versions_that_only_the_coordinator_knows_are_taken_back(
+    small_world: World, link: Link, tmp_path: Path
+) -> None:
+    channel = DirectoryChannel(tmp_path / "weights", keep=5)
+    both = AnnouncedChannel(channel, link)
+    publish(both, 0)
+    publish(both, 1)
+    channel.retract(0)  # killed before the coordinator was told
+    assert both.retract(0) == [1]
+    publish(both, 1, "another")
+    assert announced(small_world) == roots(channel)
+
+
+def test_a_heart_says_what_its_role_does_and_hears_what_became_of_its_files(
+    small_world: World, status: StatusFile
+) -> None:
+    small_world.announce()
+    lease = small_world.take("a")
+    small_world.hand_in("a", lease)
+    (upload,) = small_world.validator.waiting(0, 3)
+    _, sha256 = small_world.validator.read(upload)
+    finding = Finding("rewards", "scores are right", 1, 0, 3)
+    small_world.validator.judge(upload, Verdict(False, sha256, True, finding))
+    status.waiting("policy version 1", "trainer", 60)
+    said: list[str] = []
+    with Heart(small_world.link(key_of("a")), status, said.append):
+        until(lambda: len(said) >= 2)
+    assert said == [
+        "0 files accepted, 1 rejected; now: policy version 1",
+        f"the last one that was rejected: {lease.step}/{lease.submission}: {finding}",
+    ]
+    (node,) = [node for node in small_world.link(key_of("a")).get("/v1/status")["nodes"] if node["role"] == "worker"]
+    assert (node["doing"], node["waits_on"]) == ("policy version 1", "trainer")
+
+
+def test_a_heart_goes_on_when_the_coordinator_comes_back(small_world: World, status: StatusFile) -> None:
+    link = small_world.link(key_of("a"))
+    link.join("worker")
+    said: list[str] = []
+    with Heart(link, status, said.append):
+        until(lambda: bool(said))
+        small_world.stop()
+        time.sleep(0.3)
+        small_world.start()
+        status.working("something new")
+
+        def heard() -> bool:
+            nodes = small_world.link(key_of("b")).get("/v1/status")["nodes"]
+            return any(node["doing"] == "something new" for node in nodes)
+
+        until(heard)
+
+
+def test_a_relay_that_joins_later_is_told_to_nodes(small_world: World, status: StatusFile) -> None:
+    link = small_world.link(key_of("a"))
+    link.join("worker")
+    told: list[list[str]] = []
+    heart = Heart(link, status, lambda _: None)
+    heart.on_relays = lambda relays: told.append(list(relays))
+    with heart:
+        small_world.link(key_of("r")).join("relay", url="http://127.0.0.1:7777")
+
+        until(lambda: bool(told) and "http://127.0.0.1:7777" in told[-1])
+
+
+def test_a_place_in_a_directory_needs_nobody(run: RunDir, status: StatusFile, tmp_path: Path) -> None:
+    with (
+        MetricsWriter(tmp_path / "m.jsonl") as metrics,
+        Reach().place(run, "worker", "worker-0", status, metrics) as place,
+    ):
+        assert place.node == "worker-0"
+        lease = place.open_store(None, lambda _file, _reason: None).lease("worker-0", 0)
+    assert lease is not None
+    assert not (run.path / "keys").exists()
+
+
+def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: World, tmp_path: Path) -> None:
+    said: list[str] = []
+    key = tmp_path / "node.key"
+    joined = join_run(small_world.url, key, tmp_path / "home", 10, said.append)
+    assert joined.config.steps == small_world.config.steps
+    assert joined.config.swarm.relays == []  # what is nobody's business is not in the card
+    assert json.loads((joined.path / "run.json").read_text())["config"]["name"] == "test"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert f"what is fetched lies in {joined.path}" in said[-1]
+
+
+def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_world: World, tmp_path: Path) -> None:
+    with pytest.raises(SwarmError, match="do not join it"):
+        join_run(f"{small_world.url}#{key_of('x').address}", tmp_path / "k", tmp_path / "home", 10, lambda _: None)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "worker: give --join URL with a run's coordinator, or a run's directory"),
+        ({"join": "http://127.0.0.1:1", "settings": ["steps=2"]}, "a run that is joined has its own config"),
+        ({"target": Path(), "home": Path("x")}, "--home goes with --join alone"),
+        ({"join": "ftp://x"}, "must be the URL of a coordinator"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_refused(
+    tmp_path: Path, changes: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    options: dict[str, object] = dict.fromkeys(("target", "join", "key", "home", "out"))
+    options |= {"relays": [], "settings": [], "console": Console(quiet=True), **changes}
+    with pytest.raises((ConfigError, SwarmError), match=reason):
+        lend("worker", **options)  # type: ignore[arg-type]
+
+
+def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:
+    own = machine(run, 3, 2, "float32")
+    assert (own.config.workers.max_batch, own.config.workers.threads, own.config.model.dtype) == (3, 2, "float32")
+    assert machine(run, None, None, None).config == run.config
+    with pytest.raises(ConfigError, match="--dtype int8"):
+        machine(run, None, None, "int8")
+
+
+def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:
+    run.path.mkdir()
+    first = ports_of(run)
+    assert len(set(first.values())) == 3
+    assert ports_of(run) == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first["relay"]))
+        taken.listen()
+        second = ports_of(run)
+    assert second["coordinator"] == first["coordinator"]
+    assert second["relay"] != first["relay"]
+    for rubbish in ("", "[]", '{"relay": "x"}', '{"relay": 99999999}'):
+        (run.path / "ports.json").write_text(rubbish)
+        assert len(set(ports_of(run).values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("swarm", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"host": "0.0.0.0"}, "127.0.0.1"),
+        ({"host": "::"}, "[::1]"),
+        ({"host": "10.0.0.5"}, "10.0.0.5"),
+        ({"host": "0.0.0.0", "public": "run.example.org"}, "run.example.org"),
+    ],
+)
+def test_others_are_told_a_host_that_they_can_reach(run: RunDir, swarm: dict[str, str], host: str) -> None:
+    changed = run.config.model_copy(update={"swarm": run.config.swarm.model_copy(update=swarm)})
+    assert public_host(changed) == host
