@@ -8,7 +8,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -103,9 +103,10 @@ class _Listener:
 class Proxy(_Listener):
     """Before a coordinator: of every request it draws what happens to it."""
 
-    def __init__(self, target_port: int, seed: int, rate: float) -> None:
+    def __init__(self, target_port: int, seed: int, rate: float, kinds: Sequence[Mischief] = tuple(Mischief)) -> None:
         super().__init__(target_port, seed)
         self.rate = rate
+        self.kinds = kinds
         self.paused = False
         """Whether requests for leases are cut, so that a run gets no further."""
         self.answers: Counter[int] = Counter()
@@ -117,7 +118,7 @@ class Proxy(_Listener):
             if self.blocked or (self.paused and request.target == "/v1/leases"):
                 await asyncio.sleep(0.3)
                 return
-            happens = self.rng.choice(list(Mischief)) if self.rng.random() < self.rate else None
+            happens = self.rng.choice(self.kinds) if self.rng.random() < self.rate else None
             if happens is not None:
                 self.counts[happens] += 1
             if not await self._pass(request, client[1], happens):
