@@ -106,6 +106,23 @@ def test_a_request_that_is_sent_again_is_refused_also_after_a_restart(small_worl
     refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
 
 
+def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(small_world: World) -> None:
+    """A trainer takes versions back, hears no answer, does it again and goes on; then the first request arrives."""
+    world = small_world
+    world.announce()
+    late = signed(world, TRAINER, "DELETE", "/v1/versions?after=0", b"")
+    time.sleep(0.01)
+    assert world.trainer._link.retract(0) == []
+    world.trainer._link.announce(1, "cd" * 32)
+    refused(world.send("DELETE", "/v1/versions?after=0", b"", late), 401, "sign it anew")
+    early = json.dumps({"root": "cd" * 32}).encode()
+    headers = signed(world, TRAINER, "PUT", "/v1/versions/1", early) | {"Content-Type": "application/json"}
+    time.sleep(0.01)
+    assert world.trainer._link.retract(0) == [1]
+    refused(world.send("PUT", "/v1/versions/1", early, headers), 401, "sign it anew")
+    world.trainer._link.announce(1, "ef" * 32)
+
+
 def test_of_a_hundred_copies_of_a_request_at_once_one_is_taken(small_world: World) -> None:
     small_world.store(A)
     data = json.dumps({"doing": "x"}).encode()
@@ -248,6 +265,21 @@ def head(world: World, key: Key, target: str, data: bytes, *extra: str) -> bytes
     headers = signed(world, key, "PUT", target, data)
     lines = [f"PUT {target} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in headers.items()), *extra, "", ""]
     return "\r\n".join(lines).encode()
+
+
+def test_who_hangs_up_in_the_middle_of_a_body_is_no_error_of_ours(
+    busy: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = busy.take("a")
+    target = f"/v1/files/{lease.step}/{lease.submission}?signal=2"
+    heartbeat = head(busy, A, "/v1/heartbeats", b"x" * 100, "Content-Length: 100").replace(b"PUT", b"POST", 1)
+    host, port = busy.url.removeprefix("http://").split(":")
+    for start in (head(busy, A, target, b"x" * 100, "Content-Length: 100"), heartbeat):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(start + b"x")
+            time.sleep(0.2)
+    time.sleep(0.2)
+    assert "Exception" not in caplog.text
 
 
 def test_a_body_that_is_too_large_is_cut_off_by_what_it_says_or_while_it_comes(busy: World) -> None:

@@ -107,15 +107,17 @@ class Proxy(_Listener):
         super().__init__(target_port, seed)
         self.rate = rate
         self.kinds = kinds
-        self.paused = False
-        """Whether requests for leases are cut, so that a run gets no further."""
+        self.is_ahead: Callable[[], bool] = lambda: False
+        """Whether the run is to get no further for now: requests for leases are cut."""
         self.answers: Counter[int] = Counter()
         self.faults: list[str] = []
         """Answers that a coordinator must never give."""
 
     async def handle(self, client: Streams) -> None:
         while (request := await self._read(client[0])) is not None:
-            if self.blocked or (self.paused and request.target == "/v1/leases"):
+            if self.blocked:
+                return
+            if request.target == "/v1/leases" and self.is_ahead():
                 await asyncio.sleep(0.3)
                 return
             happens = self.rng.choice(self.kinds) if self.rng.random() < self.rate else None

@@ -162,6 +162,8 @@ class Storm:
         self.rng = random.Random(seed)
         self.say = say
         self.steps = steps
+        self.allowed = 2
+        """The version that the run may come to for now: it must not be over before the storm is."""
         self.events: Counter[str] = Counter()
         self.began = time.monotonic()
         self._held = ExitStack()
@@ -186,7 +188,9 @@ class Storm:
         ports = dict(zip(SERVICES, free_ports([0] * len(SERVICES)), strict=True))
         self.proxy = Proxy(ports["coordinator"], self.rng.getrandbits(32), MISCHIEF)
         self.cutter = Cutter(ports["relay"], self.rng.getrandbits(32), CUTS)
-        self.network = self._held.enter_context(Network(self.proxy, self.cutter))
+        self.proxy.is_ahead = lambda: self.version() >= self.allowed
+        self.back_door = Proxy(ports["coordinator"], self.rng.getrandbits(32), MISCHIEF)  # for strangers
+        self.network = self._held.enter_context(Network(self.proxy, self.back_door, self.cutter))
         how = own_mounts()
         self.disk = Disk(run / HOME / UPLOADS, how) if how else None
         if self.disk is not None:
@@ -266,7 +270,7 @@ class Storm:
         name = f"cheater-{number}"
         self.dishonest.add(Key.load_or_create(key_path(self.run.path, name)).address)
         attack = ATTACKS[number % len(ATTACKS)]
-        self._add(name, ["worker", str(self.run.path), "--name", name, "--attack", attack, "--join", self.proxy.url])
+        self._add(name, ["worker", str(self.run.path), "--name", name, "--attack", attack, "--join", self.back_door.url])
 
     def deserter(self) -> None:
         """Takes work and is never seen again."""
@@ -314,7 +318,7 @@ class Storm:
     def _stranger(self) -> Link:
         key = Key.create()
         self.dishonest.add(key.address)
-        link = Link(self.proxy.url, key, wait_s=EVENT_S)
+        link = Link(self.back_door.url, key, wait_s=EVENT_S)
         link.join("worker", "stranger")
         return link
 
@@ -333,7 +337,7 @@ class Storm:
 
     def _check(self, when: str) -> None:
         self.checker.people = self._people()
-        faults = [*self.checker.faults(), *self._role_faults(), *self.proxy.faults]
+        faults = [*self.checker.faults(), *self._role_faults(), *self.proxy.faults, *self.back_door.faults]
         if faults:
             raise StormError(f"{when}:\n" + "\n".join(f"- {fault}" for fault in faults))
 
@@ -375,16 +379,14 @@ class Storm:
         kinds = self.kinds()
         self._wait("the first version", lambda: self.version() >= 1, START_S)
         for number, name in enumerate(events):
-            # The run must not be over before the storm is.
-            allowed = 2 + (self.steps - 4) * (number + 1) // len(events)
+            self.allowed = 2 + (self.steps - 4) * (number + 1) // len(events)
             self._pause(self.rng.uniform(0.3, 2.0))
-            self.proxy.paused = self.version() >= allowed
             self.say(f"event {number + 1} of {len(events)}: {name}; version {self.version()} of {self.steps}")
             kinds[name]()
             self.events[name] += 1
             self._pause(self.rng.uniform(0.1, 0.5))
             self._check(f"after event {number + 1}, {name}")
-        self.proxy.paused = False
+        self.allowed = self.steps
         self.finish()
 
     def finish(self) -> None:
@@ -402,8 +404,12 @@ class Storm:
         if sorted(lineage) != list(range(self.steps)):
             raise StormError(f"the run is over and its lineage has the steps {sorted(lineage)}, not 0..{self.steps - 1}")
 
+    def mischief(self) -> Counter[str]:
+        """What the network did."""
+        return self.proxy.counts + self.back_door.counts + self.cutter.counts
+
     def summary(self) -> str:
-        mischief = {**self.proxy.counts, **self.cutter.counts}
+        mischief = self.mischief()
         verdicts = Counter(str(row.accept) for row in read_records(self.run).submissions)
         return (
             f"{self.steps} steps in {time.monotonic() - self.began:.0f} s, {self.checker.checks} checks; "
@@ -474,7 +480,7 @@ def main() -> None:
                     say(f"the run is kept in {kept}")
                     sys.exit(1)
                 say(storm.summary())
-                totals += storm.events + storm.proxy.counts + storm.cutter.counts
+                totals += storm.events + storm.mischief()
                 checks += storm.checker.checks
         storms += 1
     say(f"{storms} storms, all well: {checks} checks of every invariant, {_counted(totals)}")
