@@ -67,7 +67,7 @@ def config_of(steps: int, seed: int) -> dict[str, object]:
                 "binary": False,
             }
         ],
-        "model": {"tiny": {"hidden": 64, "layers": 2, "warm_steps": 40}},
+        "model": {"tiny": {"hidden": 64, "layers": 2, "warm_steps": 60}},
         "sampling": {"group_size": 4, "max_new_tokens": 8, "max_prompt_tokens": 64},
         "train": {
             "groups_per_step": 8,
@@ -386,7 +386,7 @@ class Storm:
             self.events[name] += 1
             self._pause(self.rng.uniform(0.1, 0.5))
             self._check(f"after event {number + 1}, {name}")
-        self.allowed = self.steps
+        self.allowed = self.steps + 1
         self.finish()
 
     def finish(self) -> None:
