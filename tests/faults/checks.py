@@ -1,5 +1,5 @@
-"""Invariants 1 to 8 of the design, checked from the outside: a run's checkpoints, weights, logs and statuses against its
-coordinator's database and object store.
+"""Invariants 1 to 8 of the design, checked from the outside: a run's checkpoints, weights, logs and statuses against
+its coordinator's database and object store.
 
 Each check is a function of what was read and gives the faults it found, one sentence each. `Checker` reads, and
 remembers what it saw, for what was accepted once must stay so.
@@ -170,10 +170,11 @@ def verdict_faults(
             content = contents.get(row.sha256)
             if content is None or content.weights not in gone:
                 faults.append(f"{name}: is honest and was rejected: {verdict.reason}")
-    for node in records.nodes:
-        if node.state == "banned" and node.address in people.honest:
-            faults.append(f"node {node.address} {node.name}: is honest and was banned: {node.reason}")
-    return faults
+    return faults + [
+        f"node {node.address} {node.name}: is honest and was banned: {node.reason}"
+        for node in records.nodes
+        if node.state == "banned" and node.address in people.honest
+    ]
 
 
 def counter_faults(records: Records, contents: Mapping[str, Content]) -> list[str]:
@@ -349,7 +350,8 @@ class Checker:
             *status_faults([s for s in read_status(self.run.path) if not s.role.startswith("cheater")]),
             *log_faults(self.run.path / "logs"),
         ]
-        self.accepted |= {place: (row.node, row.sha256) for place, row in records.named().items() if row.accept}
+        now = {place: (row.node, row.sha256) for place, row in records.named().items() if row.accept}
+        self.accepted = now | self.accepted  # what was seen first counts
         return faults
 
     def _read_contents(self, records: Records) -> None:

@@ -1,5 +1,5 @@
-"""A network that misbehaves: a proxy before a coordinator that loses, cuts, repeats and reorders requests, and one before
-a relay that cuts connections.
+"""A network that misbehaves: a proxy before a coordinator that loses, cuts, repeats and reorders requests, and one
+before a relay that cuts connections.
 
 Both run in a thread of this process and can be told to let nothing through for a while.
 """

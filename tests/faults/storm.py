@@ -1,5 +1,5 @@
-"""A run in a storm: its roles are killed, its network misbehaves, its disk fills up and strangers come and go, in an order
-that follows from a seed; after every event the invariants of the design are checked from the outside.
+"""A run in a storm: its roles are killed, its network misbehaves, its disk fills up and strangers come and go, in an
+order that follows from a seed; after every event the invariants of the design are checked from the outside.
 
     python -m tests.faults.storm --minutes 10        # what make soak does; --seed N repeats one
 
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from shoal.config import check_config
-from shoal.errors import BannedError, RolloutError, ShoalError
+from shoal.errors import BannedError, RolloutError
 from shoal.keys import Key
 from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
 from shoal.rollout.lease import Lease
@@ -270,7 +270,9 @@ class Storm:
         name = f"cheater-{number}"
         self.dishonest.add(Key.load_or_create(key_path(self.run.path, name)).address)
         attack = ATTACKS[number % len(ATTACKS)]
-        self._add(name, ["worker", str(self.run.path), "--name", name, "--attack", attack, "--join", self.back_door.url])
+        self._add(
+            name, ["worker", str(self.run.path), "--name", name, "--attack", attack, "--join", self.back_door.url]
+        )
 
     def deserter(self) -> None:
         """Takes work and is never seen again."""
@@ -402,7 +404,9 @@ class Storm:
         self._check("at the end")
         lineage = read_lineage(self.run.checkpoints)
         if sorted(lineage) != list(range(self.steps)):
-            raise StormError(f"the run is over and its lineage has the steps {sorted(lineage)}, not 0..{self.steps - 1}")
+            raise StormError(
+                f"the run is over and its lineage has the steps {sorted(lineage)}, not 0..{self.steps - 1}"
+            )
 
     def mischief(self) -> Counter[str]:
         """What the network did."""
