@@ -1,5 +1,6 @@
 """Attacks on the API: each gets a 4xx with a reason, and nothing changes but that a nonce is used."""
 
+import asyncio
 import hashlib
 import json
 import random
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select
 
 from shoal.keys import Key
-from shoal.swarm.signing import BODY, SIGNATURE, sign_request
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.signing import BODY, SIGNATURE, Signed, sign_request
 from shoal.swarm.tables import metadata
 
 from .world import COORDINATOR, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
@@ -227,6 +229,20 @@ def test_a_lease_that_was_never_issued_is_of_no_use(busy: World) -> None:
 def test_a_lease_is_good_for_one_file(busy: World) -> None:
     answer = busy.request(A, "PUT", "/v1/files/0/0?signal=2", content=b"another file")
     refused(answer, 409, "a lease is good for one file")
+
+
+def test_a_second_copy_of_an_upload_that_ends_after_its_node_was_banned_takes_nothing_away(small_world: World) -> None:
+    world = small_world
+    world.announce()
+    lease = world.take("a")
+    data = world.hand_in("a", lease)
+    (path,) = (world.path / "uploads").rglob("*.parquet")
+    world.validator.ban(A.address, "cheated elsewhere")
+    sha256 = hashlib.sha256(data).hexdigest()
+    by, place = Signed(A.address, "0" * 32, time.time(), sha256), (lease.step, lease.submission)
+    with pytest.raises(Refusal, match="gets no more leases"):
+        asyncio.run(world.coordinator.take_upload(by, *place, sha256, len(data), 2, time.time()))
+    assert path.read_bytes() == data
 
 
 def test_bytes_that_are_not_what_was_signed_are_not_kept(busy: World) -> None:

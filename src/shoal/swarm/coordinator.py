@@ -153,8 +153,11 @@ class Coordinator:
 
         try:
             taken = await self._do(work)
-        except Refusal:  # a rival file of the same lease was faster: these bytes are nobody's
-            await self.objects.remove([object_name(step, submission, sha256)])
+        except Refusal:
+            # A rival file of the same lease was faster, and these bytes are nobody's; unless they came twice, and the
+            # first ones were taken before the node was banned.
+            if not await self._do(lambda db: leasing.is_taken(db, step, submission, sha256)):
+                await self.objects.remove([object_name(step, submission, sha256)])
             raise
         self._tell_waiters()
         return taken

@@ -197,6 +197,12 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
     return Ticket(row.groups, done=False)
 
 
+def is_taken(db: Connection, step: int, submission: int, sha256: str) -> bool:
+    """Whether these bytes are the lease's file."""
+    row = db.execute(queries.FILE, {"at_step": step, "at_submission": submission}).first()
+    return row is not None and row.sha256 == sha256
+
+
 def take_upload(
     db: Connection,
     node: Node,
