@@ -350,6 +350,8 @@ class Storm:
             code = role.process.poll()
             if code == 0 and name not in SERVICES:
                 self.done.add(name)
+            elif name in self.done:
+                continue
             elif code is not None and not (name.startswith("cheater") and code == EXIT_BANNED) and code >= 0:
                 log = (self.run.path / "logs" / f"{name}.log").read_text(errors="replace")
                 faults.append(f"{name} ended by itself with code {code}; its log ends: {log[-1500:]}")
@@ -399,6 +401,7 @@ class Storm:
             self.roles[name].process.send_signal(signal.SIGTERM)
         for name in SERVICES:
             code = self.roles[name].process.wait(EVENT_S)
+            self.done.add(name)
             if code != 0:
                 raise StormError(f"{name} ended with code {code} when it was told to stop")
         self._check("at the end")
