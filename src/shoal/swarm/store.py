@@ -95,6 +95,10 @@ class SwarmStore:
     def count(self, step: int) -> StepCount:
         return StepCount(**self._link.get(f"/v1/steps/{step}"))
 
+    def is_out(self, version: int) -> bool:
+        newest = self._link.get("/v1/status")["version"]
+        return newest is not None and version <= newest
+
     def waiting(self, first: int, last: int) -> list[Upload]:
         return self._filed(first, last, accepted=False)
 
