@@ -77,7 +77,7 @@ def config_of(steps: int, seed: int) -> dict[str, object]:
             "checkpoint_every": 2,
             "loss": {"kl_coef": 0.0},
         },
-        "workers": {"count": len(HONEST), "groups_per_submission": 4, "lease_s": 25.0},
+        "workers": {"count": len(HONEST), "groups_per_submission": 4, "lease_s": 20.0},
         "keep": {"versions": 6},
         "swarm": {"heartbeat_s": 1.0},
     }
@@ -158,8 +158,10 @@ class Disk:
 class Storm:
     """One run from its start to its end. Use it as a context manager: nothing that it started outlives it."""
 
-    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None], calm_s: float = 2.0) -> None:
+        """`calm_s` is the longest pause before an event."""
         self.rng = random.Random(seed)
+        self.calm_s = calm_s
         self.say = say
         self.steps = steps
         self.allowed = 2
@@ -384,7 +386,7 @@ class Storm:
         self._wait("the first version", lambda: self.version() >= 1, START_S)
         for number, name in enumerate(events):
             self.allowed = 2 + (self.steps - 4) * (number + 1) // len(events)
-            self._pause(self.rng.uniform(0.3, 2.0))
+            self._pause(self.rng.uniform(0.1, self.calm_s))
             self.say(f"event {number + 1} of {len(events)}: {name}; version {self.version()} of {self.steps}")
             kinds[name]()
             self.events[name] += 1
