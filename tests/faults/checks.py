@@ -67,7 +67,7 @@ class People:
     trainer: str
     validators: frozenset[str]
     honest: frozenset[str]
-    dishonest: frozenset[str]
+    """Whoever else hands something in cheats."""
 
 
 def read_records(run: RunDir) -> Records:

@@ -158,7 +158,7 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
     assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
     known = {name: Key.load(key_path(out, name)).address for name in ("trainer", "validator", "worker-0", "worker-1")}
     honest = frozenset([known["worker-0"], known["worker-1"]])
-    people = People(known["trainer"], frozenset([known["validator"]]), honest, frozenset())
+    people = People(known["trainer"], frozenset([known["validator"]]), honest)
     assert Checker(open_run(out), out / HOME / UPLOADS, people).faults() == []
     # Rewards of ten steps of 96 samples and more: the standard error of their mean is about 0.02.
     assert abs(final_reward(out) - final_reward(calm)) < 0.12

@@ -34,9 +34,7 @@ from tests.faults.checks import Checker, People
 from tests.faults.storm import config_of
 
 COORDINATOR, TRAINER, VALIDATOR, HONEST, CHEATER = (Key(bytes([n]) * 32) for n in range(1, 6))
-PEOPLE = People(
-    TRAINER.address, frozenset([VALIDATOR.address]), frozenset([HONEST.address]), frozenset([CHEATER.address])
-)
+PEOPLE = People(TRAINER.address, frozenset([VALIDATOR.address]), frozenset([HONEST.address]))
 RETRACTED = "ef" * 32
 NOW = 1_000_000.0
 GOOD = Verdict(True, "", True)
