@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/laptop.toml
+MINUTES ?= 10
 
-.PHONY: run test install clean
+.PHONY: run test soak install clean
 
 run: install
 	$(BIN)/shoal run $(CONFIG)
@@ -15,6 +16,9 @@ test: install
 	$(BIN)/mypy
 	-$(BIN)/python -m shoal.bench.programs nginx  # tests that need it are skipped where it cannot be had
 	$(BIN)/python -m pytest
+
+soak: install  # ten minutes of storms; SEED=N repeats one
+	$(BIN)/python -m tests.faults.storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 install: $(VENV)/.installed
 

@@ -110,7 +110,7 @@ def judge_formats(store: RolloutStore, first: int, last: int) -> None:
 
 def run_on_small_disk(mount: Path, kib: int, code: str, *arguments: str) -> str:
     """What Python code prints while `mount` is a disk of `kib` KiB; a name space keeps the mount from everyone else."""
-    prefix = _own_mounts()
+    prefix = own_mounts()
     if prefix is None:
         pytest.skip("this machine lets nobody mount a tmpfs, not even in a name space of its own")
     mount.mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ def run_on_small_disk(mount: Path, kib: int, code: str, *arguments: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _own_mounts() -> list[str] | None:
+def own_mounts() -> list[str] | None:
     for prefix in (["unshare", "-m"], ["unshare", "-rm"]):
         probe = [*prefix, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
         try:

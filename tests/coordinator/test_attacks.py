@@ -1,5 +1,6 @@
 """Attacks on the API: each gets a 4xx with a reason, and nothing changes but that a nonce is used."""
 
+import asyncio
 import hashlib
 import json
 import random
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select
 
 from shoal.keys import Key
-from shoal.swarm.signing import BODY, SIGNATURE, sign_request
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.signing import BODY, SIGNATURE, Signed, sign_request
 from shoal.swarm.tables import metadata
 
 from .world import COORDINATOR, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
@@ -104,6 +106,23 @@ def test_a_request_that_is_sent_again_is_refused_also_after_a_restart(small_worl
     world.stop()
     world.start()
     refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
+
+
+def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(small_world: World) -> None:
+    """A trainer takes versions back, hears no answer, does it again and goes on; then the first request arrives."""
+    world = small_world
+    world.announce()
+    late = signed(world, TRAINER, "DELETE", "/v1/versions?after=0", b"")
+    time.sleep(0.01)
+    assert world.trainer._link.retract(0) == []
+    world.trainer._link.announce(1, "cd" * 32)
+    refused(world.send("DELETE", "/v1/versions?after=0", b"", late), 401, "sign it anew")
+    early = json.dumps({"root": "cd" * 32}).encode()
+    headers = signed(world, TRAINER, "PUT", "/v1/versions/1", early) | {"Content-Type": "application/json"}
+    time.sleep(0.01)
+    assert world.trainer._link.retract(0) == [1]
+    refused(world.send("PUT", "/v1/versions/1", early, headers), 401, "sign it anew")
+    world.trainer._link.announce(1, "ef" * 32)
 
 
 def test_of_a_hundred_copies_of_a_request_at_once_one_is_taken(small_world: World) -> None:
@@ -212,6 +231,20 @@ def test_a_lease_is_good_for_one_file(busy: World) -> None:
     refused(answer, 409, "a lease is good for one file")
 
 
+def test_a_second_copy_of_an_upload_that_ends_after_its_node_was_banned_takes_nothing_away(small_world: World) -> None:
+    world = small_world
+    world.announce()
+    lease = world.take("a")
+    data = world.hand_in("a", lease)
+    (path,) = (world.path / "uploads").rglob("*.parquet")
+    world.validator.ban(A.address, "cheated elsewhere")
+    sha256 = hashlib.sha256(data).hexdigest()
+    by, place = Signed(A.address, "0" * 32, time.time(), sha256), (lease.step, lease.submission)
+    with pytest.raises(Refusal, match="gets no more leases"):
+        asyncio.run(world.coordinator.take_upload(by, *place, sha256, len(data), 2, time.time()))
+    assert path.read_bytes() == data
+
+
 def test_bytes_that_are_not_what_was_signed_are_not_kept(busy: World) -> None:
     lease = busy.take("a")
     target = f"/v1/files/{lease.step}/{lease.submission}?signal=2"
@@ -248,6 +281,21 @@ def head(world: World, key: Key, target: str, data: bytes, *extra: str) -> bytes
     headers = signed(world, key, "PUT", target, data)
     lines = [f"PUT {target} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in headers.items()), *extra, "", ""]
     return "\r\n".join(lines).encode()
+
+
+def test_who_hangs_up_in_the_middle_of_a_body_is_no_error_of_ours(
+    busy: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = busy.take("a")
+    target = f"/v1/files/{lease.step}/{lease.submission}?signal=2"
+    heartbeat = head(busy, A, "/v1/heartbeats", b"x" * 100, "Content-Length: 100").replace(b"PUT", b"POST", 1)
+    host, port = busy.url.removeprefix("http://").split(":")
+    for start in (head(busy, A, target, b"x" * 100, "Content-Length: 100"), heartbeat):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(start + b"x")
+            time.sleep(0.2)
+    time.sleep(0.2)
+    assert "Exception" not in caplog.text
 
 
 def test_a_body_that_is_too_large_is_cut_off_by_what_it_says_or_while_it_comes(busy: World) -> None:

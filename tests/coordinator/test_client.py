@@ -12,6 +12,7 @@ from shoal.rollout.pacing import StepCount
 from shoal.swarm.card import Join, SignedCard, read_card
 from shoal.swarm.client import Link
 from shoal.swarm.refusal import Refusal
+from tests.faults.net import Mischief, Network, Proxy
 
 from .world import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config
 
@@ -35,6 +36,18 @@ def test_a_request_made_while_the_coordinator_is_down_is_done_when_it_is_back(sm
     assert world.url in waited[0]
     world.hand_in("a", lease)
     assert world.trainer.count(0) == StepCount(seen=2, signal=2, leased=0)
+
+
+def test_a_request_that_something_on_the_way_sent_twice_is_signed_anew(small_world: World) -> None:
+    world = small_world
+    proxy = Proxy(int(world.url.rsplit(":", 1)[1]), seed=1, rate=0.5, kinds=[Mischief.AGAIN])
+    with Network(proxy):
+        link = Link(proxy.url, A, wait_s=60)
+        link.join("worker")
+        for _ in range(10):
+            assert link.heartbeat("working")["do"] == "work"
+    assert proxy.counts[Mischief.AGAIN] > 3
+    assert proxy.answers[401] > 3
 
 
 def test_a_wait_has_an_end_and_says_what_it_waited_for(tmp_path: Path) -> None:

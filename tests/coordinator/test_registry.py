@@ -1,5 +1,7 @@
 """What time does to nodes and leases, and what people see of it; on SQLite and on PostgreSQL."""
 
+import pytest
+
 from shoal.swarm.registry import sweep
 from shoal.swarm.states import LOST_S, QUIET_S, SUSPENDED_S
 
@@ -55,6 +57,21 @@ def test_a_node_that_lets_leases_expire_is_suspended_for_a_while(world: World) -
     assert "let 3 leases in a row expire" in answer.json()["reason"]
     order = world.link(A).heartbeat()
     assert (order["do"], order["state"]) == ("wait", "suspended")
+    pass_time(world, SUSPENDED_S)
+    assert world.take("a").node == A.address
+
+
+def test_a_suspended_worker_waits_for_work_and_does_not_end(
+    small_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = small_world
+    monkeypatch.setattr("shoal.swarm.store.SUSPENDED_RETRY_S", 0.0)
+    world.announce()
+    for _ in range(3):
+        world.take("a")
+        pass_time(world, 601)
+    assert state_of(world) == "suspended"
+    assert world.lease("a") is None
     pass_time(world, SUSPENDED_S)
     assert world.take("a").node == A.address
 

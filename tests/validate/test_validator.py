@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import BannedError
+from shoal.exchange.interfaces import Version, WeightSource
 from shoal.rollout.maker import Maker
 from shoal.validate.finding import Verdict
 from shoal.validate.validator import past_strikes
@@ -79,6 +80,36 @@ def test_a_retracted_version_is_nobodys_fault(court: Court) -> None:
         assert verdict.finding is not None
         assert verdict.finding.check == "version"
     assert court.store.lease("honest", 1) is not None
+
+
+class Cut:
+    """A line to relays that are away: version 1 is out, and is not heard of."""
+
+    def __init__(self, channel: WeightSource) -> None:
+        self._channel = channel
+
+    def latest(self) -> Version | None:
+        return self._channel.version(0)
+
+    def version(self, number: int) -> Version | None:
+        return self._channel.version(number) if number == 0 else None
+
+    def was_retracted(self, version: Version) -> bool:
+        return self._channel.was_retracted(version)
+
+    def fetch(self, version: Version) -> Path:
+        return self._channel.fetch(version)
+
+
+def test_a_file_whose_version_has_not_come_here_yet_waits_for_it(court: Court) -> None:
+    lease = court.hand_in("honest")
+    whole, court.validator.channel = court.validator.channel, Cut(court.validator.channel)
+    court.judge()
+    assert len(court.store.waiting(0, 9)) == 1
+    court.validator.channel = whole
+    court.judge()
+    assert court.verdict(lease).accept
+    assert court.validator.strikes["honest"] == 0
 
 
 def test_a_version_that_is_replaced_while_files_are_judged_is_nobodys_fault(

@@ -84,6 +84,10 @@ class RolloutStore(Protocol):
 
     def count(self, step: int) -> StepCount: ...
 
+    def is_out(self, version: int) -> bool:
+        """Whether the trainer has published a version of this number, also if it has not come here yet."""
+        ...
+
     def forget(self, before: int) -> None:
         """Removes the rollouts of steps before this one."""
         ...

@@ -136,6 +136,9 @@ class DirectoryStore:
             signal += summary.signal
         return StepCount(seen, signal, leased)
 
+    def is_out(self, version: int) -> bool:
+        return self._root_of(version) is not None
+
     def waiting(self, first: int, last: int) -> list[Upload]:
         found = []
         for step in range(first, last + 1):

@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from shoal.swarm.refusal import Refusal
 
 Scope = MutableMapping[str, Any]
@@ -76,6 +78,8 @@ class Bounded:
             if length == b"0" and b"transfer-encoding" not in dict(scope["headers"]):
                 over = True
             await self._app(scope, bounded, sending)
+        except ClientDisconnect:  # there is nobody to answer, and nothing was done
+            return
         except Refusal as refusal:
             if answered:
                 raise

@@ -214,7 +214,8 @@ def _refusal(answer: httpx2.Response) -> Exception:
         code, reason = str(tree["error"]), str(tree["reason"])
     except (ValueError, KeyError, TypeError, RecursionError):
         code, reason = "", f"{answer.status_code} {answer.text[:200]!r}"
-    if answer.status_code in LATER:
+    # Something on the way has sent a request twice and lost the first answer: it is signed anew.
+    if answer.status_code in LATER or code == "replay":
         return _Later(reason)
     if code == "banned":
         return BannedError(reason)

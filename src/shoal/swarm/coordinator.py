@@ -219,14 +219,19 @@ class Coordinator:
     async def announce(self, signed: Signed, number: int, root: str) -> None:
         def work(db: Connection, node: Node, now: float) -> None:
             registry.must_train(self.terms, node.address)
+            leasing.must_be_newest(db, signed.time)
             leasing.announce(db, number, root, now)
+            leasing.note_newest(db, signed.time)
 
         await self._act(signed, work)
 
     async def retract(self, signed: Signed, after: int) -> list[int]:
         def work(db: Connection, node: Node, _now: float) -> list[int]:
             registry.must_train(self.terms, node.address)
-            return leasing.retract(db, after)
+            leasing.must_be_newest(db, signed.time)
+            gone = leasing.retract(db, after)
+            leasing.note_newest(db, signed.time)
+            return gone
 
         return await self._act(signed, work)
 

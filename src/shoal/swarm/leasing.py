@@ -13,6 +13,7 @@ from shoal.keys import Key
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount, next_grant
 from shoal.swarm import queries
+from shoal.swarm.database import read_fact, write_fact
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.ledger import remember
 from shoal.swarm.refusal import Refusal
@@ -23,6 +24,7 @@ from shoal.swarm.terms import Terms
 
 # Signal rates are judged by this many steps before the newest version's, as in the directory store.
 MEMORY = 4
+ASKED = "versions asked"  # when the last request that changed versions was signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,18 @@ def retract(db: Connection, after_version: int) -> list[int]:
     if numbers:
         db.execute(versions.delete().where(gone))
     return numbers
+
+
+def must_be_newest(db: Connection, asked: float) -> None:
+    """Refuses a request about versions that was signed before one that is done: it lay about on its way, and whoever
+    sent it has long sent it again and gone on."""
+    newest = float(read_fact(db, ASKED) or 0.0)
+    if asked < newest:
+        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it anew")
+
+
+def note_newest(db: Connection, asked: float) -> None:
+    write_fact(db, ASKED, repr(asked))
 
 
 def newest_version(db: Connection) -> int | None:

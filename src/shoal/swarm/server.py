@@ -1,9 +1,11 @@
 """Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -73,6 +75,13 @@ def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Ser
 def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serves until SIGINT or SIGTERM."""
     server = server_of(coordinator)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Uvicorn raises what it caught once more when it is done, which must not end us before the database is closed.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     started()
     server.run(sockets=[listener])
 

@@ -25,6 +25,7 @@ from shoal.validate.finding import Finding, Value, Verdict
 
 # How long the coordinator holds a question for files that are not there yet: its answer comes when they do.
 LONG_POLL_S = 0.5
+SUSPENDED_RETRY_S = 5.0
 
 
 class SwarmStore:
@@ -56,7 +57,12 @@ class SwarmStore:
         asked, after = self._next_ask
         if version == asked and time.monotonic() < after:
             return None
-        answer = self._link.send("POST", "/v1/leases", {"version": version})
+        try:
+            answer = self._link.send("POST", "/v1/leases", {"version": version})
+        except Refusal as refusal:
+            if refusal.code != "suspended":
+                raise
+            answer = {"lease": None, "retry_s": SUSPENDED_RETRY_S}  # it passes
         if answer["lease"] is None:
             self._next_ask = (version, time.monotonic() + float(answer["retry_s"]))
             return None
@@ -88,6 +94,10 @@ class SwarmStore:
 
     def count(self, step: int) -> StepCount:
         return StepCount(**self._link.get(f"/v1/steps/{step}"))
+
+    def is_out(self, version: int) -> bool:
+        newest = self._link.get("/v1/status")["version"]
+        return newest is not None and version <= newest
 
     def waiting(self, first: int, last: int) -> list[Upload]:
         return self._filed(first, last, accepted=False)

@@ -63,6 +63,8 @@ class Validator:
     strikes: Counter[str] = field(default_factory=Counter)
     put_out: set[str] = field(default_factory=set)
     kept: OrderedDict[Version, dict[str, Tensor]] = field(default_factory=OrderedDict)
+    early: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Files made with a version that is out and has not come here, and its number."""
 
     def run(self) -> None:
         """Judges until the last version is out."""
@@ -77,6 +79,8 @@ class Validator:
                 return
             # Files for steps that are trained by now come too late for anyone.
             uploads = self.store.waiting(newest.number, newest.number + config.async_level)
+            early = [upload for upload in uploads if self._is_early(upload, newest)]
+            uploads = [upload for upload in uploads if upload not in early]
             if uploads:
                 self.judge(uploads)
                 deadline = time.monotonic() + config.wait_s
@@ -86,11 +90,26 @@ class Validator:
                     "wait_s sets the limit)"
                 )
             else:
-                self.status.waiting("rollout files", "worker", deadline - time.monotonic())
+                left = deadline - time.monotonic()
+                if early:
+                    self.status.waiting(f"the version of {len(early)} files", "relay", left)
+                else:
+                    self.status.waiting("rollout files", "worker", left)
                 time.sleep(POLL_S)
 
+    def _is_early(self, upload: Upload, newest: Version) -> bool:
+        return self.early.get((upload.step, upload.submission), newest.number) > newest.number
+
+    def _has_not_come(self, submission: Submission) -> bool:
+        """Whether a file's version is out, and its maker only was faster to have it: the relays may be away."""
+        newest, number = self.channel.latest(), submission.version
+        if newest is None or number <= newest.number or self.channel.version(number) is not None:
+            return False
+        retracted = self.channel.was_retracted(Version(number, submission.weights))
+        return not retracted and self.store.is_out(number)
+
     def judge(self, uploads: Sequence[Upload]) -> None:
-        """Gives a verdict on each upload."""
+        """Gives a verdict on each upload, but for those whose version is yet to come."""
         drawn: dict[Version, list[Drawn]] = {}
         for upload in uploads:
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
@@ -102,6 +121,10 @@ class Validator:
                 broken = Finding("format", "a file is what its lease asks for", upload.path.name, reason)
                 self._reject(upload, "", None, broken, False, began)
                 continue
+            if self._has_not_come(submission):
+                self.early[upload.step, upload.submission] = submission.version
+                continue
+            self.early.pop((upload.step, upload.submission), None)
             finding = self.checks.cheap(submission)
             # What our scorer fails on may have been made up for that: it is computed again before anyone waits for it.
             scored = finding is None or finding.check != SCORER
