@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from shoal.errors import LedgerError, StorageError
-from shoal.files import disk_errors, locked, make_directory
+from shoal.files import locked, make_directory
 from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Head, Open, Terms
@@ -193,7 +193,7 @@ class SqliteLedger:
                 _insert(self._database, entries, self._path)
         except Exception as error:
             # The state in memory is ahead of the disk: nothing more is entered until the file is opened again.
-            self._failed = StorageError(f"{self._path}: {error}; open the ledger again")
+            self._failed = error
             for answer, _ in done:
                 answer.set_exception(error)
             return
@@ -250,7 +250,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _insert(database: sqlite3.Connection, entries: Sequence[Entry], path: Path) -> None:
-    with disk_errors(path):
+    try:
         database.execute("BEGIN IMMEDIATE")
         try:
             rows = [(entry.number, entry.to_line()) for entry in entries]
@@ -260,6 +260,11 @@ def _insert(database: sqlite3.Connection, entries: Sequence[Entry], path: Path) 
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"ledger {path}: cannot be written ({error}); nothing acknowledged is lost: free some space or mend the "
+            "disk, and open it again"
+        ) from error
 
 
 def _now() -> int:
