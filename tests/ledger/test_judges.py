@@ -57,7 +57,7 @@ def run_court(ledger: SqliteLedger, lie: Lie | None, seed: int, *, challenged: b
         else:
             court.vote(batch, votes)
         ledger.enter(COORDINATOR, Settle(batch=batch, plants=plants, salt=SALT if plants else "0" * 64))
-        expected = "".join("p" if plants[i : i + 1] not in ("", ".") else kind for i, kind in enumerate(truth))
+        expected = "".join("x" if plants[i : i + 1] not in ("", ".") else kind for i, kind in enumerate(truth))
         assert ledger.outcomes(batch) == expected
         if challenged:
             refute(ledger, batch, truth, votes)
@@ -82,7 +82,7 @@ def copy_votes(court: Court, batch: int, truth: str, jury: tuple[str, ...]) -> N
 def refute(ledger: SqliteLedger, batch: int, truth: str, votes: dict[str, str]) -> None:
     """An honest validator replays what the liar says otherwise, and the arbiter finds the same."""
     for index, kind in enumerate(truth):
-        if {vote[index] for vote in votes.values()} != {kind} and ledger.outcomes(batch)[index] != "p":
+        if {vote[index] for vote in votes.values()} != {kind} and ledger.outcomes(batch)[index] != "x":
             claim: Literal["a", "r"] = "a" if kind == "a" else "r"
             ledger.enter(VALIDATORS[0], Challenge(batch=batch, index=index, claim=claim, evidence=EVIDENCE))
             rule = Rule(batch=batch, index=index, challenger=VALIDATORS[0].address, upheld=True)

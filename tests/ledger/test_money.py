@@ -91,4 +91,4 @@ def test_random_histories_reach_every_kind_of_entry() -> None:
         outcomes |= {letter for batch in state.batches for letter in batch.outcomes}
     assert kinds >= {"register", "fund", "deposit", "unbond", "withdraw", "work", "commit", "reveal"}
     assert kinds >= {"settle", "challenge", "rule"}
-    assert outcomes == {"a", "r", "v", "p"}
+    assert outcomes == {"a", "r", "v", "x"}

@@ -50,6 +50,13 @@ def test_a_second_writer_is_refused_while_there_is_a_first(tmp_path: Path) -> No
     sqlite_ledger(tmp_path).close()
 
 
+def test_only_the_coordinator_says_what_was_paid_in(tmp_path: Path) -> None:
+    """On a chain the money itself says so."""
+    ledger = sqlite_ledger(tmp_path)
+    assert refusal(ledger, STRANGER, Fund(id="mine", amount=5)) == "not-allowed"
+    ledger.close()
+
+
 def test_many_writers_at_once_make_one_history(tmp_path: Path) -> None:
     ledger = sqlite_ledger(tmp_path)
     acts = [Fund(id=str(i // 2), amount=1) for i in range(200)]

@@ -183,8 +183,8 @@ def _commit(state: State, author: str, act: Commit) -> None:
     batch = _juror(state, author, act.batch, act.name)
     if author in batch.commits:
         raise Refused("taken", f"{act.name}: {author} has committed to other votes already")
-    if len(batch.jury) == 1:
-        raise Refused("pointless", f"{act.name}: one validator was drawn, who reveals at once")
+    if len(batch.jury) == 1 or act.hash == NO_HASH:
+        raise Refused("pointless", f"{act.name}: seals nothing, or only one was drawn, who reveals at once")
     if batch.reveals or state.clock >= batch.entered + state.terms.patience:
         raise Refused("late", f"{act.name}: the votes are being revealed, no more commitments are taken")
     batch.commits[author] = act.hash
@@ -228,12 +228,11 @@ def _settle(state: State, author: str, act: Settle) -> None:
     batch.outcomes = _count(state, batch, act.plants)
     batch.settled = state.window
     for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=True):
-        if outcome == "p":
+        if outcome == "x":
             continue
         state.seen.add((batch.step, leaf.submission))
-        if leaf.node in state.accounts:
-            state.accounts[leaf.node].submitted += 1
-            state.accounts[leaf.node].tokens += leaf.tokens
+        state.accounts[leaf.node].submitted += 1
+        state.accounts[leaf.node].tokens += leaf.tokens
         if outcome == "a":
             _accept(state, leaf)
     for index, outcome in enumerate(batch.outcomes):
@@ -243,16 +242,15 @@ def _settle(state: State, author: str, act: Settle) -> None:
 
 
 def _count(state: State, batch: Batch, plants: str) -> str:
-    """The outcomes; what nobody registered handed in, or what was settled before, is void."""
+    """The outcomes; what was planted, was settled before or is of nobody registered does not count (x)."""
     outcomes, seen = [], set[int]()
     for index, leaf in enumerate(batch.leaves):
         votes = [reveal.votes[index] for reveal in batch.reveals.values()]
         again = leaf.submission in seen or (batch.step, leaf.submission) in state.seen
-        decided = next((kind for kind in "ar" if votes.count(kind) >= state.terms.quorum), "v")
-        if plants and plants[index] != ".":
-            outcomes.append("p")
+        if (plants and plants[index] != ".") or again or leaf.node not in state.accounts:
+            outcomes.append("x")
         else:
-            outcomes.append("v" if again or leaf.node not in state.accounts else decided)
+            outcomes.append(next((kind for kind in "ar" if votes.count(kind) >= state.terms.quorum), "v"))
             seen.add(leaf.submission)
     return "".join(outcomes)
 
@@ -321,8 +319,8 @@ def _open_to_challenge(state: State, number: int, index: int, name: str) -> Batc
         raise Refused("early", f"{name}: has no verdict yet")
     if state.window >= batch.settled + 2:
         raise Refused("late", f"{name}: could be challenged until window {batch.settled + 1}, this is {state.window}")
-    if batch.outcomes[index] == "p" or batch.leaves[index].node not in state.accounts:
-        raise Refused("pointless", f"{name}: nobody's work")
+    if batch.outcomes[index] == "x":
+        raise Refused("pointless", f"{name}: does not count")
     if index in batch.rulings:
         raise Refused("taken", f"{name}: the arbiter has ruled on it")
     return batch

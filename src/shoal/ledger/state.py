@@ -109,7 +109,8 @@ class Batch:
     commits: dict[str, str] = field(default_factory=dict)
     reveals: dict[str, Reveal] = field(default_factory=dict)
     outcomes: str = ""
-    """A letter a submission once it is settled: as votes, or p for a planted sample."""
+    """A letter a submission once it is settled: as votes, or x for one that does not count: planted, handed in
+    before, or of nobody registered."""
     settled: int = 0
     """Window in which it was settled."""
     taken: dict[int, Taken] = field(default_factory=dict)
