@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.anvil import Anvil
 from shoal.keys import Key
 from shoal.ledger.acts import (
     NO_HASH,
@@ -21,8 +22,10 @@ from shoal.ledger.acts import (
     plants_hash,
     vote_hash,
 )
+from shoal.ledger.evm import EvmLedger
 from shoal.ledger.interface import Ledger, Standing
 from shoal.ledger.refusal import Refused
+from shoal.ledger.rpc import Chain
 from shoal.ledger.store import SqliteLedger
 
 
@@ -63,6 +66,11 @@ def make_terms(**changes: Any) -> Terms:
 
 def sqlite_ledger(path: Path, **changes: Any) -> SqliteLedger:
     return SqliteLedger.open(path / "ledger.db", COORDINATOR, RUN, make_terms(**changes))
+
+
+def evm_ledger(chain: Anvil, path: Path, **changes: Any) -> EvmLedger:
+    rpc = Chain(chain.url, path / "sent.json", wait_s=20.0)
+    return EvmLedger.deploy(rpc, COORDINATOR, RUN, make_terms(**changes), path / "batches")
 
 
 def leaf(submission: int, node: Key = NODES[0], tokens: int = 10) -> Leaf:

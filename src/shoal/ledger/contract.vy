@@ -662,6 +662,12 @@ def jury(batch: uint256) -> DynArray[address, MOST_JUDGES]:
 
 @external
 @view
+def step_of(batch: uint256) -> uint256:
+    return self.batches[batch].step
+
+
+@external
+@view
 def outcomes(batch: uint256) -> (bool, uint256, uint256, uint256, uint256):
     b: Batch = self.batches[batch]
     return b.settled, b.count, b.accepted, b.rejected, b.excluded
