@@ -204,14 +204,21 @@ class EvmLedger:
                 raise Refused("pointless", f"{act.name}: a chain signs its own history")
 
     def _settle(self, act: Settle) -> list[Any]:
-        leaves = self.leaves(act.batch)
+        leaves = self._known_leaves(act.batch, act.name)
         if act.plants and len(act.plants) != len(leaves):
             raise Refused("mismatch", f"{act.name}: {len(act.plants)} letters for {len(leaves)} submissions")
         opened = [*masks(act.plants), bool(act.plants), bytes.fromhex(act.salt)]
         return [act.batch, [_leaf(leaf) for leaf in leaves], *opened]
 
+    def _known_leaves(self, batch: int, name: str) -> list[Leaf]:
+        if batch >= (count := self.totals().batches):
+            raise Refused("unknown", f"{name}: there is no batch {batch}; the last is {count - 1}")
+        return self.leaves(batch)
+
     def _rule(self, act: Rule) -> list[Any]:
-        leaves = self.leaves(act.batch)
+        leaves = self._known_leaves(act.batch, act.name)
+        if act.index >= len(leaves):
+            raise Refused("early", f"{act.name}: batch {act.batch} has {len(leaves)} submissions")
         step = self._read(self._contract.functions.step_of(act.batch))
         proof = merkle_proof([leaf.hash(step) for leaf in leaves], act.index)
         leaf = _leaf(leaves[act.index])
