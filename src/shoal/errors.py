@@ -71,3 +71,7 @@ class SwarmError(ShoalError):
 
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""
+
+
+class LedgerError(ShoalError):
+    """An entry that the rules refuse, a history that was tampered with, or a chain that does not answer."""

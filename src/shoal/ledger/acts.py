@@ -1,0 +1,295 @@
+"""What can be entered: one class a kind. Whoever signs an act is its author; `rules.py` says who may do what, and when.
+
+An act has a name among those of its author. Entering it a second time changes nothing, and another act under a name
+that is taken is refused.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+
+from shoal.ledger.merkle import keccak_text, keccak_words, merkle_root
+
+MOST_LEAVES = 256
+"""Submissions of one batch: a validator's votes on them fit into two words of a chain."""
+MOST_VALIDATORS = 32
+NO_HASH = "0" * 64
+
+Address = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{40}$")]
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,80}$")]
+Votes = Annotated[str, StringConstraints(pattern=rf"^[arv]{{1,{MOST_LEAVES}}}$")]
+"""A letter a submission: accept, reject with evidence, or void, which costs the node nothing but the work."""
+Small = Annotated[int, Field(ge=0, lt=1 << 32)]
+Count = Annotated[int, Field(ge=1, lt=1 << 32)]
+Amount = Annotated[int, Field(ge=0, lt=1 << 112)]
+"""Credits; wei on a chain. The bound keeps sums and products within 256 bits."""
+Tokens = Annotated[int, Field(ge=0, lt=1 << 40)]
+Index = Annotated[int, Field(ge=0, lt=MOST_LEAVES)]
+
+
+class Record(BaseModel):
+    """Something that is written down: strict types, no more fields than named, and never changed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Terms(Record):
+    """What a ledger goes by, fixed when it is opened."""
+
+    arbiter: Address
+    """Rules on challenges after replaying the evidence."""
+    validators: Annotated[tuple[Address, ...], Field(strict=False, max_length=MOST_VALIDATORS)]
+    drawn: Annotated[int, Field(ge=1, le=MOST_VALIDATORS)] = 1
+    """Validators that judge a batch."""
+    quorum: Annotated[int, Field(ge=1, le=MOST_VALIDATORS)] = 1
+    """Votes of one kind that decide; more than half of those drawn."""
+    rate: Amount = 1
+    """Credits for each accepted token."""
+    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = 1000
+    leases: Small = 4
+    """Leases that no node may exceed, however much it staked."""
+    probation: Small = 2
+    """Accepted files after which a node without stake is past its probation."""
+    probation_leases: Small = 1
+    trusted_leases: Small = 2
+    """Leases of a node without stake that is past its probation."""
+    slash: Amount = 1000
+    """Credits that a reject with evidence takes, or what there is."""
+    suspend_steps: Small = 2
+    ban_after: Count = 3
+    """Rejects with evidence after which a node is banned."""
+    window: Count = 4
+    """Steps for which a verdict can be challenged and its money stays locked, at least; at most twice as many."""
+    patience: Count = 2
+    """Steps after which a batch goes on without validators that did not commit, and as many again for revealing."""
+    bond: Amount = 0
+    """Credits that a refuted challenge takes."""
+    beacon: Hash
+    """Last link of the coordinator's chain of hashes, from which validators are drawn."""
+
+
+class Leaf(Record):
+    """A submission, as its owner can prove it."""
+
+    submission: Small
+    node: Address
+    sha256: Hash
+    tokens: Tokens
+    """The node's claim; validators reject a false one."""
+
+    def hash(self, step: int) -> bytes:
+        return keccak_words(step, self.submission, self.node, self.sha256, self.tokens)
+
+
+class Open(Record):
+    """Opens a ledger; its author is the coordinator."""
+
+    kind: Literal["open"] = "open"
+    terms: Terms
+
+    @property
+    def name(self) -> str:
+        return "open"
+
+
+class Register(Record):
+    """A node joins: by its own word, or by the coordinator's, which alone admits validators."""
+
+    kind: Literal["register"] = "register"
+    node: Address
+    role: Literal["worker", "validator"] = "worker"
+
+    @property
+    def name(self) -> str:
+        return f"register {self.node} {self.role}"
+
+
+class Fund(Record):
+    """Credits for the treasury, which pays for accepted tokens."""
+
+    kind: Literal["fund"] = "fund"
+    id: Name
+    amount: Amount
+
+    @property
+    def name(self) -> str:
+        return f"fund {self.id}"
+
+
+class Deposit(Record):
+    """Stake for a node."""
+
+    kind: Literal["deposit"] = "deposit"
+    id: Name
+    node: Address
+    amount: Amount
+
+    @property
+    def name(self) -> str:
+        return f"deposit {self.id}"
+
+
+class Unbond(Record):
+    """The author's stake begins to leave: it gives no leases any more, and can still be slashed until it has left."""
+
+    kind: Literal["unbond"] = "unbond"
+    id: Name
+    amount: Amount
+
+    @property
+    def name(self) -> str:
+        return f"unbond {self.id}"
+
+
+class Withdraw(Record):
+    """Pays out what the author has earned and what of its stake has left."""
+
+    kind: Literal["withdraw"] = "withdraw"
+    id: Name
+
+    @property
+    def name(self) -> str:
+        return f"withdraw {self.id}"
+
+
+class Work(Record):
+    """Submissions of one step, under a Merkle root; the beacon draws who judges them."""
+
+    kind: Literal["work"] = "work"
+    batch: Small
+    step: Small
+    leaves: Annotated[tuple[Leaf, ...], Field(strict=False, max_length=MOST_LEAVES)]
+    """None at all only moves the clock on."""
+    beacon: Hash
+    plants: Hash = NO_HASH
+    """`plants_hash` of the samples among them whose verdict is known; zeros if there are none."""
+
+    @property
+    def name(self) -> str:
+        return f"work {self.batch}"
+
+    @property
+    def hashes(self) -> list[bytes]:
+        return [leaf.hash(self.step) for leaf in self.leaves]
+
+    @property
+    def root(self) -> bytes:
+        return merkle_root(self.hashes)
+
+
+class Commit(Record):
+    """A drawn validator's sealed votes."""
+
+    kind: Literal["commit"] = "commit"
+    batch: Small
+    hash: Hash
+
+    @property
+    def name(self) -> str:
+        return f"commit {self.batch}"
+
+
+class Reveal(Record):
+    """The votes; with the hash of the evidence for each reject, in their order."""
+
+    kind: Literal["reveal"] = "reveal"
+    batch: Small
+    votes: Votes
+    evidence: Annotated[tuple[Hash, ...], Field(strict=False, max_length=MOST_LEAVES)] = ()
+    salt: Hash = NO_HASH
+
+    @property
+    def name(self) -> str:
+        return f"reveal {self.batch}"
+
+
+class Settle(Record):
+    """Counts the votes of a batch and opens its plants."""
+
+    kind: Literal["settle"] = "settle"
+    batch: Small
+    plants: Annotated[str, StringConstraints(pattern=rf"^[ar.]{{0,{MOST_LEAVES}}}$")] = ""
+    """A letter a submission: planted as good, planted as bad, or (.) not planted; empty if the plants stay closed."""
+    salt: Hash = NO_HASH
+
+    @property
+    def name(self) -> str:
+        return f"settle {self.batch}"
+
+
+class Challenge(Record):
+    """The author replayed the evidence and says what the verdict on a submission should have been."""
+
+    kind: Literal["challenge"] = "challenge"
+    batch: Small
+    index: Index
+    claim: Literal["a", "r"]
+    evidence: Hash
+
+    @property
+    def name(self) -> str:
+        return f"challenge {self.batch}/{self.index}"
+
+
+class Rule(Record):
+    """The arbiter's answer to a challenge, after its own replay."""
+
+    kind: Literal["rule"] = "rule"
+    batch: Small
+    index: Index
+    challenger: Address
+    upheld: bool
+
+    @property
+    def name(self) -> str:
+        return f"rule {self.batch}/{self.index} {self.challenger}"
+
+
+class Head(Record):
+    """A validator's signature on the history so far: entry `number` has this hash, and no other."""
+
+    kind: Literal["head"] = "head"
+    number: Small
+    hash: Hash
+
+    @property
+    def name(self) -> str:
+        return f"head {self.number}"
+
+
+Act = Open | Register | Fund | Deposit | Unbond | Withdraw | Work | Commit | Reveal | Settle | Challenge | Rule | Head
+ACT: TypeAdapter[Act] = TypeAdapter(Annotated[Act, Field(discriminator="kind")])
+
+
+def masks(letters: str) -> tuple[int, int]:
+    """Votes or plants as the contract has them: a bit a submission, of those accepted and of those rejected."""
+    accepted = sum(1 << i for i, letter in enumerate(letters) if letter == "a")
+    rejected = sum(1 << i for i, letter in enumerate(letters) if letter == "r")
+    return accepted, rejected
+
+
+def vote_hash(run: str, author: str, reveal: Reveal) -> str:
+    """What a validator commits to. The author is part of it, so another's commitment is of no use to a copier."""
+    evidence = bytes(32)
+    for one in reveal.evidence:
+        evidence = keccak_words(evidence, one)
+    words = (keccak_text(run), reveal.batch, author, *masks(reveal.votes), evidence, reveal.salt)
+    return keccak_words(*words).hex()
+
+
+def plants_hash(run: str, batch: int, plants: str, salt: str) -> str:
+    """What the coordinator commits to before anybody votes."""
+    return keccak_words(keccak_text(run), batch, *masks(plants), salt).hex()
+
+
+def beacons(secret: bytes, count: int) -> list[bytes]:
+    """A chain of hashes in the order of its use: the first is for the terms, each next one hashes to the one before.
+
+    It is fixed before the run, so that a coordinator cannot choose judges to suit a file, and unknown to everybody
+    else until the files are entered.
+    """
+    links = [secret]
+    for _ in range(count):
+        links.append(keccak_words(links[-1]))
+    return links[::-1]

@@ -1,0 +1,226 @@
+"""What a chain and its nodes can do to a ledger: restart, reorganise, answer late, refuse in the block."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from urllib.request import Request, urlopen
+
+import pytest
+
+from shoal.bench.anvil import Anvil
+from shoal.errors import LedgerError
+from shoal.keys import Key
+from shoal.ledger.acts import Fund, Head, Open, Register, Settle
+from shoal.ledger.evm import EvmLedger
+from shoal.ledger.interface import Ledger
+from shoal.ledger.refusal import Refused
+from shoal.ledger.rpc import Chain
+from shoal.ledger.rules import apply, opened
+from shoal.ledger.state import State, holdings, leases, status
+
+from .moves import act_of
+from .world import COORDINATOR, NODES, RUN, STRANGER, VALIDATORS, Court, evm_ledger, leaf, make_terms, refusal
+
+
+def balance(chain: Anvil, ledger: EvmLedger) -> int:
+    return int(chain.ask("eth_getBalance", ledger.address, "latest"), 16)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, tmp_path: Path, seed: int) -> None:
+    ledger = evm_ledger(chain, tmp_path, rate=3)
+    state = opened(RUN, COORDINATOR.address, Open(terms=make_terms(rate=3)))
+    rng = Random(seed)
+    entered = 0
+    for _ in range(70):
+        a, b, c = (rng.randrange(1 << 16) for _ in range(3))
+        author, act = act_of(state, (rng.randrange(15), a, b, c))
+        again = (author.address, act.name) in state.entered
+        try:
+            apply(state, author.address, act)
+            expected = ""
+        except Refused as error:
+            expected = error.code
+        try:
+            found = "" if ledger.enter(author, act) else "taken"
+        except Refused as error:
+            found = error.code
+        assert found == expected or (again and found == "taken"), (act, expected, found)
+        entered += expected == ""
+    assert entered > 20
+    compare(state, ledger)
+    assert balance(chain, ledger) == state.total() == state.brought_in - state.paid_out
+
+
+def compare(state: State, ledger: Ledger) -> None:
+    for address, account in state.accounts.items():
+        found, has = ledger.node(address), holdings(state, account)
+        assert found is not None
+        assert (found.stake, found.leaving, found.locked, found.earned) == (
+            has.stake,
+            has.leaving,
+            has.locked,
+            has.earned,
+        )
+        assert (found.accepted, found.offences) == (account.accepted, account.offences)
+        assert (found.leases, found.status) == (leases(state, account), status(state, account))
+    for address, judge in state.judges.items():
+        assert ledger.judge(address) == judge.standing
+    for batch in state.batches:
+        assert (ledger.jury(batch.number), ledger.outcomes(batch.number)) == (batch.jury, batch.outcomes)
+    totals = ledger.totals()
+    assert (totals.clock, totals.treasury, totals.held) == (state.clock, state.treasury, state.held.total)
+
+
+def test_256_submissions_are_one_root_and_each_is_judged(chain: Anvil, tmp_path: Path) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    court = Court(ledger)
+    court.begin(treasury=10**6)
+    votes = "".join("r" if i == 255 else "v" if i % 50 == 7 else "a" for i in range(256))
+    batch = court.judged([leaf(i, NODES[i % 2] if i < 255 else NODES[2]) for i in range(256)], votes)
+    assert ledger.outcomes(batch) == votes
+    assert court.node(NODES[0].address).accepted == 128
+    assert court.node(NODES[2].address).offences == 1
+
+
+def test_a_reorganisation_that_drops_entries_is_noticed_and_they_are_entered_again(
+    chain: Anvil, tmp_path: Path
+) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    court = Court(ledger)
+    court.begin()
+    batch = court.judged([leaf(0)], "a")
+    before = (ledger.node(NODES[0].address), ledger.totals())
+    chain.ask("anvil_reorg", 6, [])
+    chain.ask("anvil_mine", "0x8")
+    assert ledger.outcomes(batch) == ""
+    assert ledger.chain.tend() == 6
+    assert (ledger.node(NODES[0].address), ledger.totals()) == before
+    assert ledger.outcomes(batch) == "a"
+    assert ledger.chain.tend() == 0
+
+
+def test_another_process_goes_on_where_one_was_killed_even_after_a_reorganisation(chain: Anvil, tmp_path: Path) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    court = Court(ledger)
+    court.begin()
+    batch = court.work(leaf(0))
+    court.vote(batch, "a")
+    chain.ask("anvil_reorg", 2, [])
+    again = EvmLedger.at(Chain(chain.url, tmp_path / "sent.json"), ledger.address, RUN, tmp_path / "batches")
+    assert not again.enter(COORDINATOR, Fund(id="budget", amount=100_000))
+    assert again.enter(COORDINATOR, Settle(batch=batch))
+    assert again.outcomes(batch) == "a"
+
+
+def test_a_restarted_node_is_waited_for(tmp_path: Path) -> None:
+    from shoal.bench.anvil import anvil
+
+    with anvil() as own:
+        for key in (COORDINATOR, *NODES):
+            own.enrich(key.address)
+        ledger = evm_ledger(own, tmp_path)
+        ledger.enter(COORDINATOR, Register(node=NODES[0].address))
+        own.stop()
+        timer = threading.Timer(0.5, own.start)
+        timer.start()
+        assert ledger.enter(COORDINATOR, Register(node=NODES[1].address))
+        timer.join()
+        assert ledger.node(NODES[0].address) is not None
+        assert not ledger.enter(COORDINATOR, Register(node=NODES[0].address))
+
+
+@contextmanager
+def slow_node(chain: Anvil, late_s: float) -> Iterator[str]:
+    """A node that takes transactions and, for the first three, says so only after a while."""
+    late = iter(range(3))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            with urlopen(Request(chain.url, body, {"Content-Type": "application/json"})) as answer:
+                data = answer.read()
+            if json.loads(body)["method"] == "eth_sendRawTransaction" and next(late, None) is not None:
+                time.sleep(late_s)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Who asked has gone, which is what this is for."""
+
+    server = Quiet(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_node_that_answers_late_makes_nothing_happen_twice(chain: Anvil, tmp_path: Path) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    with slow_node(chain, late_s=1.0) as url:
+        rpc = Chain(url, tmp_path / "late.json", wait_s=20.0, answer_s=0.3)
+        late = EvmLedger.at(rpc, ledger.address, RUN, tmp_path / "batches")
+        assert late.enter(COORDINATOR, Fund(id="once", amount=5))
+        assert not late.enter(COORDINATOR, Fund(id="once", amount=5))
+    assert ledger.totals().treasury == 5
+
+
+def test_a_node_that_never_answers_is_said_to_be_away(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="did not answer"):
+        Chain("http://127.0.0.1:9", tmp_path / "sent.json", wait_s=0.5)
+
+
+def test_what_the_block_refuses_is_refused_by_name(chain: Anvil, tmp_path: Path) -> None:
+    """Two who register the same node at once: each would be taken, one is."""
+    ledger = evm_ledger(chain, tmp_path)
+    other = EvmLedger.at(Chain(chain.url, tmp_path / "other.json"), ledger.address, RUN, tmp_path / "batches")
+    act, answers = Register(node=STRANGER.address), list[str]()
+
+    def enter(ledger: EvmLedger, key: Key) -> None:
+        try:
+            answers.append(str(ledger.enter(key, act)))
+        except Refused as error:
+            answers.append(error.code)
+
+    chain.ask("evm_setAutomine", False)
+    try:
+        threads = [threading.Thread(target=enter, args=who) for who in ((ledger, COORDINATOR), (other, STRANGER))]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while int(chain.ask("txpool_status")["pending"], 16) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        chain.ask("evm_setAutomine", True)
+        chain.ask("evm_mine")
+    for thread in threads:
+        thread.join(20)
+    assert sorted(answers) == ["True", "taken"]
+
+
+def test_what_is_no_ledger_of_ours_or_of_another_run_is_refused(chain: Anvil, tmp_path: Path) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    for address, run in ((STRANGER.address, RUN), (ledger.address, "other")):
+        with pytest.raises(LedgerError):
+            EvmLedger.at(ledger.chain, address, run, tmp_path / "b")
+
+
+def test_heads_are_the_chains_own_affair(chain: Anvil, tmp_path: Path) -> None:
+    assert refusal(evm_ledger(chain, tmp_path), VALIDATORS[0], Head(number=0, hash="00" * 32)) == "pointless"
