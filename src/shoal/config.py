@@ -114,6 +114,7 @@ class TrainConfig(_Table):
         return int(self.oversample * self.groups_per_step)
 
 
+Credits = Annotated[int, Field(ge=0, lt=1 << 112)]
 Batch = Annotated[int, Field(ge=1, le=65536)]
 
 
@@ -224,6 +225,31 @@ class SwarmConfig(_Table):
     )
 
 
+class LedgerConfig(_Table):
+    """Who earns and loses what. Credits are whatever the run's owner makes of them."""
+
+    rate: Credits = Field(1, description="Credits for each accepted token.")
+    fund: Credits = Field(100_000_000, description="Credits that the treasury begins with.")
+    welcome: Credits = Field(2000, description="Stake given to every worker that joins; 0 where stake is paid in.")
+    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(500, description="Stake for each lease at once.")
+    slash: Credits = Field(1000, description="Credits that a rejected file costs, or what there is.")
+    suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
+    window: Positive = Field(4, description="Steps for which a verdict can be challenged, at least.")
+    patience: Positive = Field(2, description="Steps that a drawn validator has to commit, and again to reveal.")
+    bond: Credits = Field(0, description="Credits that a refuted challenge costs.")
+    drawn: int = Field(1, ge=1, le=32, description="Validators drawn for each step's files.")
+    quorum: int = Field(1, ge=1, le=32, description="Equal votes that decide; more than half of those drawn.")
+    arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
+
+    @model_validator(mode="after")
+    def _decides(self) -> Self:
+        if not self.quorum <= self.drawn < 2 * self.quorum:
+            raise ValueError(
+                f"ledger.quorum = {self.quorum}: must be more than half of ledger.drawn = {self.drawn}, or all of them"
+            )
+        return self
+
+
 class RunConfig(_Table):
     """A whole run."""
 
@@ -242,6 +268,7 @@ class RunConfig(_Table):
     eval: EvalConfig = EvalConfig()
     keep: KeepConfig = KeepConfig()
     swarm: SwarmConfig = SwarmConfig()
+    ledger: LedgerConfig = LedgerConfig()
 
     @property
     def max_len(self) -> int:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from shoal.swarm.ledger import tell
 
 from shoal.errors import BannedError, RolloutError, StorageError
 from shoal.rollout.pacing import StepCount
-from shoal.swarm.ledger import tell
 from shoal.validate.finding import Finding, Verdict
 
 from ..conftest import judge_formats

@@ -17,10 +17,10 @@ from shoal.config import RunConfig, check_config
 from shoal.keys import Key
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Limits, write_rollouts
+from shoal.swarm.book import Book
 from shoal.swarm.client import Link
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
-from shoal.swarm.ledger import DatabaseLedger
 from shoal.swarm.objects import Objects
 from shoal.swarm.server import serving
 from shoal.swarm.signing import sign_request
@@ -83,15 +83,17 @@ class World:
         database = Database(self.url_of_database)
         self._open.callback(database.close)
         self.database = database
-        self.ledger = DatabaseLedger(database)
+        terms = Terms.of(self.config, TRAINER.address, frozenset([VALIDATOR.address]))
+        self.book = Book.open(self.path / "ledger.db", COORDINATOR, self.config, terms)
+        self._open.callback(self.book.close)
         self.coordinator = Coordinator(
             self.config,
-            Terms.of(self.config, TRAINER.address, frozenset([VALIDATOR.address])),
+            terms,
             COORDINATOR,
             ORIGIN.address,
             database,
             Objects(self.config.swarm.store or self.path / "uploads", self.config.swarm.store_options),
-            self.ledger,
+            self.book,
             self.clock,
         )
         port = int(self.url.rpartition(":")[2]) if self.url else 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from shoal.swarm.ledger import DatabaseLedger, tell
 from sqlalchemy import Connection, update
 
 from shoal.config import check_config
@@ -20,7 +21,6 @@ from shoal.rollout.record import write_rollouts
 from shoal.rundir import RunDir, prepare_run
 from shoal.swarm import judging, leasing, registry
 from shoal.swarm.database import Database
-from shoal.swarm.ledger import DatabaseLedger, tell
 from shoal.swarm.objects import object_name
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.signing import Signed

@@ -9,12 +9,13 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from shoal.errors import LedgerError, StorageError
 from shoal.files import locked, make_directory
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, line TEXT NOT NU
 CREATE TRIGGER IF NOT EXISTS no_change BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries never change'); END;
 CREATE TRIGGER IF NOT EXISTS no_removal BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries stay'); END;
 """
+T = TypeVar("T")
 Job = tuple[Statement, "Future[bool]"]
 
 
@@ -140,6 +142,15 @@ class SqliteLedger:
         with self._lock:
             return self._history.state.batches[batch].outcomes
 
+    def look(self, reader: Callable[[State], T]) -> T:
+        """Reads the state while nothing is entered."""
+        with self._lock:
+            return reader(self._history.state)
+
+    def entries(self, first: int, most: int) -> list[Entry]:
+        """Entries from a number on, as they are on the disk."""
+        return list(islice(read_entries(self._path, first), most))
+
     def totals(self) -> Totals:
         with self._lock:
             state = self._history.state
@@ -217,15 +228,14 @@ class SqliteLedger:
         return entry
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
-    """The entries of a ledger's file, in order; they are not checked yet."""
+def read_entries(path: Path, first: int = 0) -> Iterator[Entry]:
+    """The entries of a ledger's file from a number on, in order; they are not checked yet."""
     if not path.is_file():
         raise LedgerError(f"ledger {path}: no such file; give a run's ledger.db")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            for expected, (number, line) in enumerate(
-                database.execute("SELECT number, line FROM entries ORDER BY number")
-            ):
+            query = "SELECT number, line FROM entries WHERE number >= ? ORDER BY number"
+            for expected, (number, line) in enumerate(database.execute(query, (first,)), start=first):
                 try:
                     entry = Entry.from_line(line)
                 except LedgerError as error:

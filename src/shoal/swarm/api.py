@@ -13,13 +13,16 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, Query, Request, Response
+from fastapi import Body, Depends, FastAPI, Header, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from shoal.errors import StorageError
+from shoal.errors import LedgerError, StorageError
+from shoal.ledger.entry import Statement
+from shoal.ledger.refusal import Refused
 from shoal.rollout.lease import Lease
 from shoal.swarm import messages as m
 from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
@@ -35,6 +38,7 @@ from shoal.validate.finding import Finding, Verdict
 MOST_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
 SPOOL = 1 << 18
+MOST_ENTRIES = 200
 LEASE_FIELDS = [field.name for field in fields(Lease)]
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
 
@@ -93,6 +97,7 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
     _open_routes(app, coordinator)
     _node_routes(app, coordinator)
     _own_routes(app, coordinator)
+    _ledger_routes(app, coordinator)
     terms = coordinator.terms
     trusted = terms.validators | {terms.trainer}
     rate, address = terms.requests_per_s, coordinator.key.address
@@ -326,3 +331,34 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     @app.delete("/v1/versions", summary="Take versions back that no checkpoint backs.")
     async def retract(after: First, by: Signed = signed) -> m.Numbers:
         return m.Numbers(numbers=await coordinator.retract(by, after))
+
+
+def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
+    """The ledger: anybody reads it, and what its author signed is entered whoever brings it."""
+    First = Annotated[int, Query(ge=0, lt=1 << 32)]
+    Address = Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")]
+    signed = Depends(signer(coordinator))
+
+    @app.get("/v1/ledger/entries", summary="Entries of the ledger from a number on, a line of JSON each.")
+    async def entries(first: First = 0) -> m.LinesOut:
+        found = await asyncio.to_thread(coordinator.book.entries, first, MOST_ENTRIES)
+        return m.LinesOut(lines=[entry.to_line() for entry in found])
+
+    @app.get("/v1/ledger/nodes/{address}", summary="A node's stake, earnings and standing.")
+    async def node(address: Address) -> m.StandingOut:
+        standing = coordinator.book.standing(address)
+        if standing is None:
+            raise Refusal("unknown", f"{address}: is not registered on the ledger")
+        return m.StandingOut.model_validate(asdict(standing))
+
+    @app.post("/v1/ledger/statements", summary="Enter an act that its author signed.")
+    async def enter(body: Annotated[dict[str, Any], Body()], by: Signed = signed) -> m.Done:
+        await coordinator.heard(by)
+        try:
+            statement = Statement.model_validate(body, strict=False)
+            return m.Done(changed=await asyncio.to_thread(coordinator.book.take, statement))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:500]) from None
+        except (Refused, LedgerError) as error:
+            raise Refusal("taken", str(error)[:1000]) from None

@@ -12,9 +12,9 @@ from shoal.errors import ConfigError
 from shoal.files import locked, make_directory
 from shoal.keys import Key, checked_address, checksummed
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir
+from shoal.swarm.book import FILE, Book
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
-from shoal.swarm.ledger import DatabaseLedger
 from shoal.swarm.member import key_path
 from shoal.swarm.objects import Objects
 from shoal.swarm.past import HOME, STATE, UPLOADS
@@ -43,17 +43,12 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
     for address in swarm.allow:
         checked_address(address)
+    key, terms = role_key(run, "coordinator"), Terms.of(config, trainer, validators)
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
-        coordinator = Coordinator(
-            config,
-            Terms.of(config, trainer, validators),
-            role_key(run, "coordinator"),
-            origin,
-            database,
-            Objects(swarm.store or home / UPLOADS, swarm.store_options),
-            DatabaseLedger(database),
-        )
+        objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
+        book = Book.open(run / FILE, key, config, terms)
+        coordinator = Coordinator(config, terms, key, origin, database, objects, book)
     except BaseException:
         database.close()
         raise

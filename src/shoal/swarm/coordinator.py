@@ -19,12 +19,12 @@ from shoal.config import RunConfig
 from shoal.keys import Key
 from shoal.rollout.pacing import StepCount
 from shoal.swarm import judging, leasing, queries, registry
+from shoal.swarm.book import Book
 from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
 from shoal.swarm.database import Database, read_fact, write_fact
 from shoal.swarm.judging import Explanation, Filed
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.leasing import NoLease, Ticket
-from shoal.swarm.ledger import Ledger, tell
 from shoal.swarm.objects import Objects, incoming_name, object_name
 from shoal.swarm.orphans import Orphans, unnamed
 from shoal.swarm.overview import Overview, overview
@@ -84,7 +84,7 @@ class Coordinator:
         origin: str,
         database: Database,
         objects: Objects,
-        ledger: Ledger,
+        book: Book,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.terms = terms
@@ -94,7 +94,7 @@ class Coordinator:
         self._config = config
         self._origin = origin
         self._database = database
-        self._ledger = ledger
+        self.book = book
         self._seen: tuple[float, Overview] | None = None
         self._card: tuple[list[str], SignedCard] | None = None
         self._workers = 0
@@ -145,11 +145,19 @@ class Coordinator:
         """A lease or why there is none, and after how many seconds to ask again."""
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
-            return leasing.grant(db, self.terms, self.key, node, version, holding, now)
+            may_hold = self._leases_of(node.address)
+            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now)
 
         granted = await self._act(signed, work)
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
+
+    def _leases_of(self, node: str) -> int | None:
+        """How many leases the ledger lets a node hold; None while it does not know it yet."""
+        standing = self.book.standing(node)
+        if standing is None or standing.status == "active":
+            return standing.leases if standing else None
+        raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
 
     async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:
         def work(db: Connection, node: Node, now: float) -> Ticket:
@@ -220,7 +228,7 @@ class Coordinator:
         def work(db: Connection, node: Node, now: float) -> None:
             registry.must_train(self.terms, node.address)
             leasing.must_be_newest(db, signed.time)
-            leasing.announce(db, number, root, now)
+            leasing.announce(db, self.terms, number, root, now)
             leasing.note_newest(db, signed.time)
 
         await self._act(signed, work)
@@ -242,7 +250,7 @@ class Coordinator:
 
         def work(db: Connection, node: Node, _now: float) -> list[Filed]:
             registry.must_read(self.terms, node.address)
-            return judging.filed(db, self.terms, first, last, accept)
+            return judging.filed(db, self.terms, signed.node, first, last, accept)
 
         with self._watch() as changed:
             found = await self._act(signed, work)
@@ -251,7 +259,7 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)
                     changed.clear()
-                    found = await self._do(lambda db: judging.filed(db, self.terms, first, last, accept))
+                    found = await self._do(lambda db: judging.filed(db, self.terms, signed.node, first, last, accept))
         return found
 
     async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
@@ -288,6 +296,10 @@ class Coordinator:
         names = await self._act(signed, work)
         await self.objects.remove(names)
         return len(names)
+
+    async def heard(self, signed: Signed) -> None:
+        """Lets a request in that is about the ledger alone."""
+        await self._act(signed, lambda _db, _node, _now: None)
 
     # What anybody may know
 
@@ -342,7 +354,7 @@ class Coordinator:
                     last = time.monotonic()
                     await self.forget_nonces()
                 await self.card()  # relays come and go
-                await asyncio.to_thread(tell, self._database, self._ledger)
+                await asyncio.to_thread(self.book.keep, self._database)
             except Exception as error:  # a ledger or a database that is away comes back
                 LOG.warning("coordinator: %s; trying again", error)
             await asyncio.sleep(SWEEP_S)

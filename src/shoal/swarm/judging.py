@@ -6,16 +6,15 @@ for one thing: the trainer may turn down what was accepted, and then it is never
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, exists, select, true
 
 from shoal.rollout.lease import Lease
 from shoal.swarm import queries
 from shoal.swarm.leasing import lease_of
-from shoal.swarm.ledger import remember
 from shoal.swarm.objects import object_name
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
-from shoal.swarm.tables import leases, submissions
+from shoal.swarm.tables import leases, submissions, votes
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 
@@ -47,12 +46,15 @@ class Explanation:
     judged: float | None
 
 
-def filed(db: Connection, terms: Terms, first: int, last: int, accept: bool | None) -> list[Filed]:
-    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict."""
+def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None) -> list[Filed]:
+    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict, and for `who`'s vote."""
+    own = (votes.c.step == submissions.c.step) & (votes.c.submission == submissions.c.submission)
+    voted = exists().where(own, votes.c.judge == who)
     rows = db.execute(
         select(leases, submissions.c.sha256, submissions.c.size, submissions.c.accept)
         .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
         .where(submissions.c.step.between(first, last), submissions.c.accept.is_(accept), submissions.c.kept)
+        .where(true() if terms.quorum == 1 or accept is not None else ~voted)
         .order_by(submissions.c.step, submissions.c.submission)
         .limit(MOST_LISTED)
     )
@@ -81,10 +83,14 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
             return False
         said = "accepted" if row.accept else "rejected"
         raise Refusal("taken", f"{name}: was {said} by {row.judge}; a verdict is final")
+    if not revokes and not _decides(db, terms, node.address, step, submission, verdict.accept):
+        return True
+    found: dict[str, object] = {"accept": verdict.accept, "verdict": verdict.to_json(), "judge": node.address}
+    counted: dict[str, object] = {} if revokes else {"judged": now, "tokens": verdict.tokens}
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
-        .values(accept=verdict.accept, verdict=verdict.to_json(), judge=node.address, judged=now)
+        .values(**found, **counted)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:
@@ -93,17 +99,19 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         else:
             why = f"{step}/{submission}: {verdict.reason[:MOST_WHY]}"
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
-    remember(
-        db,
-        "verdict",
-        node=row.node,
-        step=step,
-        submission=submission,
-        accept=verdict.accept,
-        reason=verdict.reason,
-        judge=node.address,
-    )
     return True
+
+
+def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: int, accept: bool) -> bool:
+    """Notes a validator's vote; whether there are enough equal ones now. Nobody is shown votes before that."""
+    if terms.quorum == 1 or judge == terms.trainer:
+        return True
+    said: dict[str, bool] = dict(db.execute(queries.VOTES, {"at_step": step, "at_submission": submission}).all())
+    if judge in said and said[judge] != accept:
+        raise Refusal("taken", f"submission {submission} of step {step}: {judge} has said otherwise; a vote is final")
+    if judge not in said:
+        db.execute(queries.ADD_VOTE, {"step": step, "submission": submission, "judge": judge, "accept": accept})
+    return sum(vote == accept for vote in {**said, judge: accept}.values()) >= terms.quorum
 
 
 def explain(db: Connection, step: int, submission: int) -> Explanation:

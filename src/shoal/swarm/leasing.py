@@ -15,7 +15,7 @@ from shoal.rollout.pacing import StepCount, next_grant
 from shoal.swarm import queries
 from shoal.swarm.database import read_fact, write_fact
 from shoal.swarm.leases import SignedLease
-from shoal.swarm.ledger import remember
+from shoal.swarm.outbox import remember_steps
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
 from shoal.swarm.states import Event, State, after, may_lease
@@ -34,8 +34,11 @@ class NoLease:
     reason: str
 
 
-def announce(db: Connection, number: int, root: str, now: float) -> None:
-    """Makes a version known. The same again changes nothing; another content under a known number is refused."""
+def announce(db: Connection, terms: Terms, number: int, root: str, now: float) -> None:
+    """Makes a version known. The same again changes nothing; another content under a known number is refused.
+
+    The step before the one that yielded it is over for everybody by now, and goes to the ledger; at the end all are.
+    """
     known = db.execute(select(versions.c.root).where(versions.c.number == number)).scalar()
     if known is not None and known != root:
         raise Refusal(
@@ -43,6 +46,7 @@ def announce(db: Connection, number: int, root: str, now: float) -> None:
         )
     if known is None:
         db.execute(versions.insert().values(number=number, root=root, announced=now))
+        remember_steps(db, number if number >= terms.steps else number - 1)
 
 
 def retract(db: Connection, after_version: int) -> list[int]:
@@ -82,11 +86,18 @@ def counts(db: Connection, first: int, last: int, now: float) -> dict[int, StepC
 
 
 def grant(
-    db: Connection, terms: Terms, key: Key, node: Node, version: int, holding: Collection[tuple[int, int]], now: float
+    db: Connection,
+    terms: Terms,
+    key: Key,
+    node: Node,
+    version: int,
+    holding: Collection[tuple[int, int]],
+    may_hold: int | None,
+    now: float,
 ) -> SignedLease | NoLease:
     """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
 
-    `version` is the newest that the node has.
+    `version` is the newest that the node has, `may_hold` what the ledger says of its stake and its work.
     """
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
@@ -102,7 +113,7 @@ def grant(
     for row in own:
         if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
-    most = terms.leases if node.accepted >= terms.probation else terms.probation_leases
+    most = terms.probation_leases if may_hold is None else may_hold
     if len(own) >= most:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
     if node.accepted < terms.probation:
@@ -231,10 +242,11 @@ def take_upload(
             "signal": signal,
             "received": now,
             "kept": True,
+            "tokens": 0,
+            "entered": False,
         },
     )
     db.execute(queries.USED, {"at_step": step, "at_submission": submission})
     if node.expired:
         db.execute(queries.WORKED, {"who": node.address})
-    remember(db, "submitted", node=node.address, step=step, submission=submission, sha256=sha256, groups=ticket.groups)
     return True

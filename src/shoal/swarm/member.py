@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,6 +42,8 @@ class Place:
     """Who it is to the store."""
     weights: WeightSource
     open_store: OpenStore
+    link: Link | None = None
+    """The line to the coordinator, if it has joined one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Reach:
             with run.cast(name, relays, metrics, link.card.origin) as source:
                 if not self.relays:
                     heart.on_relays = source.also_from
-                yield Place(link.key.address, source, lambda *asked: swarm_store(run, name, link, source, *asked))
+                store = partial(swarm_store, run, name, link, source)
+                yield Place(link.key.address, source, store, link)
 
     @contextmanager
     def trainer(self, run: RunDir, status: StatusFile) -> Iterator[tuple[WeightChannel, OpenStore]]:

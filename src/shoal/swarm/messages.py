@@ -170,6 +170,23 @@ class ExplanationOut(BaseModel):
     judged: float | None
 
 
+class LinesOut(BaseModel):
+    lines: list[str] = Field(
+        description="Entries in their order, each in its one canonical form; none: there are no more."
+    )
+
+
+class StandingOut(BaseModel):
+    stake: int
+    leaving: int
+    locked: int = Field(description="Earned, and still open to challenge.")
+    earned: int = Field(description="Earned and free.")
+    accepted: int
+    offences: int
+    leases: int = Field(description="Leases that the node may hold at once.")
+    status: Literal["active", "suspended", "banned"]
+
+
 class NodeOut(BaseModel):
     address: Address
     role: str

@@ -3,7 +3,7 @@
 from sqlalchemy import bindparam, func, select
 
 from shoal.swarm.states import State, holds_leases
-from shoal.swarm.tables import beacons, leases, ledger, nodes, nonces, outbox, submissions, versions
+from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, submissions, versions, votes
 
 _HOLDERS = [state.value for state in State if holds_leases(state)]
 _own = nodes.c.address == bindparam("who")
@@ -68,5 +68,7 @@ ARRIVED = (
 FILE = select(submissions).where(_file)
 ADD_FILE = submissions.insert()
 TO_TELL = outbox.insert()
-ENTRY = select(ledger.c.entry).where(ledger.c.entry == bindparam("named"))
-ADD_ENTRY = ledger.insert()
+ADD_VOTE = votes.insert()
+VOTES = select(votes.c.judge, votes.c.accept).where(
+    votes.c.step == bindparam("at_step"), votes.c.submission == bindparam("at_submission")
+)

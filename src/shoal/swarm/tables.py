@@ -100,6 +100,8 @@ submissions = Table(
     Column("verdict", Text),
     Column("judge", String(42)),
     Column("judged", Double),
+    Column("tokens", BigInteger, nullable=False),  # as its first judge counted them
+    Column("entered", Boolean, nullable=False),  # whether the ledger was told, or is about to be
     PrimaryKeyConstraint("step", "submission"),
     Index("submissions_of_node", "node", "accept"),
 )
@@ -123,12 +125,12 @@ outbox = Table(
     Column("body", Text, nullable=False),
 )
 
-ledger = Table(
-    "ledger",
+votes = Table(
+    "votes",
     metadata,
-    Column("entry", String(80), primary_key=True),
-    Column("kind", String(16), nullable=False),
-    Column("node", String(42), nullable=False),
-    Column("body", Text, nullable=False),
-    Index("ledger_of_node", "node", "kind"),
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("judge", String(42), nullable=False),
+    Column("accept", Boolean, nullable=False),
+    PrimaryKeyConstraint("step", "submission", "judge"),
 )

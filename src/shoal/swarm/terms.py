@@ -21,6 +21,8 @@ class Terms:
     """Reads accepted files, announces versions, forgets old steps."""
     validators: frozenset[str]
     """Read files, judge them, ban nodes."""
+    quorum: int
+    """Equal votes of validators that decide on a file."""
     allow: frozenset[str] | None
     """Who else may join; anybody if None."""
     probation: int
@@ -47,6 +49,7 @@ class Terms:
             lease_s=config.workers.lease_s,
             trainer=trainer,
             validators=validators,
+            quorum=config.ledger.quorum,
             allow=frozenset(address.lower() for address in swarm.allow) or None,
             probation=config.audit.probation,
             probation_leases=swarm.probation_leases,

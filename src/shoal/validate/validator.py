@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource
-from shoal.files import locked
+from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.swarm.juror import Juror
 from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
@@ -26,6 +27,7 @@ from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, write_bundle
 from shoal.validate.finding import Finding, Verdict
+from shoal.validate.votes import Vote, Votes
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -65,18 +67,28 @@ class Validator:
     kept: OrderedDict[Version, dict[str, Tensor]] = field(default_factory=OrderedDict)
     early: dict[tuple[int, int], int] = field(default_factory=dict)
     """Files made with a version that is out and has not come here, and its number."""
+    votes: Votes | None = None
+    juror: Juror | None = None
+    """Speaks for this validator on the ledger, where there is one."""
 
     def run(self) -> None:
         """Judges until the last version is out."""
         config = self.run_dir.config
         deadline = time.monotonic() + config.wait_s
+        spoke = -1
         while True:
             newest = self.channel.latest()
             if newest is None:
                 raise WeightsError("no policy version is published; prepare the run with shoal run")
             if newest.number >= config.steps:
+                if self.juror:
+                    self.status.working("voting on the last steps")
+                    self.juror.finish(config.steps)
                 self.status.done("the run is complete")
                 return
+            if self.juror and newest.number != spoke:
+                spoke = newest.number
+                self.juror.work()
             # Files for steps that are trained by now come too late for anyone.
             uploads = self.store.waiting(newest.number, newest.number + config.async_level)
             early = [upload for upload in uploads if self._is_early(upload, newest)]
@@ -185,6 +197,7 @@ class Validator:
     def _accept(self, upload: Upload, sha256: str, submission: Submission, audited: bool, began: float) -> None:
         tokens = sum(len(rollout.completion) for rollout in submission.rollouts)
         verdict = Verdict(True, sha256, audited, samples=len(submission.rollouts), tokens=tokens)
+        self._note(upload, Vote("a", sha256, tokens))
         self.store.judge(upload, verdict)
         self._say(upload, submission, audited, None, False, began)
 
@@ -199,8 +212,11 @@ class Validator:
     ) -> None:
         evidence = self._keep_evidence(upload, submission, finding, audited)
         verdict = Verdict(False, sha256, audited, finding, evidence)
-        self.store.judge(upload, verdict)
         blamed = bool(upload.node) and self._is_fault(submission, finding)
+        # Without evidence that anyone can replay nobody is accused.
+        proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence else ""
+        self._note(upload, Vote("r", sha256, 0, proof) if proof else Vote("v", sha256))
+        self.store.judge(upload, verdict)
         self._say(upload, submission, audited, verdict, blamed, began)
         if blamed:
             self.strikes[upload.node] += 1
@@ -211,6 +227,10 @@ class Validator:
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
                 self.metrics.write("banned", node=upload.node, check=finding.check, reason=reason)
+
+    def _note(self, upload: Upload, vote: Vote) -> None:
+        if self.votes is not None:
+            self.votes.note(upload.step, upload.submission, vote)
 
     def _is_fault(self, submission: Submission | None, finding: Finding) -> bool:
         """Whether the file's maker is to blame.
@@ -302,4 +322,8 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
             checks = Checks(config, policy, build_source(config.tasks), judge, root_of)
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
-            Validator(run, channel, store, checks, audits, status, metrics, base, strikes).run()
+            validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
+            if place.link is not None:
+                validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
+                validator.juror = Juror(place.link, validator.votes, run.path / "nodes" / "head.json")
+            validator.run()

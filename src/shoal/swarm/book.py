@@ -1,0 +1,142 @@
+"""A run's ledger as its coordinator keeps it: who joined, what each step brought in, and what came of it.
+
+What is to be entered is noted in the database with the change itself, and entered afterwards until it is done. An act
+has a name, and entering it twice is entering it once: the ledger may be slow or down, nothing is lost or counts twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.config import LedgerConfig, RunConfig
+from shoal.keys import Key
+from shoal.ledger.acts import Deposit, Fund, Leaf, Register, Settle, Work, beacons
+from shoal.ledger.acts import Terms as LedgerTerms
+from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.interface import Standing
+from shoal.ledger.state import State
+from shoal.ledger.store import SqliteLedger
+from shoal.swarm.database import Database
+from shoal.swarm.outbox import noted, told
+from shoal.swarm.terms import Terms
+
+T = TypeVar("T")
+FILE = "ledger.db"
+# Batches that a run's chain of beacons is long enough for; a step takes one, or one for every 256 files.
+MOST_BATCHES = 1 << 16
+
+
+class Book:
+    """The coordinator's hand on the ledger."""
+
+    def __init__(self, ledger: SqliteLedger, key: Key, config: LedgerConfig) -> None:
+        self._ledger = ledger
+        self._key = key
+        self._config = config
+        self._beacons = run_beacons(key, ledger.run)
+        self._open = 0  # batches before this one are settled
+        ledger.enter(key, Fund(id="treasury", amount=config.fund))
+
+    @classmethod
+    def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
+        """The ledger of a run in a file, begun if there is none."""
+        return cls(SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms)), key, config.ledger)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the ledger took so far."""
+        return self._ledger.spent_s
+
+    def keep(self, database: Database) -> None:
+        """Enters what was noted, and settles what was judged. Not from the database's own thread."""
+        for last, kind, body in noted(database):
+            arguments: dict[str, Any] = json.loads(body)
+            if kind == "register":
+                self._register(**arguments)
+            else:
+                self._work(**arguments)
+            told(database, last)
+        self._settle()
+
+    def take(self, statement: Statement) -> bool:
+        """Enters what somebody else signed; False if it was there already. Refused says which rule it breaks."""
+        return self._ledger.take(statement)
+
+    def standing(self, node: str) -> Standing | None:
+        return self._ledger.node(node)
+
+    def look(self, reader: Callable[[State], T]) -> T:
+        """Reads the state while nothing is entered."""
+        return self._ledger.look(reader)
+
+    def entries(self, first: int, most: int) -> list[Entry]:
+        """Entries from a number on."""
+        return self._ledger.entries(first, most)
+
+    def _register(self, node: str) -> None:
+        known = self.look(lambda state: node in state.accounts)
+        if not known:
+            self._ledger.enter(self._key, Register(node=node))
+        if self._config.welcome:
+            self._ledger.enter(self._key, Deposit(id=f"welcome-{node}", node=node, amount=self._config.welcome))
+
+    def _work(self, batch: int, step: int, leaves: list[dict[str, Any]]) -> None:
+        beacon = self._beacons[batch + 1].hex()
+        files = tuple(Leaf.model_validate(leaf) for leaf in leaves)
+        self._ledger.enter(self._key, Work(batch=batch, step=step, leaves=files, beacon=beacon))
+
+    def _settle(self) -> None:
+        """Settles every batch whose validators have all said what they found, or were given long enough."""
+
+        def due(state: State) -> list[int]:
+            while self._open < len(state.batches) and _is_closed(state, self._open):
+                self._open += 1
+            return [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
+
+        for number in self.look(due):
+            self._ledger.enter(self._key, Settle(batch=number))
+
+
+def _is_closed(state: State, number: int) -> bool:
+    batch = state.batches[number]
+    return bool(batch.outcomes) or not batch.leaves
+
+
+def _is_due(state: State, number: int) -> bool:
+    batch = state.batches[number]
+    overdue = state.clock >= batch.entered + 2 * state.terms.patience
+    return not _is_closed(state, number) and (overdue or len(batch.reveals) == len(batch.jury))
+
+
+def run_beacons(key: Key, run: str) -> list[bytes]:
+    """The chain from which validators are drawn: the same after a restart, and nobody else can compute it."""
+    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_BATCHES)
+
+
+def ledger_terms(config: RunConfig, key: Key, terms: Terms) -> LedgerTerms:
+    """What a run's ledger goes by, out of its config."""
+    ledger, swarm = config.ledger, config.swarm
+    return LedgerTerms(
+        arbiter=ledger.arbiter or key.address,
+        validators=tuple(sorted(terms.validators)),
+        drawn=ledger.drawn,
+        quorum=ledger.quorum,
+        rate=ledger.rate,
+        stake_per_lease=ledger.stake_per_lease,
+        leases=swarm.leases,
+        probation=config.audit.probation,
+        probation_leases=swarm.probation_leases,
+        trusted_leases=swarm.leases,
+        slash=ledger.slash,
+        suspend_steps=ledger.suspend_steps,
+        ban_after=config.audit.strikes,
+        window=ledger.window,
+        patience=ledger.patience,
+        bond=ledger.bond,
+        beacon=run_beacons(key, config.name)[0].hex(),
+    )
