@@ -87,6 +87,12 @@ def _broadcast() -> Bench:
     return bench_broadcast
 
 
+def _ledger() -> Bench:
+    from shoal.bench.ledger import bench_ledger
+
+    return bench_ledger
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -95,4 +101,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "attacks": _attacks,
     "delta": _delta,
     "broadcast": _broadcast,
+    "ledger": _ledger,
 }
