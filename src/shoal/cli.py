@@ -477,6 +477,68 @@ def identity_import(
     bring_in(key or default_key(), text, replace, console)
 
 
+ledger = typer.Typer(help="Check, read or copy a run's ledger: who joined, did what, judged it, earned and lost.")
+app.add_typer(ledger, name="ledger", no_args_is_help=True)
+LedgerOf = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, a ledger.db or an export.")]
+
+
+@ledger.command("verify")
+def ledger_verify(
+    path: LedgerOf,
+    coordinator: Annotated[str | None, typer.Option(help="The address that must have opened and sealed it.")] = None,
+    heads: Annotated[
+        Path | None, typer.Option(help="Heads that a validator signed and kept, a line each: none may be missing.")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Another copy: a fork is shown with both signatures.")] = None,
+) -> None:
+    """Check every link, signature and rule from the first entry to the last; the first bad entry is named.
+
+    A file verifies with nothing beside it, on any machine: shoal ledger verify run.jsonl
+    """
+    from shoal.ledger.commands import verify_ledger
+
+    verify_ledger(path, coordinator, heads, against, console)
+
+
+@ledger.command("show")
+def ledger_show(
+    path: LedgerOf, count: Annotated[int, typer.Option("-n", min=1, help="How many of the last entries.")] = 20
+) -> None:
+    """Show the last entries."""
+    from shoal.ledger.commands import show_ledger
+
+    show_ledger(path, count, console)
+
+
+@ledger.command("export")
+def ledger_export(
+    path: LedgerOf, to: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, an entry a line.")]
+) -> None:
+    """Write a copy as lines of JSON that anybody can check."""
+    from shoal.ledger.commands import export_ledger
+
+    export_ledger(path, to, console)
+
+
+@app.command()
+def earnings(path: LedgerOf) -> None:
+    """Show who contributed how many tokens, what was accepted, earned and slashed."""
+    from shoal.ledger.commands import show_earnings
+
+    show_earnings(path, console)
+
+
+@app.command()
+def node(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The address of a node or validator.")],
+    path: LedgerOf,
+) -> None:
+    """Show one contributor's history: stake, work, verdicts, earnings."""
+    from shoal.ledger.commands import show_node
+
+    show_node(path, address, console)
+
+
 def main() -> None:
     """Entry point: errors meant for people are printed without a traceback."""
     set_defaults()

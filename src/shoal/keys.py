@@ -137,6 +137,11 @@ def checksummed(address: str) -> str:
     return "0x" + "".join(d.upper() if int(mark, 16) >= 8 else d for d, mark in zip(digits, marks, strict=False))
 
 
+def short(address: str) -> str:
+    """An address as tables show it."""
+    return f"{address[:6]}..{address[-4:]}" if len(address) == 42 else address
+
+
 def _address(key: PublicKey) -> str:
     return f"0x{_keccak(key.format(compressed=False)[1:])[-20:].hex()}"
 

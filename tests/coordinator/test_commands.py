@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.keys import Key, checksummed
+from shoal.keys import Key, checksummed, short
 from shoal.validate.finding import Finding, Verdict
-from shoal.watch.contributions import short
 
 from .world import World, key_of
 

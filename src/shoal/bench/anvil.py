@@ -30,7 +30,7 @@ class Anvil:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        state = ["--state", str(self._home / "state.json"), "--preserve-historical-states"]
+        state = ["--state", str(self._home / "state.json")]
         command = [str(self._program), "--port", str(self.port), "--accounts", "1", "--silent", *state]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -93,6 +93,12 @@ def _swarm() -> Bench:
     return bench_swarm
 
 
+def _ledger() -> Bench:
+    from shoal.bench.ledger import bench_ledger
+
+    return bench_ledger
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -102,4 +108,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "delta": _delta,
     "broadcast": _broadcast,
     "swarm": _swarm,
+    "ledger": _ledger,
 }

@@ -184,7 +184,7 @@ def register(node: address, validator: bool):
     else:
         assert not self.accounts[node].registered, "taken"
         self.accounts[node].registered = True
-    self._enter(REGISTER, convert(node, uint256))
+    self._enter(REGISTER, convert(node, uint256) | convert(validator, uint256) << 160)
 
 
 @external
@@ -546,7 +546,7 @@ def rule(
     assert claim != 0, "unknown"
     assert claim != 3, "taken"
     assert self._holds(batch, index, leaf, proof), "mismatch"
-    self._enter(RULE, batch << 8 | index)
+    self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256))
     if not upheld:
         bond: uint256 = min(TERMS.bond, self.accounts[challenger].stake)
         self.accounts[challenger].stake -= bond

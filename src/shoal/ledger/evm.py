@@ -243,11 +243,13 @@ def _leaf(leaf: Leaf) -> tuple[int, str, bytes, int]:
 def _key(act: Act) -> int:
     match act:
         case Register():
-            return int(act.node, 16)
+            return int(act.node, 16) | (act.role == "validator") << 160
         case Fund() | Deposit() | Unbond() | Withdraw():
             return int.from_bytes(keccak_text(act.id))
-        case Challenge() | Rule():
+        case Challenge():
             return act.batch << 8 | act.index
+        case Rule():
+            return (act.batch << 8 | act.index) << 160 | int(act.challenger, 16)
         case Work() | Commit() | Reveal() | Settle():
             return act.batch
         case Head() | Open():

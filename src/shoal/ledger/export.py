@@ -4,7 +4,7 @@ The file verifies with nothing beside it. What no file can show is that it is th
 validator signed and kept, or another copy.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from shoal.ledger.store import read_entries
 SQLITE = b"SQLite format 3\0"
 # Over twice what the largest entry takes; what is cut there is no JSON.
 MOST_LINE = 1 << 17
+SHOWN_EVERY = 1000
 
 
 class Closing(Record):
@@ -88,9 +89,17 @@ def _closing(line: bytes, count: int) -> Closing:
     return closing
 
 
-def verify_file(path: Path, coordinator: str | None = None, heads: Sequence[Statement] = ()) -> History:
-    """Checks a ledger's file from first to last, and against heads that validators signed and kept."""
-    history = chain.verify(read_file(path))
+def verify_file(
+    path: Path,
+    coordinator: str | None = None,
+    heads: Sequence[Statement] = (),
+    show: Callable[[int], None] = lambda _: None,
+) -> History:
+    """Checks a ledger's file from first to last, and against heads that validators signed and kept.
+
+    `show` is told how far it is, every thousand entries.
+    """
+    history = chain.verify(_shown(read_file(path), show))
     if coordinator is not None and history.state.coordinator != coordinator:
         raise TamperedError(0, f"is by {history.state.coordinator}, the coordinator should be {coordinator}")
     for statement in heads:
@@ -98,6 +107,13 @@ def verify_file(path: Path, coordinator: str | None = None, heads: Sequence[Stat
         if isinstance(statement.act, Head) and statement.ledger == history.ledger:
             _check_kept(history, statement, statement.act)
     return history
+
+
+def _shown(entries: Iterable[Entry], show: Callable[[int], None]) -> Iterator[Entry]:
+    for entry in entries:
+        if entry.number % SHOWN_EVERY == 0:
+            show(entry.number)
+        yield entry
 
 
 def _check_kept(history: History, statement: Statement, head: Head) -> None:

@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.errors import SwarmError
-from shoal.keys import Key, checksummed
+from shoal.keys import Key, checksummed, short
 from shoal.rundir import open_run
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
 from shoal.swarm.past import has_coordinator, reading
-from shoal.watch.contributions import short
 from shoal.watch.history import one_line
 
 ASK_S = 10.0

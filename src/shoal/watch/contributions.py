@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from shoal.keys import short
 from shoal.watch.history import SUPERVISOR, one_line
 from shoal.watch.metrics import Entry, number, read_metrics
 
@@ -57,22 +58,18 @@ def _contribution(node: Entry) -> Contribution:
 
 def contributions_table(contributions: Sequence[Contribution]) -> Table:
     """Workers with what they brought, and the others by name."""
-    table = Table(title="who contributed what", title_style="bold")
+    table = Table(title="who contributed what", title_style="bold", box=None, padding=(0, 2, 0, 0))
     total = sum(one.tokens for one in contributions) or 1
-    for column in ("node", "address", "role", "state"):
-        table.add_column(column)
-    for column in ("files accepted", "rejected", "answers", "tokens", "share"):
-        table.add_column(column, justify="right")
+    for column in ("node", "role", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("files", "rejected", "answers", "tokens", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
     for one in contributions:
         cells: Iterable[str] = ("", "", "", "", "")
         if one.role == "worker":
             share = f"{one.tokens / total:.0%}"
             cells = (f"{one.accepted:,}", f"{one.rejected:,}", f"{one.samples:,}", f"{one.tokens:,}", share)
         state = Text(one.state, "red" if one.state == "banned" else "")
-        table.add_row(Text(one_line(one.name)), Text(short(one.address)), one.role, state, *cells)
+        name = f"{one_line(one.name)[:24]} {short(one_line(one.address))}".strip()
+        table.add_row(Text(name), one.role, state, *cells)
     return table
-
-
-def short(address: str) -> str:
-    """An address as tables show it."""
-    return f"{address[:6]}..{address[-4:]}" if len(address) == 42 else one_line(address)

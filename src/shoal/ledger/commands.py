@@ -1,0 +1,199 @@
+"""`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger's file."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoal.errors import LedgerError
+from shoal.keys import checked_address, checksummed
+from shoal.ledger.acts import Act, Open, Settle, Work
+from shoal.ledger.chain import History, find_fork, verify
+from shoal.ledger.entry import Entry, Statement, parsed
+from shoal.ledger.export import export, read_file, verify_file
+from shoal.ledger.state import Account, State, holdings, leases, status
+
+LEDGER_FILE = "ledger.db"
+OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
+
+
+def ledger_file(path: Path) -> Path:
+    """The ledger of a run's directory, or the file itself."""
+    return path / LEDGER_FILE if path.is_dir() else path
+
+
+def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other: Path | None, console: Console) -> None:
+    """Checks a file, and says how far others vouch for it."""
+    path = ledger_file(path)
+    address = checked_address(coordinator) if coordinator else None
+    with console.status(f"verifying {path}") as shown:
+        history = verify_file(path, address, read_heads(kept) if kept else (), lambda n: shown.update(f"entry {n:,}"))
+        fork = find_fork(read_file(path), verified(other)) if other else None
+    state = history.state
+    console.print(f"[bold green]verified[/] {history.number + 1:,} entries of run {state.run}", highlight=False)
+    console.print(f"coordinator  {checksummed(state.coordinator)}", highlight=False)
+    console.print(f"last entry   {history.last.hash}", highlight=False)
+    for validator, number in sorted(history.cosigned.items()):
+        console.print(f"signed up to {number:,} by validator {checksummed(validator)}", highlight=False)
+    if not history.cosigned:
+        console.print("no validator has signed a head: its coordinator could have told another history", style="yellow")
+    console.print(
+        f"{state.brought_in:,} credits brought in, {state.paid_out:,} paid out; the rest adds up", highlight=False
+    )
+    if fork:
+        raise LedgerError(str(fork))
+
+
+def verified(path: Path) -> Iterable[Entry]:
+    entries = list(read_file(ledger_file(path)))
+    verify(entries)
+    return entries
+
+
+def read_heads(path: Path) -> list[Statement]:
+    """Heads that validators kept: a signed statement a line."""
+    try:
+        return [parsed(Statement, line) for line in path.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise LedgerError(f"heads {path}: cannot be read ({error.strerror})") from error
+
+
+def show_ledger(path: Path, count: int, console: Console) -> None:
+    """The last entries, one a line."""
+    history, entries = _verified(path, console)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("entry", "time (UTC)", "author", "act", "hash"):
+        table.add_column(column, overflow="fold" if column == "act" else "ellipsis", no_wrap=column != "act")
+    for entry in entries[-count:]:
+        who = _who(history.state, entry.statement.author)
+        said = Text(_sentence(entry.statement.act))
+        table.add_row(str(entry.number), _time(entry), who, said, entry.hash[:12])
+    console.print(table)
+
+
+def export_ledger(path: Path, to: Path, console: Console) -> None:
+    """Writes a file that verifies alone."""
+    _, entries = _verified(path, console)
+    count = export(entries, to)
+    console.print(f"{to}: {count:,} entries; check it anywhere with: shoal ledger verify {to}", highlight=False)
+
+
+def show_earnings(path: Path, console: Console) -> None:
+    """Who contributed what and what came of it."""
+    history, _ = _verified(path, console)
+    console.print(earnings_table(history.state))
+
+
+def earnings_table(state: State) -> Table:
+    """A row a node that handed something in or has stake: the final table of a run."""
+    title = f"{state.run}: who earned what"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("node", no_wrap=True)
+    for column in ("tokens", "accepted", "files", "rejected", "earned", "locked", "slashed", "stake"):
+        table.add_column(column, justify="right")
+    table.add_column("state")
+    accounts = sorted(state.accounts.values(), key=lambda account: -account.tokens_accepted)
+    for account in accounts:
+        if account.submitted or account.stake or account.slashed:
+            table.add_row(*_row(state, account))
+    table.caption = f"treasury {state.treasury:,}, held until challenges end {state.held.total:,}"
+    return table
+
+
+def _row(state: State, account: Account) -> Iterator[str]:
+    has = holdings(state, account)
+    numbers = (account.tokens, account.tokens_accepted, account.accepted, account.offences)
+    credits_ = (account.earned_ever - account.voided, has.locked, account.slashed, account.stake)
+    return iter((account.address, *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account)))
+
+
+def show_node(path: Path, address: str, console: Console) -> None:
+    """One contributor's history."""
+    history, entries = _verified(path, console)
+    state, who = history.state, checked_address(address)
+    account = state.accounts.get(who)
+    if account is None:
+        raise LedgerError(f"{who}: is not in this ledger; shoal earnings lists who is")
+    has = holdings(state, account)
+    console.print(f"[bold]{checksummed(who)}[/], {status(state, account)}", highlight=False)
+    console.print(
+        f"may hold {leases(state, account)} leases; stake {has.stake:,}, leaving {has.leaving:,}", highlight=False
+    )
+    console.print(f"earned {has.earned:,}, locked {has.locked:,}, paid out {account.paid:,}", highlight=False)
+    console.print(
+        f"slashed {account.slashed:,}, voided {account.voided:,}, rejects {account.offences}", highlight=False
+    )
+    if who in state.judges:
+        judge = state.judges[who]
+        console.print(
+            f"validator: standing {judge.standing}, judged {judge.judged}, refuted {judge.refuted}, "
+            f"misjudged {judge.misjudged}, missed {judge.missed}",
+            highlight=False,
+        )
+    for entry in entries:
+        for line in _concerning(state, entry, who):
+            console.print(f"{entry.number:6}  {_time(entry)}  {line}", markup=False, highlight=False)
+
+
+def explain(state: State, step: int, submission: int) -> list[str]:
+    """What became of a submission, in sentences."""
+    for batch in reversed(state.batches):
+        for index, leaf in enumerate(batch.leaves):
+            if (batch.step, leaf.submission) != (step, submission):
+                continue
+            said = [f"submission {step}/{submission} of {leaf.node}: file {leaf.sha256}, {leaf.tokens:,} tokens"]
+            said.append(f"batch {batch.number}, judged by {', '.join(batch.jury)}")
+            for who, reveal in batch.reveals.items():
+                vote = reveal.votes[index]
+                proof = f", evidence {reveal.evidence[reveal.votes[:index].count('r')]}" if vote == "r" else ""
+                said.append(f"{who} said {OUTCOMES[vote]}{proof}")
+            said.append(OUTCOMES[batch.outcomes[index]] if batch.outcomes else "not settled yet")
+            said += [f"challenged by {who}" for (of, who) in batch.challenges if of == index]
+            if index in batch.rulings:
+                said.append(f"the arbiter ruled: {OUTCOMES[batch.rulings[index]]}")
+            return said
+    raise LedgerError(f"submission {step}/{submission}: is not in this ledger")
+
+
+def _verified(path: Path, console: Console) -> tuple[History, Sequence[Entry]]:
+    path = ledger_file(path)
+    with console.status(f"verifying {path}"):
+        entries = list(read_file(path))
+        return verify(entries), entries
+
+
+def _time(entry: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.time / 1000))
+
+
+def _who(state: State, address: str) -> str:
+    role = "coordinator" if address == state.coordinator else "validator" if address in state.judges else ""
+    return role or address[:12]
+
+
+def _sentence(act: Act) -> str:
+    if isinstance(act, Work):
+        return f"{act.name}: {len(act.leaves)} submissions of step {act.step}"
+    if isinstance(act, Open):
+        return f"open, {len(act.terms.validators)} validators, {act.terms.quorum} of {act.terms.drawn} decide"
+    fields = act.model_dump(exclude={"kind", "salt", "evidence", "hash", "beacon", "plants"})
+    return f"{act.kind} {' '.join(f'{name}={value}' for name, value in fields.items())}"
+
+
+def _concerning(state: State, entry: Entry, who: str) -> Iterator[str]:
+    """What an entry says of one address."""
+    act = entry.statement.act
+    if isinstance(act, Work):
+        mine = [leaf.submission for leaf in act.leaves if leaf.node == who]
+        if mine:
+            yield f"handed in {', '.join(f'{act.step}/{number}' for number in mine)}"
+    elif isinstance(act, Settle):
+        batch = state.batches[act.batch]
+        for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=True):
+            if leaf.node == who:
+                yield f"{batch.step}/{leaf.submission} {OUTCOMES[outcome]}"
+    elif who in (entry.statement.author, getattr(act, "node", ""), getattr(act, "challenger", "")):
+        yield _sentence(act)
