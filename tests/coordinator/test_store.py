@@ -5,7 +5,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from shoal.swarm.ledger import tell
 
 from shoal.errors import BannedError, RolloutError, StorageError
 from shoal.rollout.pacing import StepCount
@@ -220,16 +219,6 @@ def test_versions_that_are_taken_back_can_be_announced_with_other_content(world:
     assert world.trainer._link.retract(after=1) == [2, 3]
     world.trainer._link.announce(2, "cd" * 32)
     assert world.lease("a", version=3) is None
-
-
-def test_the_ledger_hears_of_everything_once(world: World) -> None:
-    world.announce()
-    world.hand_in("a", world.take("a"))
-    judge_formats(world.validator, 0, 2)
-    while tell(world.database, world.ledger):
-        pass
-    standing = world.ledger.standing(key_of("a").address)
-    assert (standing.registered, standing.submitted, standing.accepted, standing.rejected) == (True, 1, 1, 0)
 
 
 def test_a_second_coordinator_on_the_same_database_is_refused(

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +73,7 @@ class World:
     url_of_database: str
     config: RunConfig
     clock: Clock = field(default_factory=Clock)
+    validators: Sequence[str] = (VALIDATOR.address,)
     pause_s: float = 10.0
     url: str = ""
     _open: ExitStack = field(default_factory=ExitStack)
@@ -83,7 +84,7 @@ class World:
         database = Database(self.url_of_database)
         self._open.callback(database.close)
         self.database = database
-        terms = Terms.of(self.config, TRAINER.address, frozenset([VALIDATOR.address]))
+        terms = Terms.of(self.config, TRAINER.address, frozenset(self.validators))
         self.book = Book.open(self.path / "ledger.db", COORDINATOR, self.config, terms)
         self._open.callback(self.book.close)
         self.coordinator = Coordinator(
@@ -189,8 +190,10 @@ def good_file(lease: Lease, signal: int | None = None) -> bytes:
 
 
 @contextmanager
-def world_at(path: Path, database: str, pause_s: float = 10.0, **changes: Any) -> Iterator[World]:
-    world = World(path, database, make_config(**changes), pause_s=pause_s)
+def world_at(
+    path: Path, database: str, validators: Sequence[str] = (VALIDATOR.address,), pause_s: float = 10.0, **changes: Any
+) -> Iterator[World]:
+    world = World(path, database, make_config(**changes), validators=validators, pause_s=pause_s)
     world.start()
     try:
         yield world

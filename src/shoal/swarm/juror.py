@@ -65,14 +65,14 @@ class Juror:
             first = self._history.number + 1 if self._history else 0
             lines = self._link.get(f"/v1/ledger/entries?first={first}")["lines"]
             if not lines:
-                return
+                break
             for line in lines:
                 entry = Entry.from_line(line)
                 if self._history is None:
                     self._history = self._begin(entry)
                 else:
                     chain.extend(self._history, entry)
-            self._check_kept()
+        self._check_kept()
 
     def _begin(self, entry: Entry) -> History:
         history = chain.begin(entry)
@@ -135,16 +135,16 @@ class Juror:
 
     def _check_kept(self) -> None:
         """Refuses a history that is not the one whose head this validator signed before."""
-        with suppress(FileNotFoundError):
-            kept = Statement.model_validate_json(self._kept.read_bytes())
-            assert self._history is not None
-            if isinstance(kept.act, Head) and kept.act.number <= self._history.number:
-                if kept.ledger != self._history.ledger:
-                    raise LedgerError(
-                        f"ledger of {self._link.join_at.url}: is another one than that whose head lies in "
-                        f"{self._kept}; was the run begun anew? Then remove that file"
-                    )
-                chain.check_head(self._history, kept.author, kept.act)
+        if self._history is None or not self._kept.exists():
+            return
+        kept = Statement.model_validate_json(self._kept.read_bytes())
+        assert isinstance(kept.act, Head)
+        if kept.ledger != self._history.ledger:
+            raise LedgerError(
+                f"ledger of {self._link.join_at.url}: is another one than that whose head lies in {self._kept}; was "
+                "the run begun anew? Then remove that file"
+            )
+        chain.check_head(self._history, kept.author, kept.act)
 
     def _say(self, history: History, act: Act) -> None:
         statement = Statement.sign(self._link.key, history.state.run, history.ledger, act)

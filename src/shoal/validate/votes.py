@@ -34,7 +34,8 @@ class Votes:
             for line in path.read_bytes().splitlines():
                 try:
                     tree = parse_json(line)
-                    self._votes[int(tree.pop("step")), int(tree.pop("submission"))] = Vote(**tree)
+                    place = int(tree.pop("step")), int(tree.pop("submission"))
+                    self._votes[place] = Vote(**tree)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     continue
 
