@@ -14,7 +14,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from shoal.config import RunConfig, load_config
+from shoal.config import load_config
 from shoal.errors import ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
@@ -63,7 +63,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         children: list[Child] = []
         try:
             ports = ports_of(run)
-            join = f"http://{public_host(run.config)}:{ports['coordinator']}"
+            join = f"http://{run.config.swarm.public_host}:{ports['coordinator']}"
             address = Key.load_or_create(key_path(run.path, "coordinator")).address
             console.print(f"join from anywhere: shoal worker --join {join}#{address}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
@@ -86,7 +86,7 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     """A process for each role. They meet over the network, as they would on machines of their own."""
     config, path = run.config, str(run.path)
     port = {name: ["--port", str(number)] for name, number in ports.items()}
-    host, public = config.swarm.host, public_host(config)
+    host, public = config.swarm.host, config.swarm.public_host
     join = ["--join", f"http://{public}:{ports['coordinator']}"]
     source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
     listen = ["--host", host, "--url", f"http://{public}:{ports['relay']}"]
@@ -114,12 +114,6 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
         stop_all(children)
         raise
     return children
-
-
-def public_host(config: RunConfig) -> str:
-    """The host under which other machines reach this one; loopback for a run that listens everywhere unnamed."""
-    host = config.swarm.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.swarm.host, config.swarm.host)
-    return f"[{host}]" if ":" in host else host
 
 
 def ports_of(run: RunDir) -> dict[str, int]:
