@@ -21,7 +21,8 @@ from shoal.keys import Key
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.swarm.client import Link
-from shoal.swarm.member import key_path
+from shoal.swarm.member import role_key
+from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -64,7 +65,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         try:
             ports = ports_of(run)
             join = f"http://{run.config.swarm.public_host}:{ports['coordinator']}"
-            address = Key.load_or_create(key_path(run.path, "coordinator")).address
+            address = role_key(run.path, "coordinator").address
             console.print(f"join from anywhere: shoal worker --join {join}#{address}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
@@ -139,7 +140,7 @@ def _note_contributions(join: str, metrics: MetricsWriter) -> None:
     except ShoalError as error:
         metrics.write("note", text=f"who contributed what is not known: {error}")
         return
-    metrics.write("contributions", nodes=nodes)
+    metrics.write(CONTRIBUTIONS, nodes=nodes)
 
 
 def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:

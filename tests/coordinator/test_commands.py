@@ -113,6 +113,19 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, config: Path) -> None:
     assert "change swarm.host or swarm.port" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--allow", "--nginx", "--origin"])
+def test_an_option_that_the_relay_of_a_run_does_not_heed_is_refused(tmp_path: Path, option: str) -> None:
+    result = shoal(tmp_path, "relay", "--join", "http://127.0.0.1:1", option, str(tmp_path / "file"))
+    assert result.returncode == 3
+    assert f"relay: {option}: not for the relay of a run" in result.stderr
+
+
+def test_a_prepared_run_has_its_own_config(tmp_path: Path) -> None:
+    result = shoal(tmp_path, "coordinator", str(tmp_path), "--set", "steps=3")
+    assert result.returncode == 3
+    assert "--set and --out go with a config file" in result.stderr
+
+
 def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
     small_world.announce()
     small_world.hand_in("a", small_world.take("a"))

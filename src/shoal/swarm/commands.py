@@ -14,18 +14,13 @@ from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.ledger import DatabaseLedger
-from shoal.swarm.member import key_path
+from shoal.swarm.member import role_key
 from shoal.swarm.objects import Objects
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
 
 LEAST_FREE = 64 << 20
-
-
-def role_key(run: Path, role: str) -> Key:
-    """The key of a role that runs on this machine, in the run's directory; made at first use."""
-    return Key.load_or_create(key_path(run, role))
 
 
 def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
