@@ -76,7 +76,7 @@ def run(
 def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process.
 
-    With --join it signs with RUN/keys/trainer.key, whose address is the run's trainer unless swarm.trainer names another.
+    With --join it signs with RUN/keys/trainer.key; swarm.trainer names its address if the coordinator is elsewhere.
     """
     from shoal.rundir import locate_run
 

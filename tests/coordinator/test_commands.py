@@ -21,11 +21,11 @@ from shoal.watch.contributions import short
 from .world import World, key_of
 
 
-def shoal(home: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+def shoal(home: Path, *arguments: str, said: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
     """The command in this process, from its entry point to its exit code."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
+        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "argv", ["shoal", *arguments])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
@@ -155,6 +155,9 @@ def test_status_shows_the_nodes_of_a_run(small_world: World, tmp_path: Path) -> 
     assert "run test: version 0 of 20; files: 0 accepted" in told
     assert "step 0: 0 of 4 groups with signal, 2 out on leases" in told
     assert short(checksummed(key_of("a").address)) in told
+    narrow = shoal(tmp_path, "status", "--join", small_world.url, columns=60).stdout
+    assert "abandoned" in narrow
+    assert "healthy" in narrow
     neither = shoal(tmp_path, "status")
     assert neither.returncode == 3
     assert "give a run directory, or --join URL" in neither.stderr
