@@ -106,8 +106,9 @@ def print_swarm(join: str, console: Console) -> None:
         counts = (node[name] if node["role"] == "worker" else "" for name in counted)
         cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
-    # A narrow terminal folds the lines: in a narrower table it is the states that would not be seen.
-    console.print(table, width=max(LEAST_WIDTH, console.width), crop=False)
+    if console.width < LEAST_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
+        table.width = LEAST_WIDTH
+    console.print(table, crop=False)
 
 
 def _link(join: str) -> Link:
