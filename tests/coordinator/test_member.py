@@ -11,7 +11,7 @@ from rich.console import Console
 
 from shoal.errors import ConfigError, SwarmError
 from shoal.exchange.weights import DirectoryChannel
-from shoal.run import ports_of, public_host
+from shoal.run import ports_of
 from shoal.rundir import RunDir
 from shoal.swarm.announce import AnnouncedChannel
 from shoal.swarm.client import Link
@@ -238,5 +238,4 @@ def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:
     ],
 )
 def test_others_are_told_a_host_that_they_can_reach(run: RunDir, swarm: dict[str, str], host: str) -> None:
-    changed = run.config.model_copy(update={"swarm": run.config.swarm.model_copy(update=swarm)})
-    assert public_host(changed) == host
+    assert run.config.swarm.model_copy(update=swarm).public_host == host

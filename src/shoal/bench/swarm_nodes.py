@@ -320,8 +320,6 @@ async def measure(load: Load) -> dict[str, Any]:
         "hurried": _figures(hurried),
         "steady": _figures(steady),
         "versions": swarm.version,
-        "think_s": swarm.think_s,
-        "client_cpu_s": time.process_time(),
     }
 
 
@@ -363,7 +361,6 @@ async def _tell(seconds: float, name: str, tally: Tally) -> None:
 def _figures(tally: Tally) -> dict[str, float]:
     beats = tally.waits["heartbeat"]
     return {
-        "heartbeats_per_s": tally.per_s(len(beats)),
         "heartbeat_p50_ms": 1000 * percentile(beats, 0.5),
         "heartbeat_p99_ms": 1000 * percentile(beats, 0.99),
         "lease_p99_ms": 1000 * percentile(tally.waits["lease"], 0.99),

@@ -36,7 +36,10 @@ def export(path: Path, to: Path | None, console: Console) -> None:
     if to is None:
         console.print(key.export(), highlight=False)
         return
-    key.save(to)
+    try:
+        key.save(to)
+    except FileExistsError:
+        raise IdentityError(f"key {to}: there is a file already, and it may be a key; give another one") from None
     console.print(f"{checksummed(key.address)} is in {to}; whoever has that file is you", highlight=False)
 
 

@@ -108,7 +108,7 @@ class Reach:
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""
-        key = Key.load_or_create(self.key or key_path(run.path, name))
+        key = Key.load_or_create(self.key) if self.key else role_key(run.path, name)
         wait_s = run.config.wait_s
         return Link(self.join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
@@ -173,6 +173,11 @@ class Heart:
 def key_path(run: Path, name: str) -> Path:
     """Where the key of a role lies that runs in a run's own directory."""
     return run / "keys" / f"{name}.key"
+
+
+def role_key(run: Path, name: str) -> Key:
+    """The key itself, made at first use."""
+    return Key.load_or_create(key_path(run, name))
 
 
 def join_run(join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None]) -> RunDir:
