@@ -116,14 +116,16 @@ def test_a_heart_says_what_its_role_does_and_hears_what_became_of_its_files(
     small_world.validator.judge(upload, Verdict(False, sha256, True, finding))
     status.waiting("policy version 1", "trainer", 60)
     said: list[str] = []
-    with Heart(small_world.link(key_of("a")), status, said.append):
+    heart = Heart(small_world.link(key_of("a")), status, said.append)
+    heart.version = lambda: 7
+    with heart:
         until(lambda: len(said) >= 2)
     assert said == [
         "0 files accepted, 1 rejected; now: policy version 1",
         f"the last one that was rejected: {lease.step}/{lease.submission}: {finding}",
     ]
     (node,) = [node for node in small_world.link(key_of("a")).get("/v1/status")["nodes"] if node["role"] == "worker"]
-    assert (node["doing"], node["waits_on"]) == ("policy version 1", "trainer")
+    assert (node["doing"], node["waits_on"], node["version"]) == ("policy version 1", "trainer", 7)
 
 
 def test_a_heart_goes_on_when_the_coordinator_comes_back(small_world: World, status: StatusFile) -> None:

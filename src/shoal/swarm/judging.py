@@ -71,7 +71,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     row = _find(db, step, submission)
     name = f"submission {submission} of step {step}"
     revokes = row.accept and not verdict.accept and node.address == terms.trainer
-    if verdict.accept or node.address != terms.trainer:
+    if verdict.accept or row.accept is None or node.address != terms.trainer:
         must_judge(terms, node.address)
     if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
         raise Refusal("taken", f"{name}: has hash {row.sha256[:12]}, the verdict is on {verdict.sha256[:12] or 'none'}")
