@@ -75,3 +75,9 @@ class BenchError(ShoalError):
 
 class LedgerError(ShoalError):
     """An entry that the rules refuse, a history that was tampered with, or a chain that does not answer."""
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, short enough for a message of ours; what SQLAlchemy wraps is what it says."""
+    said = str(getattr(error, "orig", None) or error)
+    return (said.splitlines() or [type(error).__name__])[0][:300]

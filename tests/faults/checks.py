@@ -21,10 +21,12 @@ from sqlalchemy import Row, select
 from shoal.errors import ShoalError
 from shoal.exchange.weights import RETRACTED
 from shoal.files import sha256_file
+from shoal.ledger.export import verify_file
+from shoal.ledger.state import State
 from shoal.rundir import RunDir
 from shoal.swarm.objects import object_name
 from shoal.swarm.past import reading
-from shoal.swarm.tables import beacons, leases, ledger, nodes, outbox, submissions, versions
+from shoal.swarm.tables import beacons, leases, nodes, outbox, submissions, versions
 from shoal.validate.finding import Verdict
 from shoal.watch.status import RoleStatus, read_status
 
@@ -45,7 +47,8 @@ class Records:
     leases: Rows
     submissions: Rows
     outbox: Rows
-    ledger: Rows
+    book: State
+    """What the ledger's entries add up to, each of them checked."""
 
     def named(self) -> dict[Place, Row[Any]]:
         return {(row.step, row.submission): row for row in self.submissions}
@@ -73,8 +76,9 @@ class People:
 def read_records(run: RunDir) -> Records:
     with reading(run) as db:
         db.exec_driver_sql("BEGIN")  # one moment for all tables
-        tables = (nodes, versions, beacons, leases, submissions, outbox, ledger)
-        return Records(*(list(db.execute(select(table))) for table in tables))
+        tables = (nodes, versions, beacons, leases, submissions, outbox)
+        rows = [list(db.execute(select(table))) for table in tables]
+    return Records(*rows, verify_file(run.path / "ledger.db").state)
 
 
 def read_lineage(checkpoints: Path) -> dict[int, dict[int, int]]:
@@ -177,15 +181,14 @@ def verdict_faults(
     ]
 
 
-def counter_faults(records: Records, contents: Mapping[str, Content]) -> list[str]:
+def counter_faults(records: Records, trainer: str, contents: Mapping[str, Content]) -> list[str]:
     """Invariant 6: each accepted rollout counts exactly once for its node, as the files themselves have it."""
-    accepted_once = _told(records, "accepted")
     want: dict[str, Counter[str]] = {row.address: Counter() for row in records.nodes}
-    for place, row in records.named().items():
+    for row in records.named().values():
         if row.accept is None:
             continue
         mine = want.setdefault(row.node, Counter())
-        if place in accepted_once:  # what the trainer turned down later still was good work
+        if row.accept or row.judge == trainer:  # what the trainer turned down later still was good work
             content = contents.get(row.sha256)
             mine += Counter(accepted=1)
             if content is not None:
@@ -201,29 +204,42 @@ def counter_faults(records: Records, contents: Mapping[str, Content]) -> list[st
     return faults
 
 
-def ledger_faults(records: Records) -> list[str]:
-    """Invariant 6 for the ledger: all that happened is told or about to be told, once, and nothing else."""
-    expected = {f"register {row.address}" for row in records.nodes}
-    for (step, number), row in records.named().items():
-        expected.add(f"submitted {step}/{number}")
-        if row.accept is not None:
-            expected.add(f"{'accepted' if row.accept else 'rejected'} {step}/{number}")
-    due = [_entry(row.kind, json.loads(row.body)) for row in records.outbox]
-    told = [row.entry for row in records.ledger]
-    faults = [f"ledger: {entry} is to be told {count} times" for entry, count in Counter(due).items() if count > 1]
-    everything = {*due, *told}
-    faults += [f"ledger: {entry} is missing" for entry in sorted(expected - everything)]
-    # What was accepted and turned down by the trainer is there as both.
-    turned_down = {f"accepted {s}/{n}" for (s, n), row in records.named().items() if row.accept is False}
-    faults += [f"ledger: {entry} never happened" for entry in sorted(everything - expected - turned_down)]
-    files = records.named()
-    for row in records.ledger:
-        body = json.loads(row.body)
-        file = files.get((body.get("step"), body.get("submission")))
-        if row.kind != "register" and (file is None or file.node != row.node):
-            faults.append(f"ledger: {row.entry} names {row.node}, who did not hand that in")
-        if row.kind == "submitted" and file is not None and body["sha256"] != file.sha256:
-            faults.append(f"ledger: {row.entry} has hash {body['sha256'][:12]}, the file {file.sha256[:12]}")
+def ledger_faults(records: Records, trainer: str) -> list[str]:
+    """Invariant 6 for the ledger: all that happened is entered or about to be, once, and nothing else; money adds up."""
+    book, files = records.book, records.named()
+    due = [(row.kind, json.loads(row.body)) for row in records.outbox]
+    entered = {(batch.step, leaf.submission): leaf for batch in book.batches for leaf in batch.leaves}
+    numbers = [body["batch"] for kind, body in due if kind == "work" and body["batch"] >= len(book.batches)]
+    faults = [f"ledger: batch {number} is to be entered twice" for number in set(numbers) if numbers.count(number) > 1]
+    waiting = [(b["step"], leaf["submission"]) for kind, b in due if kind == "work" for leaf in b["leaves"]]
+    counts = Counter((batch.step, leaf.submission) for batch in book.batches for leaf in batch.leaves)
+    faults += [f"ledger: submission {s}/{n} is entered {many} times" for (s, n), many in counts.items() if many > 1]
+    told = {*entered, *waiting}
+    faults += [
+        f"ledger: submission {s}/{n} is missing" for (s, n), row in files.items() if row.entered and (s, n) not in told
+    ]
+    registered = {*book.accounts, *(body["node"] for kind, body in due if kind == "register")}
+    faults += [
+        f"ledger: {n.address} is not registered"
+        for n in records.nodes
+        if n.role == "worker" and n.address not in registered
+    ]
+    for (step, number), leaf in entered.items():
+        row = files.get((step, number))
+        if row is None or not row.entered:
+            faults.append(f"ledger: submission {step}/{number} never happened")
+        elif (leaf.node, leaf.sha256, leaf.tokens) != (row.node, row.sha256, row.tokens):
+            faults.append(f"ledger: submission {step}/{number} has other bytes, tokens or another owner there")
+    for batch in book.batches:
+        for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=bool(batch.outcomes)):
+            row = files.get((batch.step, leaf.submission))
+            good = row is not None and (row.accept or row.judge == trainer)
+            if outcome != "v" and (outcome == "a") != good:
+                faults.append(
+                    f"ledger: submission {batch.step}/{leaf.submission} is {outcome!r}, its verdict says otherwise"
+                )
+    if book.total() != book.brought_in - book.paid_out:
+        faults.append(f"ledger: {book.total()} credits, {book.brought_in} came in and {book.paid_out} went out")
     return faults
 
 
@@ -295,22 +311,6 @@ def log_faults(folder: Path, most: int = 2000) -> list[str]:
     return faults
 
 
-def _entry(kind: str, body: Mapping[str, Any]) -> str:
-    """The name that the ledger has for what it is told."""
-    if kind == "register":
-        return f"register {body['node']}"
-    if kind == "verdict":
-        kind = "accepted" if body["accept"] else "rejected"
-    return f"{kind} {body['step']}/{body['submission']}"
-
-
-def _told(records: Records, kind: str) -> set[Place]:
-    """Submissions of which the ledger was told this, or is about to be."""
-    due = (_entry(row.kind, json.loads(row.body)) for row in records.outbox)
-    entries = [entry for entry in (*due, *(row.entry for row in records.ledger)) if entry.startswith(f"{kind} ")]
-    return {(int(step), int(number)) for step, number in (entry.split()[1].split("/") for entry in entries)}
-
-
 @dataclass(slots=True)
 class Checker:
     """Looks at a run again and again."""
@@ -342,8 +342,8 @@ class Checker:
             *lineage_faults(lineage, records, async_level),
             *lease_faults(records, async_level),
             *verdict_faults(records, self.people, self.contents, [*retracted, *self._retracted()]),
-            *counter_faults(records, self.contents),
-            *ledger_faults(records),
+            *counter_faults(records, self.people.trainer, self.contents),
+            *ledger_faults(records, self.people.trainer),
             *memory_faults(self.accepted, records, self.people),
             *store_faults(records, self.store),
             *root_faults({row.number: row.root for row in records.versions}, self.run),

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from shoal.swarm.ledger import DatabaseLedger, tell
 from sqlalchemy import Connection, update
 
 from shoal.config import check_config
@@ -20,11 +19,13 @@ from shoal.keys import Key
 from shoal.rollout.record import write_rollouts
 from shoal.rundir import RunDir, prepare_run
 from shoal.swarm import judging, leasing, registry
+from shoal.swarm.book import Book
 from shoal.swarm.database import Database
 from shoal.swarm.objects import object_name
+from shoal.swarm.outbox import remember_steps
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.signing import Signed
-from shoal.swarm.tables import beacons, leases, ledger, nodes, outbox, submissions, versions
+from shoal.swarm.tables import beacons, leases, nodes, outbox, submissions, versions
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Finding, Verdict
 from shoal.watch.status import RoleStatus
@@ -83,7 +84,7 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def hand_in(db: Connection, key: Key, weights: str, *verdicts: Verdict) -> None:
         node = registry.known(db, key.address)
-        granted = leasing.grant(db, terms, COORDINATOR, node, 0, [], NOW + 1)
+        granted = leasing.grant(db, terms, COORDINATOR, node, 0, [], None, NOW + 1)
         assert not isinstance(granted, leasing.NoLease)
         lease = granted.lease
         submission = make_submission(lease, version=0, weights=weights)
@@ -105,7 +106,7 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         join(db, VALIDATOR, "validator", "validator")
         join(db, HONEST, "worker", "worker-0")
         join(db, CHEATER, "worker", "cheater-0")
-        leasing.announce(db, 0, base.root, NOW)
+        leasing.announce(db, terms, 0, base.root, NOW)
         for _ in range(2):
             hand_in(db, HONEST, base.root, GOOD)
         hand_in(db, HONEST, RETRACTED, GOOD, GONE)
@@ -113,7 +114,10 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         hand_in(db, HONEST, base.root)
 
     database.ask(play)
-    tell(database, DatabaseLedger(database))
+    book = Book.open(run.path / "ledger.db", COORDINATOR, config, terms)
+    database.ask(lambda db: remember_steps(db, 1))
+    book.keep(database)
+    book.close()
     (run.path / "weights" / "retracted.json").write_text(json.dumps([RETRACTED]))
     made.write_lineage()
     yield made
@@ -143,29 +147,37 @@ BREAKS: dict[str, tuple[str, Any]] = {
         r"cheater-0: rejected is 0, its files make 1",
         update(nodes).where(nodes.c.address == CHEATER.address).values(rejected=0),
     ),
-    "the ledger lacks a verdict": (
-        r"ledger: accepted 0/1 is missing",
-        ledger.delete().where(ledger.c.entry == "accepted 0/1"),
+    "the ledger lacks a file": (
+        r"ledger: submission 3/9 is missing",
+        submissions.insert().values(
+            step=3,
+            submission=9,
+            node=HONEST.address,
+            sha256="ab" * 32,
+            size=1,
+            groups=1,
+            signal=1,
+            received=NOW,
+            kept=False,
+            tokens=0,
+            entered=True,
+        ),
     ),
     "the ledger lacks a node": (
-        "ledger: register 0x",
-        ledger.delete().where(ledger.c.entry == f"register {HONEST.address}"),
+        "ledger: 0x.* is not registered",
+        update(nodes).where(nodes.c.address == TRAINER.address).values(role="worker"),
     ),
     "the ledger has what never was": (
-        r"ledger: accepted 3/9 never happened",
-        ledger.insert().values(entry="accepted 3/9", kind="accepted", node=HONEST.address, body="{}"),
+        r"ledger: submission 0/1 never happened",
+        update(submissions).where(ONE).values(entered=False),
     ),
     "the ledger has another hash": (
-        r"ledger: submitted 0/1 has hash",
-        update(ledger)
-        .where(ledger.c.entry == "submitted 0/1")
-        .values(body=json.dumps({"step": 0, "submission": 1, "sha256": "00" * 32, "groups": 4})),
+        r"ledger: submission 0/1 has other bytes",
+        update(submissions).where(ONE).values(tokens=submissions.c.tokens + 1),
     ),
     "the ledger is to be told twice": (
-        r"submitted 0/1 is to be told 2 times",
-        outbox.insert().values(
-            [{"kind": "submitted", "body": json.dumps({"node": "", "step": 0, "submission": 1})}] * 2
-        ),
+        r"batch 1 is to be entered twice",
+        outbox.insert().values([{"kind": "work", "body": json.dumps({"batch": 1, "step": 1, "leaves": []})}] * 2),
     ),
     "a trained file was never accepted": (
         r"trained on submission 1, which is not accepted",

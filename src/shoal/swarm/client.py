@@ -100,8 +100,8 @@ class Link:
         data = None if body is None else json.dumps(body).encode()
         return cast("dict[str, Any]", parse_json(self._patiently(method, target, data)))
 
-    def put_file(self, target: str, data: bytes) -> dict[str, Any]:
-        return cast("dict[str, Any]", parse_json(self._patiently("PUT", target, data, kind="application/octet-stream")))
+    def put_file(self, target: str, data: bytes) -> None:
+        self._patiently("PUT", target, data, kind="application/octet-stream")
 
     def put_direct(self, target: str, data: bytes, signal: int) -> None:
         """Sends a file to the object store, and tells the coordinator."""

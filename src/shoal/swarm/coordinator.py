@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
@@ -59,8 +59,7 @@ PRIVATE = {"swarm", "cheaters"}
 class Order:
     """The answer to a heartbeat: what the node is to do."""
 
-    do: str
-    """work, wait, stop."""
+    do: Literal["work", "wait", "stop"]
     reason: str
     state: str
     version: int | None
@@ -74,7 +73,7 @@ class Order:
 
 
 class Coordinator:
-    """Owns a run's database until it is closed."""
+    """One run: its nodes, leases, files and verdicts. No other coordinator may use its database meanwhile."""
 
     def __init__(
         self,

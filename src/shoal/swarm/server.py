@@ -16,7 +16,7 @@ from shoal.swarm.api import make_app
 from shoal.swarm.bounds import PAUSE_S
 from shoal.swarm.coordinator import Coordinator
 
-START_S = 30.0
+END_S = 30.0
 
 
 class Patient(HttpToolsProtocol):
@@ -97,5 +97,5 @@ def serving(coordinator: Coordinator, port: int = 0, pause_s: float = PAUSE_S) -
         yield url_of(listener)
     finally:
         server.should_exit = True
-        thread.join(START_S)
+        thread.join(END_S)
         listener.close()
