@@ -236,8 +236,8 @@ def test_nobody_enters_what_is_not_theirs(small_world: World) -> None:
     ):
         with pytest.raises(RolloutError, match=reason):
             small_world.link(key).send("POST", "/v1/ledger/statements", body)
-    rubbish: dict[str, object]
-    for rubbish in ({}, {"act": 7}, {**forged, "act": {"kind": "deposit"}}, {"x": [[[]]] * 100}):
+    useless: list[dict[str, object]] = [{}, {"act": 7}, {**forged, "act": {"kind": "deposit"}}, {"x": [[[]]] * 100}]
+    for rubbish in useless:
         with pytest.raises(Refusal):
             small_world.link(key).send("POST", "/v1/ledger/statements", rubbish)
     stranger = small_world.request(

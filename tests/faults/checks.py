@@ -77,8 +77,8 @@ def read_records(run: RunDir) -> Records:
     with reading(run) as db:
         db.exec_driver_sql("BEGIN")  # one moment for all tables
         tables = (nodes, versions, beacons, leases, submissions, outbox)
-        rows = [list(db.execute(select(table))) for table in tables]
-    return Records(*rows, verify_file(run.path / "ledger.db").state)
+        rows = {table.name: list(db.execute(select(table))) for table in tables}
+    return Records(**rows, book=verify_file(run.path / "ledger.db").state)
 
 
 def read_lineage(checkpoints: Path) -> dict[int, dict[int, int]]:
@@ -205,7 +205,7 @@ def counter_faults(records: Records, trainer: str, contents: Mapping[str, Conten
 
 
 def ledger_faults(records: Records, trainer: str) -> list[str]:
-    """Invariant 6 for the ledger: all that happened is entered or about to be, once, and nothing else; money adds up."""
+    """Invariant 6 for the ledger: what happened is entered or about to be, once, nothing else is; money adds up."""
     book, files = records.book, records.named()
     due = [(row.kind, json.loads(row.body)) for row in records.outbox]
     entered = {(batch.step, leaf.submission): leaf for batch in book.batches for leaf in batch.leaves}
