@@ -47,25 +47,26 @@ def act_of(state: State, move: Move) -> tuple[Key, Act]:
             return node, Unbond(id=str(b % 50), amount=c % 1500)
         case 4:
             return node, Withdraw(id=str(b % 50))
-        case 5 | 6 | 7:
+        case 5:
             return COORDINATOR, _work(state, a, b, c)
-        case 8 | 9 | 10:
+        case 6 | 7 | 8 | 9 | 10 | 11:
             return _vote(state, a, b, c)
-        case 11 | 12:
+        case 12:
             return _settle(state, a, b)
         case 13:
             batch, index = _settled(state, a)
             return node, Challenge(batch=batch, index=index, claim="a" if c % 2 else "r", evidence=EVIDENCE)
         case 14:
-            return ARBITER, _ruling(state, a, b, c)
+            return ARBITER, _ruling(state, a, b)
         case _:
             return VALIDATORS[a % 3], Head(number=b, hash=NO_HASH)
 
 
 def _work(state: State, a: int, b: int, c: int) -> Work:
     number = len(state.batches)
-    step = max(0, state.clock + (a % 4) - 1 if a % 4 != 3 else state.clock)
-    leaves = tuple(leaf((b + 7 * i) % 40, NODES[(c + i) % len(NODES)], tokens=(a * i) % 300) for i in range(b % 4))
+    step = max(0, state.clock + (1, 0, 0, -1)[a % 4])
+    count = (3, 1, 2, 0)[b % 4]
+    leaves = tuple(leaf((b + 7 * i) % 90, NODES[(c + i) % len(NODES)], tokens=(a + i) % 300) for i in range(count))
     plants = _plants(number, len(leaves))
     sealed = plants_hash(RUN, number, plants, SALT) if plants else NO_HASH
     return Work(batch=number, step=step, leaves=leaves, beacon=LINKS[number + 1], plants=sealed)
@@ -84,7 +85,7 @@ def _votes(number: int, who: str, leaves: int, a: int) -> Reveal:
 
 def _vote(state: State, a: int, b: int, c: int) -> tuple[Key, Act]:
     """The next thing that a batch waits for, or, now and then, anything else."""
-    waiting = [batch for batch in state.batches if batch.leaves and not batch.outcomes]
+    waiting = [batch for batch in state.batches if batch.leaves and not batch.outcomes][-2:]
     if not waiting:
         return VALIDATORS[a % 3], Commit(batch=a % 5, hash=NO_HASH)
     batch = waiting[a % len(waiting)]
@@ -92,7 +93,7 @@ def _vote(state: State, a: int, b: int, c: int) -> tuple[Key, Act]:
     reveals = [who for who in batch.jury if who not in batch.reveals]
     who = (commits or reveals or list(batch.jury))[b % len(commits or reveals or batch.jury)]
     votes = _votes(batch.number, who, len(batch.leaves), batch.number)
-    if commits and c % 5:
+    if commits and c % 20:
         return KEYS[who], Commit(batch=batch.number, hash=vote_hash(RUN, who, votes))
     return KEYS[who], votes
 
@@ -114,7 +115,7 @@ def _settled(state: State, a: int) -> tuple[int, int]:
     return batch.number, (a // 7) % len(batch.leaves)
 
 
-def _ruling(state: State, a: int, b: int, c: int) -> Rule:
+def _ruling(state: State, a: int, b: int) -> Rule:
     open_ = [(batch.number, *key) for batch in state.batches[-6:] for key in batch.challenges]
     number, index, who = open_[a % len(open_)] if open_ else (a % 5, 0, NODES[0].address)
-    return Rule(batch=number, index=index, challenger=who, upheld=bool(b % 2))
+    return Rule(batch=number, index=index, challenger=who, upheld=bool(b % 3))

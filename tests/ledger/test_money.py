@@ -78,6 +78,7 @@ def test_no_entry_applies_twice(moves: list[Move]) -> None:
 def test_random_histories_reach_every_kind_of_entry() -> None:
     """The two properties above say something only if acts of every kind are entered."""
     random, kinds, outcomes = Random(3), set[str](), set[str]()
+    rulings = 0
     for _ in range(60):
         state = fresh()
         for _ in range(150):
@@ -88,7 +89,9 @@ def test_random_histories_reach_every_kind_of_entry() -> None:
             except Refused:
                 continue
             kinds.add(act.kind)
+        rulings += sum(len(batch.rulings) for batch in state.batches)
         outcomes |= {letter for batch in state.batches for letter in batch.outcomes}
     assert kinds >= {"register", "fund", "deposit", "unbond", "withdraw", "work", "commit", "reveal"}
     assert kinds >= {"settle", "challenge", "rule"}
     assert outcomes == {"a", "r", "v", "x"}
+    assert rulings > 20

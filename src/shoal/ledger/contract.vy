@@ -1,5 +1,5 @@
 # pragma version ==0.4.3
-# pragma optimize codesize
+# pragma optimize gas
 # pragma evm-version cancun
 """
 @title Shoal's ledger on a chain
