@@ -478,6 +478,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="go on with new storms until so long has passed")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SHOAL_STORM_SEED", time.time_ns() % 10**6)))
     parser.add_argument("--events", type=int, default=40, help="events of one storm")
+    parser.add_argument("--hurry", action="store_true", help="start roles fast, with little calm between events")
     parser.add_argument("--steps", type=int, default=80, help="training steps of one storm")
     options = parser.parse_args()
     console = Console()
@@ -491,7 +492,7 @@ def main() -> None:
         say(f"storm {storms + 1}, seed {seed} (--seed {seed} --minutes 0.1 repeats it)")
         with tempfile.TemporaryDirectory(prefix="storm-") as folder:
             os.environ.setdefault("SHOAL_CACHE", str(Path(tempfile.gettempdir()) / "storm-cache"))
-            with Storm(Path(folder), seed, options.steps, say) as storm:
+            with Storm(Path(folder), seed, options.steps, say, hurry=options.hurry) as storm:
                 kinds = list(storm.kinds())
                 more = random.Random(seed).choices(kinds, k=max(0, options.events - len(kinds)))
                 events = [*one_of_each(seed, kinds), *more]
