@@ -267,6 +267,6 @@ def test_code_that_lies_beside_a_model_is_not_run_and_nobody_is_asked(
     (copy_dir / "own.py").write_text(f"open({str(mark)!r}, 'w')\n{own}")
     edit_config(copy_dir, model_type="own", auto_map={"AutoConfig": "own.Own"})
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(ModelError, match="no usable tokenizer|cannot be loaded"):
+    with pytest.raises(ModelError, match=r"no usable tokenizer|cannot be loaded"):
         load(copy_dir)
     assert not mark.exists()

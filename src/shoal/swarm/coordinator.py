@@ -294,6 +294,9 @@ class Coordinator:
     async def count(self, step: int) -> StepCount:
         return (await self._do(lambda db: leasing.counts(db, step, step, self.clock()))).get(step, StepCount())
 
+    async def newest(self) -> int | None:
+        return await self._do(leasing.newest_version)
+
     async def explain(self, step: int, submission: int) -> Explanation:
         return await self._do(lambda db: judging.explain(db, step, submission))
 
