@@ -108,15 +108,18 @@ def test_an_answer_without_end_is_given_up(path: str) -> None:
     with (
         coordinator({"/v1/card": card_of(), "/v1/heartbeats": ORDERED, path: without_end}) as url,
         Link(url, A, wait_s=0.2) as link,
+        pytest.raises(SwarmError, match="an answer of more than"),
     ):
-        with pytest.raises(SwarmError, match="an answer of more than"):
-            _ = link.card, link.heartbeat(), link.get("/v1/status")
+        _ = link.card, link.heartbeat(), link.get("/v1/status")
 
 
 def test_an_answer_that_unfolds_is_not_unfolded() -> None:
-    with coordinator({"/v1/card": card_of(), "/v1/status": unfolding}) as url, Link(url, A, wait_s=0.2) as link:
-        with pytest.raises(WaitError, match="which is no JSON"):
-            link.get("/v1/status")
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/status": unfolding}) as url,
+        Link(url, A, wait_s=0.2) as link,
+        pytest.raises(WaitError, match="which is no JSON"),
+    ):
+        link.get("/v1/status")
 
 
 def test_a_page_that_wants_a_login_first_is_waited_out() -> None:
@@ -128,9 +131,11 @@ def test_a_page_that_wants_a_login_first_is_waited_out() -> None:
         return b"<html>\x1b[2J please log in</html>" if len(asked) < 3 else json.dumps(ORDER).encode()
 
     waited: list[str] = []
-    with coordinator({"/v1/card": card_of(), "/v1/heartbeats": portal}) as url:
-        with Link(url, A, wait_s=20, on_wait=lambda what, _: waited.append(what)) as link:
-            assert link.heartbeat()["do"] == "work"
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/heartbeats": portal}) as url,
+        Link(url, A, wait_s=20, on_wait=lambda what, _: waited.append(what)) as link,
+    ):
+        assert link.heartbeat()["do"] == "work"
     assert len(waited) == 2
     assert "\x1b" not in "".join(waited)
 
@@ -146,12 +151,15 @@ def test_an_order_that_is_none_ends_no_heart(order: dict[str, Any], tmp_path: Pa
         return json.dumps(order).encode()
 
     status = StatusFile(tmp_path / "role.json", "role")
-    with coordinator({"/v1/card": card_of(heartbeat_s=0.1), "/v1/heartbeats": beat}) as url, Link(url, A) as link:
-        with Heart(link, status, lambda _: None):
-            deadline = time.monotonic() + 20
-            while len(answers) < 3:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+    with (
+        coordinator({"/v1/card": card_of(heartbeat_s=0.1), "/v1/heartbeats": beat}) as url,
+        Link(url, A) as link,
+        Heart(link, status, lambda _: None),
+    ):
+        deadline = time.monotonic() + 20
+        while len(answers) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:
@@ -162,9 +170,12 @@ def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:
         return json.dumps(ORDER | {"next_s": -1.0}).encode()
 
     status = StatusFile(tmp_path / "role.json", "role")
-    with coordinator({"/v1/card": card_of(), "/v1/heartbeats": beat}) as url, Link(url, A) as link:
-        with Heart(link, status, lambda _: None):
-            time.sleep(1.0)
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/heartbeats": beat}) as url,
+        Link(url, A) as link,
+        Heart(link, status, lambda _: None),
+    ):
+        time.sleep(1.0)
     assert 2 <= len(times) <= 12
 
 
@@ -193,9 +204,12 @@ def test_a_lease_for_more_than_the_config_says_is_not_worked_on(changes: dict[st
     lease = replace(Lease("test", A.address, 0, 0, 0, 0, 2, 1, time.time() + 60), **changes)
     signed = SignedLease.sign(lease, {0: "ab" * 32}, COORDINATOR).to_tree()
     answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/leases": json.dumps({"lease": signed}).encode()}
-    with coordinator(answers) as url, Link(url, A, wait_s=1) as link:
-        with pytest.raises(RolloutError, match=r"a file of this run has|is no lease"):
-            SwarmStore(link, tmp_path).lease(A.address, 0)
+    with (
+        coordinator(answers) as url,
+        Link(url, A, wait_s=1) as link,
+        pytest.raises(RolloutError, match=r"a file of this run has|is no lease"),
+    ):
+        SwarmStore(link, tmp_path).lease(A.address, 0)
 
 
 def test_what_a_machine_inside_answers_is_told_to_nobody() -> None:

@@ -122,7 +122,6 @@ class Coordinator:
         now = self.clock()
         await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
         self.members.add(signed.node)
-        self._seen = None
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
         def work(db: Connection, node: Node, _now: float) -> Order:
