@@ -84,6 +84,7 @@ def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
     assert {path for _, path in open_routes} == {
         "/v1/card",
         "/v1/status",
+        "/v1/versions",
         "/v1/beacons",
         "/v1/steps/{step}",
         "/v1/submissions/{step}/{submission}",

@@ -257,3 +257,16 @@ def test_weights_that_are_a_pickle_are_refused_by_name(tiny_dir: Path, tmp_path:
     (broken / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"no \*\.safetensors there, no weights"):
         load(broken)
+
+
+def test_code_that_lies_beside_a_model_is_not_run_and_nobody_is_asked(
+    copy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    own = "from transformers import LlamaConfig\n\n\nclass Own(LlamaConfig):\n    model_type = 'own'\n"
+    (copy_dir / "own.py").write_text(f"open({str(mark)!r}, 'w')\n{own}")
+    edit_config(copy_dir, model_type="own", auto_map={"AutoConfig": "own.Own"})
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelError, match=r"no usable tokenizer|cannot be loaded"):
+        load(copy_dir)
+    assert not mark.exists()

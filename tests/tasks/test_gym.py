@@ -199,3 +199,23 @@ def test_a_scorer_out_of_memory_says_nothing_about_the_answer(monkeypatch: pytes
 
     monkeypatch.setattr(source._dataset, "score_answer", hungry)
     assert "MemoryError" in score(source, source.task("train", 3), "x").error
+
+
+@pytest.mark.parametrize(
+    ("generator", "options"),
+    [
+        ("simple_integration", {"symbols": ["__import__('os')._exit(1)"]}),
+        ("polynomial_multiplication", {"variables": ["x", "__import__('os')._exit(1)"]}),
+        ("polynomial_multiplication", {"variables": "exit()"}),
+        ("puzzle24", {"operators": ["+", "x.y"]}),
+    ],
+)
+def test_an_option_that_would_be_run_as_code_is_refused(generator: str, options: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match="evaluates what it makes of its options"):
+        build_source([TaskConfig(source=f"reasoning-gym/{generator}", options=options)])
+
+
+def test_names_of_variables_are_still_the_configs_to_choose() -> None:
+    options: dict[str, Any] = {"variables": ["u", "v1"]}
+    source = build_source([TaskConfig(source="reasoning-gym/polynomial_multiplication", options=options)])
+    assert "u" in source.task("train", 1).prompt + source.task("train", 2).prompt

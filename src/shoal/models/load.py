@@ -141,7 +141,7 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
     _check_files(directory)
     disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many types for a missing or broken tokenizer
         raise ModelError(
             f"model {directory}: no usable tokenizer ({_first_line(error)}); "
@@ -149,7 +149,12 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
         ) from error
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+            directory,
+            local_files_only=True,
+            trust_remote_code=False,  # left open, transformers asks whoever sits at the terminal
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            output_loading_info=True,
         )
         model, found = loaded
     except Exception as error:  # the same for a missing or broken model

@@ -20,9 +20,13 @@ def sample_room(max_prompt_tokens: int, max_new_tokens: int) -> int:
     return 8 * max_prompt_tokens + 16 * max_new_tokens + proof_room(max_new_tokens) + ROOM_FOR_TEXT
 
 
-def most_file_bytes(config: RunConfig) -> int:
-    """Most bytes of a submission, which is compressed or else hardly larger than unfolded."""
+def file_room(config: RunConfig) -> int:
+    """Bytes of a submission at its largest, which is compressed or else hardly larger than unfolded."""
     sampling = config.sampling
     samples = config.workers.groups_per_submission * sampling.group_size
-    room = samples * sample_room(sampling.max_prompt_tokens, sampling.max_new_tokens)
-    return min(MAX_BYTES, room + ROOM_FOR_FOOTER)
+    return samples * sample_room(sampling.max_prompt_tokens, sampling.max_new_tokens) + ROOM_FOR_FOOTER
+
+
+def most_file_bytes(config: RunConfig) -> int:
+    """Most bytes that are taken as a submission."""
+    return min(MAX_BYTES, file_room(config))

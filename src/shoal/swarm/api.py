@@ -181,6 +181,10 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
             written[:] = [(seen, m.StatusOut.model_validate(asdict(seen)).model_dump_json().encode())]
         return Response(written[0][1], media_type="application/json")
 
+    @app.get("/v1/versions", summary="The newest policy version that is announced.")
+    async def newest() -> m.NewestOut:
+        return m.NewestOut(newest=await coordinator.newest())
+
     @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
     async def beacons() -> list[m.BeaconOut]:
         return [m.BeaconOut(number=n, value=value, drawn=drawn) for n, value, drawn in await coordinator.beacons()]

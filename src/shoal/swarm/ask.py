@@ -13,6 +13,7 @@ from rich.text import Text
 from shoal.errors import SwarmError
 from shoal.keys import Key, checksummed, short
 from shoal.rundir import open_run
+from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
 from shoal.swarm.past import has_coordinator, reading
@@ -27,8 +28,7 @@ def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
     """What a coordinator knows of a submission, STEP/NUMBER."""
     step, number = _named(submission)
     with _link(join) as link:
-        told: dict[str, Any] = link.get(f"/v1/submissions/{step}/{number}")
-        return told
+        return link.look(m.ExplanationOut, f"/v1/submissions/{step}/{number}").model_dump()
 
 
 def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _named(submission: str) -> tuple[int, int]:
 def print_why(told: dict[str, Any], console: Console) -> None:
     """Prints the verdict on a submission and its evidence."""
     for line in explanation(told, time.time()):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def explanation(told: dict[str, Any], now: float) -> list[str]:
@@ -81,10 +81,10 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
 def print_swarm(join: str, console: Console) -> None:
     """Prints the state of a run: how far it is, its nodes, and who waits on whom."""
     with _link(join) as link:
-        status = link.get("/v1/status")
+        status = link.look(m.StatusOut, "/v1/status").model_dump()
     console.print(
-        f"run {status['run']}: version {status['version']} of {status['steps']}; files: {status['accepted']} accepted, "
-        f"{status['rejected']} rejected, {status['waiting']} wait for a verdict",
+        f"run {one_line(status['run'])}: version {status['version']} of {status['steps']}; "
+        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} wait for a verdict",
         highlight=False,
         soft_wrap=True,
     )

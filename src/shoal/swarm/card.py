@@ -10,10 +10,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from shoal.config import RunConfig, check_config
+from shoal.config import RUN_NAME, RunConfig, check_config
 from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of
+from shoal.rollout.bounds import MAX_BYTES, file_room
+from shoal.watch.history import one_line
 
 DOMAIN = "shoal run card 1"
 SCHEMA = 1
@@ -27,17 +29,26 @@ class Card(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     schema_version: int = Field(description="Of this card and of the protocol; a node that knows another one stops.")
-    run: str = Field(description="Name of the run, part of every lease's seed.")
+    run: str = Field(pattern=RUN_NAME, max_length=100, description="Name of the run, part of every lease's seed.")
     coordinator: Address = Field(description="Whom requests are signed for, and who signs leases.")
     origin: Address = Field(description="Who signs the policy versions; a relay is trusted with nothing.")
-    relays: tuple[str, ...] = Field(strict=False, description="Where versions are to be had.")
+    relays: tuple[str, ...] = Field(strict=False, max_length=256, description="Where versions are to be had.")
     max_upload: int = Field(description="Most bytes of one rollout file.")
     heartbeat_s: float = Field(description="Seconds between heartbeats.")
     direct_uploads: bool = Field(description="Whether files go to an object store, with URLs that are asked for.")
     config: dict[str, JsonValue] = Field(description="The run's config: model, tasks, sampling, thresholds and so on.")
 
     def run_config(self) -> RunConfig:
-        return check_config(dict(self.config), f"of run card {self.run}")
+        """The config, for whoever lends a machine: its rules hold for strangers' runs too."""
+        config = check_config(dict(self.config), f"of run card {self.run}")
+        if config.name != self.run:
+            raise SwarmError(f"run card of {self.run}: its config is of run {config.name}; do not join it")
+        if (room := file_room(config)) > MAX_BYTES:
+            raise SwarmError(
+                f"run card of {self.run}: asks for files of up to {room:,} bytes, and more than {MAX_BYTES:,} are read "
+                "by nobody; do not join it"
+            )
+        return config
 
     def message(self) -> bytes:
         return f"{DOMAIN}\n{_canonical(self.model_dump(mode='json'))}".encode()
@@ -83,7 +94,8 @@ def read_card(data: bytes, join: Join) -> Card:
         signed = SignedCard.model_validate(tree)
         signer = signer_of(signed.card.message(), signed.signature)
     except (ValueError, TypeError, KeyError, RecursionError, ValidationError, IdentityError) as error:
-        raise SwarmError(f"{where}: is not one ({first_line(error)}); is a coordinator at that URL?") from None
+        reason = one_line(first_line(error))
+        raise SwarmError(f"{where}: is not one ({reason}); is a coordinator at that URL?") from None
     if signer != signed.card.coordinator:
         raise SwarmError(f"{where}: names {signed.card.coordinator} as coordinator, but {signer} signed it")
     if join.coordinator is not None and signer != join.coordinator:

@@ -2,6 +2,8 @@
 
 A request is signed anew each time it is sent, and the coordinator does the same thing twice only once, so repeating is
 always safe. What is refused is not repeated: it is an error that says why.
+
+A coordinator is not trusted with this machine: an answer has an end and a form, and is text that a terminal can show.
 """
 
 import functools
@@ -15,18 +17,29 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import httpx2
+from pydantic import BaseModel, ValidationError
 
 from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
 from shoal.files import parse_json
 from shoal.keys import Key
+from shoal.swarm import messages as m
 from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
-from shoal.swarm.refusal import Code, Refusal
+from shoal.swarm.refusal import STATUS, Refusal
 from shoal.swarm.signing import EMPTY, sign_request
+from shoal.watch.history import one_line
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 # Answers that say: not now.
 LATER = (429, 502, 503, 504)
+# Enough for a list of a thousand files or nodes.
+MOST_ANSWER = 8 << 20
+MOST_REFUSAL = 1 << 16
+MOST_REASON = 4000  # characters
+# A whole answer, which the coordinator has ready or holds for ten seconds.
+ANSWER_S = 120.0
+PLAIN = {"Accept-Encoding": "identity"}
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 Note = Callable[[str, float], None]
 
 
@@ -69,7 +82,8 @@ class Link:
 
     def refresh(self) -> Card:
         """The run card as it is now."""
-        card = read_card(self._patiently("GET", "/v1/card", None, signed=False), self.join_at)
+        data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MOST_BYTES)
+        card = read_card(data, self.join_at)
         if self._card is not None and card.coordinator != self._card.coordinator:
             raise SwarmError(
                 f"run card of {self.join_at.url}: the coordinator was {self._card.coordinator} and is now "
@@ -83,8 +97,8 @@ class Link:
         self.send("POST", "/v1/nodes", {"role": role, "name": name, "url": url})
 
     def heartbeat(self, doing: str = "", waits_on: str = "", version: int | None = None) -> dict[str, Any]:
-        said = {"doing": doing[:200], "waits_on": waits_on[:64], "version": version}
-        return self.send("POST", "/v1/heartbeats", said)
+        said = {"doing": one_line(doing)[:200], "waits_on": one_line(waits_on)[:64], "version": version}
+        return self.ask(m.OrderOut, "POST", "/v1/heartbeats", said).model_dump()
 
     def announce(self, number: int, root: str) -> None:
         """Makes a policy version known; leases for it are given from then on."""
@@ -92,35 +106,59 @@ class Link:
 
     def retract(self, after: int) -> list[int]:
         """Takes policy versions above a number back; says which."""
-        numbers: list[int] = self.send("DELETE", f"/v1/versions?after={after}")["numbers"]
-        return numbers
+        return self.ask(m.Numbers, "DELETE", f"/v1/versions?after={after}").numbers
 
     def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         """Makes a signed request with a JSON body; the answer as it was parsed."""
         data = None if body is None else json.dumps(body).encode()
-        return cast("dict[str, Any]", parse_json(self._patiently(method, target, data)))
+        return self._patiently(method, target, data, _tree)
+
+    def ask(self, form: type[M], method: str, target: str, body: Any = None) -> M:
+        """The same for an answer that has a form."""
+        return self._formed(form, target, self.send(method, target, body))
 
     def put_file(self, target: str, data: bytes) -> None:
-        self._patiently("PUT", target, data, kind="application/octet-stream")
+        self._patiently("PUT", target, data, _tree, kind="application/octet-stream")
 
     def put_direct(self, target: str, data: bytes, signal: int) -> None:
         """Sends a file to the object store, and tells the coordinator."""
         said = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "signal": signal}
 
         def once() -> None:
-            where = self.send("POST", target, said)  # anew each time: a URL does not last
-            if where["done"]:
+            where = self.ask(m.UploadOut, "POST", target, said)  # anew each time: a URL does not last
+            if where.done:
                 return
-            answer = self._client.put(where["url"], content=data)
-            if answer.status_code not in (200, 201):
-                raise _Later(f"the object store answered {answer.status_code} {answer.text[:200]!r}")
+            if not (where.url or "").startswith(("http://", "https://")):
+                raise SwarmError(
+                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store"
+                )
+            # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
+            with self._client.stream("PUT", cast("str", where.url), content=data) as answer:
+                status = answer.status_code
+            if status not in (200, 201):
+                raise _Later(f"the object store answered {status}")
             self.send("POST", f"{target}/done", said)
 
         self._until(target, once)
 
     def get(self, target: str) -> Any:
         """What anybody may ask."""
-        return parse_json(self._patiently("GET", target, None, signed=False))
+        return self._patiently("GET", target, None, _json, signed=False)
+
+    def look(self, form: type[M], target: str) -> M:
+        """The same for an answer that has a form."""
+        return self._formed(form, target, self.get(target))
+
+    def _formed(self, form: type[M], target: str, tree: dict[str, Any]) -> M:
+        try:
+            return form.model_validate(tree)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise SwarmError(
+                f"coordinator {self.join_at.url}: its answer to {target} is none ({one_line(where):.80}: "
+                f"{fault['msg']}); is it a coordinator of this release?"
+            ) from None
 
     def fetch(self, target: str, to: Path, size: int) -> str:
         """Writes an answer of exactly `size` bytes into a file, whole or not at all; its SHA-256."""
@@ -128,7 +166,7 @@ class Link:
         def once() -> str:
             digest, came = hashlib.sha256(), 0
             with self._stream("GET", target) as answer, to.open("wb") as file:
-                for piece in answer.iter_bytes():
+                for piece in answer.iter_raw():
                     came += len(piece)
                     if came > size:
                         raise SwarmError(f"{target}: more than the {size} bytes that were announced")
@@ -143,10 +181,9 @@ class Link:
     @contextmanager
     def _stream(self, method: str, target: str) -> Iterator[httpx2.Response]:
         headers = sign_request(self.key, method, target, EMPTY, self.card.coordinator, self._clock())
-        with self._client.stream(method, self.join_at.url + target, headers=headers) as answer:
+        with self._client.stream(method, self.join_at.url + target, headers=headers | PLAIN) as answer:
             if answer.status_code != 200:
-                answer.read()
-                raise _refusal(answer)
+                raise _refusal(answer.status_code, _read(answer, MOST_REFUSAL))
             yield answer
 
     def _patiently(
@@ -154,22 +191,23 @@ class Link:
         method: str,
         target: str,
         data: bytes | None,
+        parse: Callable[[bytes], T],
         *,
         signed: bool = True,
         kind: str = "application/json",
-    ) -> bytes:
+        most: int = MOST_ANSWER,
+    ) -> T:
         body = hashlib.sha256(data).hexdigest() if data else EMPTY
 
-        def once() -> bytes:
-            headers = {"Content-Type": kind} if data is not None else {}
+        def once() -> T:
+            headers = PLAIN | ({"Content-Type": kind} if data is not None else {})
             if signed:
                 headers |= sign_request(self.key, method, target, body, self.card.coordinator, self._clock())
-            answer = self._client.request(method, self.join_at.url + target, content=data, headers=headers)
+            with self._client.stream(method, self.join_at.url + target, content=data, headers=headers) as answer:
+                said = _read(answer, most if answer.status_code == 200 else MOST_REFUSAL)
             if answer.status_code != 200:
-                raise _refusal(answer)
-            if not signed and len(answer.content) > MOST_BYTES:
-                raise SwarmError(f"{self.join_at.url}{target}: an answer of {len(answer.content)} bytes; refused")
-            return answer.content
+                raise _refusal(answer.status_code, said)
+            return parse(said)
 
         return self._until(target, once)
 
@@ -207,15 +245,42 @@ class _Later(Exception):
     """The coordinator cannot do it now."""
 
 
-def _refusal(answer: httpx2.Response) -> Exception:
+def _read(answer: httpx2.Response, most: int) -> bytes:
+    """The body as it came. One without end, or one that drips, is given up; a compressed one is not unfolded."""
+    data, began = bytearray(), time.monotonic()
+    for piece in answer.iter_raw():
+        data += piece
+        if len(data) > most:
+            raise SwarmError(f"{answer.url}: an answer of more than {most} bytes; is a coordinator at that URL?")
+        if time.monotonic() - began > ANSWER_S:
+            raise _Later(f"an answer that does not end within {ANSWER_S:.0f} s")
+    return bytes(data)
+
+
+def _json(data: bytes) -> Any:
+    """An answer's JSON. What is none is no coordinator's: a network that wants a login first, or a proxy's page."""
+    try:
+        return parse_json(data)
+    except (ValueError, RecursionError):
+        raise _Later(f"it answered {one_line(data[:60].decode(errors='replace'))!r}, which is no JSON") from None
+
+
+def _tree(data: bytes) -> dict[str, Any]:
+    tree = _json(data)
+    if not isinstance(tree, dict):
+        raise _Later(f"it answered {str(tree)[:60]!r}, which is no answer")
+    return tree
+
+
+def _refusal(status: int, said: bytes) -> Exception:
     """The error that an answer stands for."""
     try:
-        tree = parse_json(answer.content)
-        code, reason = str(tree["error"]), str(tree["reason"])
+        tree = parse_json(said)
+        code, reason = str(tree["error"]), one_line(str(tree["reason"]))[:MOST_REASON]
     except (ValueError, KeyError, TypeError, RecursionError):
-        code, reason = "", f"{answer.status_code} {answer.text[:200]!r}"
+        code, reason = "", f"{status} {one_line(said.decode(errors='replace'))[:200]!r}"
     # Something on the way has sent a request twice and lost the first answer: it is signed anew.
-    if answer.status_code in LATER or code == "replay":
+    if status in LATER or code == "replay":
         return _Later(reason)
     if code == "banned":
         return BannedError(reason)
@@ -223,4 +288,4 @@ def _refusal(answer: httpx2.Response) -> Exception:
         return IdentityError(reason)
     if code in ("expired", "taken", "not-yours", "too-large"):
         return RolloutError(reason)
-    return Refusal(cast("Code", code), reason) if code else SwarmError(f"coordinator: {reason}")
+    return Refusal(code, reason) if code in STATUS else SwarmError(f"coordinator: {reason}")

@@ -121,7 +121,6 @@ class Coordinator:
         now = self.clock()
         await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
         self.members.add(signed.node)
-        self._seen = None
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
         def work(db: Connection, node: Node, _now: float) -> Order:
@@ -304,6 +303,9 @@ class Coordinator:
 
     async def count(self, step: int) -> StepCount:
         return (await self._do(lambda db: leasing.counts(db, step, step, self.clock()))).get(step, StepCount())
+
+    async def newest(self) -> int | None:
+        return await self._do(leasing.newest_version)
 
     async def explain(self, step: int, submission: int) -> Explanation:
         return await self._do(lambda db: judging.explain(db, step, submission))

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from shoal.config import RunConfig
 from shoal.errors import IdentityError, RolloutError
 from shoal.keys import Key, signer_of
 from shoal.rollout.lease import Lease
@@ -32,6 +33,14 @@ class SignedLease:
             raise RolloutError(f"{self.lease}: {error}") from None
         if signer != coordinator:
             raise RolloutError(f"{self.lease}: signed by {signer}, the coordinator is {coordinator}")
+
+    def check_fits(self, config: RunConfig) -> None:
+        """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""
+        lease, most = self.lease, config.workers.groups_per_submission
+        if not 1 <= lease.groups <= most:
+            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
+        if not 0 <= lease.oldest <= lease.newest == lease.step < config.steps or lease.submission < 0:
+            raise RolloutError(f"{lease}: versions {lease.oldest}..{lease.newest} of {config.steps} steps; is no lease")
 
     def to_tree(self) -> dict[str, Any]:
         return {

@@ -74,12 +74,23 @@ def newest_version(db: Connection) -> int | None:
     return db.execute(queries.NEWEST).scalar()
 
 
-def counts(db: Connection, first: int, last: int, now: float) -> dict[int, StepCount]:
-    """What steps have: groups that arrived and were not rejected, and groups on leases that are out."""
+def record_of(node: Node) -> int:
+    """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it lets leases expire."""
+    if node.expired or (not node.accepted and node.abandoned):
+        return 0
+    return 2 if node.accepted else 1
+
+
+def counts(db: Connection, first: int, last: int, now: float, record: int = 0) -> dict[int, StepCount]:
+    """What steps have: groups that arrived and were not rejected, and groups on leases that are out.
+
+    Leases are counted of nodes with at least this record. Keys cost nothing, and each may hold a lease until it
+    expires: whoever has many would stop a run if those who have shown that they work waited for them.
+    """
     steps = {"first": first, "last": last}
     arrived = db.execute(queries.ARRIVED, steps)
     seen = {step: (int(groups), int(signal)) for step, groups, signal in arrived}
-    leased = {step: int(groups) for step, groups in db.execute(queries.LEASED, {**steps, "now": now})}
+    leased = {step: int(groups) for step, groups in db.execute(queries.LEASED, {**steps, "now": now, "record": record})}
     return {
         step: StepCount(*seen.get(step, (0, 0)), leased.get(step, 0)) for step in sorted(seen.keys() | leased.keys())
     }
@@ -117,10 +128,10 @@ def grant(
     if len(own) >= most:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
     if node.accepted < terms.probation:
-        unjudged = db.execute(queries.UNJUDGED, {"who": node.address}).scalar_one()
+        unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
         if unjudged >= terms.probation_files:
             return NoLease(f"{unjudged} files of {node.address}, which is new, wait for a verdict; they come first")
-    found = counts(db, max(0, newest - MEMORY), last, now)
+    found = counts(db, max(0, newest - MEMORY), last, now, record_of(node))
     granted = next_grant(
         found,
         version=version,

@@ -11,6 +11,7 @@ from shoal.errors import ConfigError
 from shoal.rundir import RunDir, locate_run
 from shoal.swarm.identity import default_key
 from shoal.swarm.member import Reach, join_run
+from shoal.watch.history import one_line
 
 JOIN_S = 60.0
 
@@ -29,7 +30,7 @@ def lend(
     """A role's directory and how it reaches the others: of a run that lies here, or of one that it joins."""
 
     def say(text: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')}  {text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{time.strftime('%H:%M:%S')}  {one_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
     if target is not None:
         if home is not None:

@@ -33,6 +33,8 @@ OpenStore = Callable[[Limits | None, Refused], RolloutStore]
 LOOK_FOR_RELAYS_S = 0.5
 END_S = 2.0
 SAY_EVERY_S = 5.0
+# As the config has it: a coordinator that says something else is not to be hammered, nor to send a node to sleep.
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Heart:
                     if order["card"] != self._card:
                         self.on_relays(self._link.refresh().relays)
                         self._card = order["card"]
-                    self._pause_s = float(order["next_s"])
+                    self._pause_s = min(max(LEAST_PAUSE_S, order["next_s"]), MOST_PAUSE_S)
                 self._stopped.wait(self._pause_s)
 
     def _tell(self, doing: str, order: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What goes over the wire, as types: the OpenAPI description is made of these."""
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -8,8 +9,8 @@ from shoal.swarm.card import Address
 
 
 def _plain(text: str) -> str:
-    """No control characters: what is stored is shown on terminals, and no database takes NUL."""
-    if any((ord(character) < 32 and character not in "\n\t") or ord(character) == 127 for character in text):
+    """No control characters, nor those that turn text around: what is stored is shown, and no database takes NUL."""
+    if any(character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf") for character in text):
         raise ValueError("must hold no control characters")
     return text
 
@@ -145,6 +146,10 @@ class CountOut(BaseModel):
     seen: int
     signal: int
     leased: int
+
+
+class NewestOut(BaseModel):
+    newest: int | None = Field(description="Number of the newest policy version; null before there is one.")
 
 
 class Numbers(BaseModel):

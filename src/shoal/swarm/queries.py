@@ -1,6 +1,6 @@
 """The statements of the busiest requests, built once: building one takes four times as long as running it."""
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import and_, bindparam, case, func, select
 
 from shoal.swarm.states import State, holds_leases
 from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, submissions, versions, votes
@@ -33,7 +33,11 @@ REJECTED = nodes.update().where(_own).values(rejected=nodes.c.rejected + 1, refu
 UNJUDGED = (
     select(func.count())
     .select_from(submissions)
-    .where(submissions.c.accept.is_(None), submissions.c.node == bindparam("who"))
+    .where(
+        submissions.c.accept.is_(None),
+        submissions.c.node == bindparam("who"),
+        submissions.c.step >= bindparam("first"),
+    )
 )
 NEWEST = select(func.max(versions.c.number))
 ROOTS = select(versions.c.number, versions.c.root).where(
@@ -50,10 +54,23 @@ LAST_NUMBER = select(func.max(leases.c.submission)).where(leases.c.step == bindp
 ADD_LEASE = leases.insert()
 LEASE = select(leases).where(_lease)
 USED = leases.update().where(_lease).values(status="used")
+# What a node has shown so far, as `leasing.record_of`.
+_record = case(
+    (nodes.c.expired > 0, 0),
+    (and_(nodes.c.accepted == 0, nodes.c.abandoned > 0), 0),
+    (nodes.c.accepted == 0, 1),
+    else_=2,
+)
 LEASED = (
     select(leases.c.step, func.sum(leases.c.groups))
     .join(nodes, nodes.c.address == leases.c.node)
-    .where(_of_steps, leases.c.status == "open", leases.c.until >= bindparam("now"), nodes.c.state.in_(_HOLDERS))
+    .where(
+        _of_steps,
+        leases.c.status == "open",
+        leases.c.until >= bindparam("now"),
+        nodes.c.state.in_(_HOLDERS),
+        _record >= bindparam("record"),
+    )
     .group_by(leases.c.step)
 )
 ARRIVED = (

@@ -1,8 +1,10 @@
 """Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
 
+import resource
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,22 +17,84 @@ from shoal.errors import SwarmError
 from shoal.swarm.api import make_app
 from shoal.swarm.bounds import PAUSE_S
 from shoal.swarm.coordinator import Coordinator
+from shoal.swarm.guard import network_of
 
 END_S = 30.0
+MOST_HEAD = 1 << 16
+# More than a thousand nodes behind one router have, with a line for heartbeats each.
+MOST_CONNECTIONS = 8192
+SPARE_FILES = 256  # for the database, uploads and the rest
 
 
 class Patient(HttpToolsProtocol):
-    """A connection that must have made a whole request head a while after it began; uvicorn alone waits for ever."""
+    """A connection that gets so much memory and time, and no more; uvicorn alone sets no bounds to either.
+
+    A request head has `MOST_HEAD` bytes and `pause_s` to come, the first as well as those after it, and whoever does
+    not read its answers for as long is cut off. Of all connections one network has at most half.
+    """
 
     pause_s = PAUSE_S
+    most: int
+    taken: Counter[str]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(self.pause_s, self._look)
+        self._unread = 0  # bytes that have led to nothing yet
+        self._idle_since: float | None = self.loop.time()  # since when a head is awaited
+        self._stuck = 0  # bytes that the other side had not taken at the last look
+        self._network = network_of({"client": self.client})
+        self.taken[self._network] += 1
+        if self.taken[self._network] > self.most // 2 or self.taken.total() > self.most:
+            transport.abort()
+            return
+        self.loop.call_later(self.pause_s / 2, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.taken[self._network] -= 1
+        if not self.taken[self._network]:
+            del self.taken[self._network]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += len(data)
+        if self._unread > MOST_HEAD + len(data):
+            self.transport.abort()
+            return
+        super().data_received(data)
+        if self._idle_since is None and self.cycle is not None and self.cycle.response_complete:
+            self._idle_since = self.loop.time()  # blank lines, which have stopped uvicorn's own clock
+
+    def on_message_begin(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._unread, self._idle_since = 0, None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unread = 0
+        super().on_message_complete()
+
+    def resume_writing(self) -> None:
+        self._stuck = 0
+        super().resume_writing()
 
     def _look(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+        if self.transport.is_closing():
+            return
+        waits = self.transport.get_write_buffer_size()
+        late = self._idle_since is not None and self.loop.time() - self._idle_since >= self.pause_s
+        if late or (self._stuck and waits >= self._stuck):
+            self.pipeline.clear()
+            self.transport.abort()
+            return
+        self._stuck = waits
+        self.loop.call_later(self.pause_s / 2 if self._idle_since is not None else self.pause_s, self._look)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -56,12 +120,12 @@ def url_of(listener: socket.socket) -> str:
 
 
 def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Server:
-    protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s})
+    protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s, "most": _most_connections(), "taken": Counter()})
     config = uvicorn.Config(
         make_app(coordinator, pause_s),
         http=protocol,
         ws="none",
-        log_level="warning",
+        log_level="error",  # a line for each stranger who speaks no HTTP would fill the disk
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -70,6 +134,16 @@ def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Ser
         lifespan="on",
     )
     return uvicorn.Server(config)
+
+
+def _most_connections() -> int:
+    """As many as the system lets this process have files open; some are left for what is no connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(MOST_CONNECTIONS, soft - SPARE_FILES))
 
 
 def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:

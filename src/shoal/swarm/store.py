@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.exchange.interfaces import Upload
 from shoal.files import make_directory, numbered, remove, sha256_file
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount
 from shoal.rollout.record import Limits, Submission, read_rollouts
+from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.refusal import Refusal
@@ -28,6 +30,7 @@ from shoal.validate.finding import Finding, Value, Verdict
 # How long the coordinator holds a question for files that are not there yet: its answer comes when they do.
 LONG_POLL_S = 0.5
 SUSPENDED_RETRY_S = 5.0
+LONGEST_RETRY_S = 60.0
 
 
 class SwarmStore:
@@ -51,6 +54,7 @@ class SwarmStore:
         self._known: dict[tuple[int, int], tuple[str, int]] = {}
         self._next_ask: tuple[int, float] = (-1, 0.0)
         self._issued: dict[tuple[int, int], SignedLease] = {}
+        self._config: RunConfig | None = None
 
     def lease(self, node: str, version: int) -> Lease | None:
         """Asks no more often than the coordinator wishes while there is no work for this version."""
@@ -60,16 +64,18 @@ class SwarmStore:
         if version == asked and time.monotonic() < after:
             return None
         try:
-            answer = self._link.send("POST", "/v1/leases", {"version": version})
+            answer = self._link.ask(m.LeaseOut, "POST", "/v1/leases", {"version": version})
         except Refusal as refusal:
             if refusal.code != "suspended":
                 raise
-            answer = {"lease": None, "retry_s": SUSPENDED_RETRY_S}  # it passes
-        if answer["lease"] is None:
-            self._next_ask = (version, time.monotonic() + float(answer["retry_s"]))
+            answer = m.LeaseOut(lease=None, retry_s=SUSPENDED_RETRY_S)  # it passes
+        if answer.lease is None:
+            self._next_ask = (version, time.monotonic() + min(max(0.0, answer.retry_s), LONGEST_RETRY_S))
             return None
-        signed = SignedLease.from_tree(answer["lease"])
+        signed = SignedLease.from_tree(answer.lease)
         signed.check(self._link.card.coordinator)
+        self._config = self._config or self._link.card.run_config()
+        signed.check_fits(self._config)
         lease = signed.lease
         if (lease.run, lease.node) != (self._link.card.run, node):
             raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
@@ -95,10 +101,10 @@ class SwarmStore:
             raise RolloutError(f"{lease}: {refusal.reason}") from None
 
     def count(self, step: int) -> StepCount:
-        return StepCount(**self._link.get(f"/v1/steps/{step}"))
+        return StepCount(**self._link.look(m.CountOut, f"/v1/steps/{step}").model_dump())
 
     def is_out(self, version: int) -> bool:
-        newest = self._link.get("/v1/status")["version"]
+        newest = self._link.look(m.NewestOut, "/v1/versions").newest
         return newest is not None and version <= newest
 
     def waiting(self, first: int, last: int) -> list[Upload]:
@@ -176,9 +182,9 @@ class SwarmStore:
         which = f"first={first}&last={last}&accepted={str(accepted).lower()}"
         target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}"
         uploads = []
-        for file in self._link.send("GET", target)["files"]:
-            lease = Lease.from_json(json.dumps(file["lease"]))
-            self._known[lease.step, lease.submission] = (file["sha256"], file["size"])
+        for file in self._link.ask(m.FiledList, "GET", target).files:
+            lease = Lease.from_json(json.dumps(file.lease))
+            self._known[lease.step, lease.submission] = (file.sha256, file.size)
             path = self._cache / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
             uploads.append(Upload(lease.step, lease.submission, lease, path))
         return uploads

@@ -3,9 +3,13 @@
 Some scorers give the answer to `eval`, or to sympy's `parse_expr`, which is the same thing. Whoever writes the answer
 then writes the program, and with it the reward. Such an answer is scored only if it is made of nothing but what these
 forms allow: numbers, operators and brackets, and names that stand for nothing but themselves.
+
+The same goes for a generator's options, which come with the config of somebody else's run: the name of a variable
+becomes part of what is evaluated, so it must be a name.
 """
 
 import re
+from typing import Any
 
 _ARITHMETIC = r"(?:(?!\*\*)[0-9\s+*/()-])*"
 # No Integral among the names: the question itself would be a right answer.
@@ -34,3 +38,20 @@ FORMS = {
 def in_form(generator: str, answer: str) -> bool:
     """Whether a generator's scorer may see the answer. Most scorers only compare, and may see anything."""
     return generator not in FORMS or FORMS[generator].fullmatch(answer) is not None
+
+
+# Generators that evaluate text of their own making, which their options may find a way into.
+EVALUATING = {*FORMS, "basic_arithmetic", "bitwise_arithmetic", "codeio", "gsm_symbolic", "number_sorting"}
+_WORD = re.compile(r"[A-Za-z0-9_ +*/-]{0,64}", re.ASCII)
+
+
+def foreign_option(generator: str, options: Any) -> str | None:
+    """A text among a generator's options that may be more than a name or an operator where it is evaluated."""
+    if generator not in EVALUATING:
+        return None
+    if isinstance(options, str):
+        return None if _WORD.fullmatch(options) else options
+    if isinstance(options, dict):
+        options = [*options.keys(), *options.values()]
+    inner = options if isinstance(options, list | tuple) else ()
+    return next((found for option in inner if (found := foreign_option(generator, option)) is not None), None)

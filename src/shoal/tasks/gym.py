@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from shoal.errors import TaskError
-from shoal.tasks.forms import in_form
+from shoal.tasks.forms import foreign_option, in_form
 from shoal.tasks.source import Split, Task, draw, split_of
 
 # A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
@@ -47,6 +47,11 @@ class ReasoningGym:
             raise TaskError(
                 "task source reasoning-gym/composite: not taken, for it would hide whose scorer sees an answer; "
                 "write one [[tasks]] table for each of its generators, with their weights"
+            )
+        if (foreign := foreign_option(generator, options)) is not None:
+            raise TaskError(
+                f"task source reasoning-gym/{generator}: option {foreign!r:.80} is refused, for this generator "
+                "evaluates what it makes of its options; give letters, digits and operators"
             )
         try:
             self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)

@@ -1,0 +1,245 @@
+"""A coordinator that means harm to the machines lent to it, or something on the way that plays one."""
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
+from shoal.keys import Key
+from shoal.rollout.lease import Lease
+from shoal.swarm.ask import print_why
+from shoal.swarm.card import Card, SignedCard
+from shoal.swarm.client import Link
+from shoal.swarm.leases import SignedLease
+from shoal.swarm.lending import lend
+from shoal.swarm.member import Heart, join_run
+from shoal.swarm.store import SwarmStore
+from shoal.watch.status import StatusFile
+
+from .world import COORDINATOR, ORIGIN, key_of, make_config
+
+A = key_of("a")
+ORDER = {"do": "work", "reason": "", "state": "healthy", "version": 0, "next_s": 10.0, "accepted": 0, "rejected": 0}
+ORDER |= {"refused": "", "card": "", "time": 0.0}
+ORDERED = json.dumps(ORDER).encode()
+Answer = Callable[[BaseHTTPRequestHandler], bytes | None]
+
+
+def card_of(**changes: Any) -> bytes:
+    """A card that a coordinator signs, whatever it says."""
+    config = make_config().model_dump(mode="json", exclude_none=True, exclude={"swarm", "cheaters"})
+    fields = {
+        "schema_version": 1,
+        "run": "test",
+        "coordinator": COORDINATOR.address,
+        "origin": ORIGIN.address,
+        "relays": ("http://127.0.0.1:1",),
+        "max_upload": 1 << 20,
+        "heartbeat_s": 10.0,
+        "direct_uploads": False,
+        "config": config | changes.pop("config", {}),
+    }
+    card = Card.model_construct(**{**fields, **changes})
+    return SignedCard.model_construct(card=card, signature=COORDINATOR.sign(card.message())).model_dump_json().encode()
+
+
+@contextmanager
+def coordinator(answers: dict[str, bytes | Answer]) -> Iterator[str]:
+    """Answers by path; a function writes what it likes and gives the body, if that is not its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer = answers[self.path.split("?")[0]]
+            body = answer if isinstance(answer, bytes) else answer(self)
+            if body is not None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def without_end(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        for _ in range(1000):
+            handler.wfile.write(bytes(1 << 20))
+    except OSError:
+        return
+
+
+def unfolding(handler: BaseHTTPRequestHandler) -> None:
+    body = gzip.compress(bytes(64 << 20))
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.mark.parametrize("path", ["/v1/card", "/v1/heartbeats", "/v1/status"])
+def test_an_answer_without_end_is_given_up(path: str) -> None:
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/heartbeats": ORDERED, path: without_end}) as url,
+        Link(url, A, wait_s=0.2) as link,
+        pytest.raises(SwarmError, match="an answer of more than"),
+    ):
+        _ = link.card, link.heartbeat(), link.get("/v1/status")
+
+
+def test_an_answer_that_unfolds_is_not_unfolded() -> None:
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/status": unfolding}) as url,
+        Link(url, A, wait_s=0.2) as link,
+        pytest.raises(WaitError, match="which is no JSON"),
+    ):
+        link.get("/v1/status")
+
+
+def test_a_page_that_wants_a_login_first_is_waited_out() -> None:
+    """Networks of hotels answer for everybody, with a page of their own."""
+    asked: list[str] = []
+
+    def portal(_: BaseHTTPRequestHandler) -> bytes:
+        asked.append("")
+        return b"<html>\x1b[2J please log in</html>" if len(asked) < 3 else json.dumps(ORDER).encode()
+
+    waited: list[str] = []
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/heartbeats": portal}) as url,
+        Link(url, A, wait_s=20, on_wait=lambda what, _: waited.append(what)) as link,
+    ):
+        assert link.heartbeat()["do"] == "work"
+    assert len(waited) == 2
+    assert "\x1b" not in "".join(waited)
+
+
+@pytest.mark.parametrize(
+    "order", [{}, {"do": "work"}, ORDER | {"next_s": "soon"}, ORDER | {"do": "format"}, ORDER | {"card": None}]
+)
+def test_an_order_that_is_none_ends_no_heart(order: dict[str, Any], tmp_path: Path) -> None:
+    answers: list[dict[str, Any]] = []
+
+    def beat(_: BaseHTTPRequestHandler) -> bytes:
+        answers.append(order)
+        return json.dumps(order).encode()
+
+    status = StatusFile(tmp_path / "role.json", "role")
+    with (
+        coordinator({"/v1/card": card_of(heartbeat_s=0.1), "/v1/heartbeats": beat}) as url,
+        Link(url, A) as link,
+        Heart(link, status, lambda _: None),
+    ):
+        deadline = time.monotonic() + 20
+        while len(answers) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:
+    times: list[float] = []
+
+    def beat(_: BaseHTTPRequestHandler) -> bytes:
+        times.append(time.monotonic())
+        return json.dumps(ORDER | {"next_s": -1.0}).encode()
+
+    status = StatusFile(tmp_path / "role.json", "role")
+    with (
+        coordinator({"/v1/card": card_of(), "/v1/heartbeats": beat}) as url,
+        Link(url, A) as link,
+        Heart(link, status, lambda _: None),
+    ):
+        time.sleep(1.0)
+    assert 2 <= len(times) <= 12
+
+
+@pytest.mark.parametrize("run", ["../../outside", "/outside", "a/b", "\x1b[2J", "", "x" * 300])
+def test_a_runs_name_leads_nowhere_else(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for changes in ({"run": run}, {"run": run, "config": {"name": run}}):
+        with coordinator({"/v1/card": card_of(**changes)}) as url, pytest.raises(ShoalError) as caught:
+            join_run(url, tmp_path / "key", None, 1.0, lambda _: None)
+        assert "\x1b" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} <= {"key", "state"}
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_run_that_asks_for_more_than_anybody_reads_is_not_joined(tmp_path: Path) -> None:
+    huge = {"workers": {"groups_per_submission": 1 << 30}}
+    with coordinator({"/v1/card": card_of(config=huge)}) as url, pytest.raises(SwarmError, match="do not join it"):
+        join_run(url, tmp_path / "key", tmp_path / "home", 1.0, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"groups": 10**9}, {"groups": 0}, {"step": 10**6, "newest": 10**6}, {"oldest": -1}, {"newest": 1}],
+)
+def test_a_lease_for_more_than_the_config_says_is_not_worked_on(changes: dict[str, Any], tmp_path: Path) -> None:
+    lease = replace(Lease("test", A.address, 0, 0, 0, 0, 2, 1, time.time() + 60), **changes)
+    signed = SignedLease.sign(lease, {0: "ab" * 32}, COORDINATOR).to_tree()
+    answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/leases": json.dumps({"lease": signed}).encode()}
+    with (
+        coordinator(answers) as url,
+        Link(url, A, wait_s=1) as link,
+        pytest.raises(RolloutError, match=r"a file of this run has|is no lease"),
+    ):
+        SwarmStore(link, tmp_path).lease(A.address, 0)
+
+
+def test_what_a_machine_inside_answers_is_told_to_nobody() -> None:
+    """An object store's URL is the coordinator's to give, and may lead to a router at home."""
+
+    def secret(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(404)
+        handler.send_header("Content-Length", "6")
+        handler.end_headers()
+        handler.wfile.write(b"secret")
+
+    waited: list[str] = []
+    with coordinator({"/inside": secret}) as inside:
+        where = json.dumps({"url": f"{inside}/inside", "done": False}).encode()
+        answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/uploads/0/0": where}
+        with coordinator(answers) as url, pytest.raises(WaitError) as caught:
+            Link(url, A, wait_s=0.2, on_wait=lambda what, _: waited.append(what)).put_direct("/v1/uploads/0/0", b"x", 0)
+    assert "the object store answered 404" in waited[0]
+    assert "secret" not in "".join(waited) + str(caught.value)
+
+
+def test_what_a_coordinator_says_is_shown_without_terminal_escapes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    console = Console(record=True, width=200)
+    verdict = {"accept": False, "audited": True, "finding": None, "evidence": "\x1b[2J\x9b1m"}
+    told = {"step": 0, "submission": 0, "node": A.address, "sha256": "", "received": 0.0, "verdict": verdict}
+    print_why(told | {"judge": Key(bytes([9]) * 32).address}, console)
+    with coordinator({"/v1/card": card_of()}) as url:
+        _, reach = lend("worker", None, url, tmp_path / "key", None, (), [], None, console)
+    reach.say("told to stop: \x1b]0;owned\x07")
+    shown = console.export_text()
+    assert "told to stop" in shown
+    assert not {"\x1b", "\x9b", "\x07"} & set(shown)
