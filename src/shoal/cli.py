@@ -539,6 +539,39 @@ def ledger_export(
     export_ledger(path, to, console)
 
 
+@ledger.command("challenge")
+def ledger_challenge(
+    submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
+    claim: Annotated[str, typer.Option(help="What its verdict should have been: accept or reject.")],
+    evidence: Annotated[Path, typer.Option(help="The evidence that you replayed (shoal replay).")],
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    key: NodeKey = None,
+) -> None:
+    """Object to a verdict within its window. You must have joined; the arbiter replays the evidence and rules."""
+    from shoal.keys import Key
+    from shoal.swarm.challenge import challenge
+    from shoal.swarm.identity import default_key
+
+    challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
+
+
+@ledger.command("arbitrate")
+def ledger_arbitrate(
+    run: Run,
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    key: Annotated[Path | None, typer.Option(help="The arbiter's key; the coordinator's if not given.")] = None,
+) -> None:
+    """Replay the evidence of every open challenge, and rule on it; for the run's arbiter."""
+    from shoal.keys import Key
+    from shoal.swarm.challenge import arbitrate
+    from shoal.swarm.member import key_path
+    from shoal.validate.again import replay_bundle
+
+    own = Key.load(key or key_path(run, "coordinator"))
+    upheld, refuted = arbitrate(join, run / "evidence", own, lambda bundle: replay_bundle(bundle, console), console)
+    console.print(f"{upheld} challenges upheld, {refuted} refuted", highlight=False)
+
+
 @app.command()
 def earnings(path: LedgerOf) -> None:
     """Show who contributed how many tokens, what was accepted, earned and slashed."""
@@ -549,7 +582,7 @@ def earnings(path: LedgerOf) -> None:
 
 @app.command()
 def node(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The address of a node or validator.")],
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or how it begins.")],
     path: LedgerOf,
 ) -> None:
     """Show one contributor's history: stake, work, verdicts, earnings."""

@@ -18,8 +18,10 @@ from shoal.config import load_config
 from shoal.errors import ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
+from shoal.ledger.export import verify_file
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
+from shoal.swarm.book import FILE as LEDGER
 from shoal.swarm.client import Link
 from shoal.swarm.member import role_key
 from shoal.watch.contributions import CONTRIBUTIONS
@@ -70,7 +72,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
                 _watch(run, children, view, metrics)
-                _note_contributions(join, metrics)
+                _note_contributions(run, join, metrics)
         finally:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
@@ -132,11 +134,15 @@ def ports_of(run: RunDir) -> dict[str, int]:
     return ports
 
 
-def _note_contributions(join: str, metrics: MetricsWriter) -> None:
-    """Writes down who contributed what, for the summary."""
+def _note_contributions(run: RunDir, join: str, metrics: MetricsWriter) -> None:
+    """Writes down who contributed, earned and lost what, for the summary."""
     try:
         with Link(join, Key.create(), wait_s=ASK_S) as link:
             nodes = link.get("/v1/status")["nodes"]
+        accounts = verify_file(run.path / LEDGER).state.accounts
+        for node in nodes:
+            if account := accounts.get(node["address"]):
+                node |= {"earned": account.earned_ever - account.voided, "slashed": account.slashed}
     except ShoalError as error:
         metrics.write("note", text=f"who contributed what is not known: {error}")
         return

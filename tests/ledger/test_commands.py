@@ -48,7 +48,7 @@ def test_an_export_verifies_alone_and_without_torch_or_a_web_server(run: Path) -
     assert "verified" in shoal("ledger", "verify", target)
     code = (
         "import sys; from pathlib import Path; from shoal.ledger.export import verify_file;"
-        "import shoal.ledger.commands, shoal.ledger.told;"
+        "import shoal.ledger.commands;"
         "verify_file(Path(sys.argv[1])); print(sorted({'torch', 'fastapi', 'web3', 'sqlalchemy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(target)], capture_output=True, text=True, check=True)

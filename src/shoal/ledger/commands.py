@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.errors import LedgerError
-from shoal.keys import checked_address, checksummed
+from shoal.keys import checked_address, checksummed, short
 from shoal.ledger.acts import Act, Open, Settle, Work
 from shoal.ledger.chain import History, find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
@@ -17,6 +17,7 @@ from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.state import Account, State, holdings, leases, status
 
 LEDGER_FILE = "ledger.db"
+LEAST_PREFIX = 6  # characters of an address, 0x among them
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 
 
@@ -107,16 +108,27 @@ def _row(state: State, account: Account) -> Iterator[str]:
     has = holdings(state, account)
     numbers = (account.tokens, account.tokens_accepted, account.accepted, account.offences)
     credits_ = (account.earned_ever - account.voided, has.locked, account.slashed, account.stake)
-    return iter((account.address, *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account)))
+    return iter(
+        (short(checksummed(account.address)), *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account))
+    )
+
+
+def _meant(state: State, address: str) -> str:
+    """The node of this address, or the one whose address begins so."""
+    begins = address.lower()
+    found = [known for known in state.accounts if known.startswith(begins)] if len(begins) >= LEAST_PREFIX else []
+    if len(found) != 1:
+        why = f"{len(found)} nodes begin so" if found else "no node of this ledger begins so"
+        raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")
+    return found[0]
 
 
 def show_node(path: Path, address: str, console: Console) -> None:
     """One contributor's history."""
     history, entries = _verified(path, console)
-    state, who = history.state, checked_address(address)
-    account = state.accounts.get(who)
-    if account is None:
-        raise LedgerError(f"{who}: is not in this ledger; shoal earnings lists who is")
+    state = history.state
+    who = _meant(state, address)
+    account = state.accounts[who]
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {status(state, account)}", highlight=False)
     console.print(

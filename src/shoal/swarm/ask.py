@@ -10,10 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.errors import SwarmError
+from shoal.errors import LedgerError, SwarmError
 from shoal.keys import Key, checksummed, short
+from shoal.ledger.chain import TamperedError
+from shoal.ledger.commands import explain as sentences
+from shoal.ledger.export import verify_file
 from shoal.rundir import open_run
 from shoal.swarm import messages as m
+from shoal.swarm.book import FILE as LEDGER
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
 from shoal.swarm.past import has_coordinator, reading
@@ -26,7 +30,7 @@ SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
     """What a coordinator knows of a submission, STEP/NUMBER."""
-    step, number = _named(submission)
+    step, number = named_submission(submission)
     with _link(join) as link:
         return link.look(m.ExplanationOut, f"/v1/submissions/{step}/{number}").model_dump()
 
@@ -37,13 +41,26 @@ def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
     if not has_coordinator(run):
         raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
     with reading(run) as db:
-        told = asdict(explain(db, *_named(submission)))
+        told = asdict(explain(db, *named_submission(submission)))
+    told["ledger"] = _ledger_says(run_dir / LEDGER, told["step"], told["submission"])
     if told["verdict"] and told["verdict"]["evidence"]:
         told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
     return told
 
 
-def _named(submission: str) -> tuple[int, int]:
+def _ledger_says(path: Path, step: int, submission: int) -> list[str]:
+    """What the ledger has of a submission; nothing while its step is not entered."""
+    if not path.exists():
+        return []
+    try:
+        return sentences(verify_file(path).state, step, submission)[1:]
+    except TamperedError:
+        raise
+    except LedgerError:
+        return ["its step is not entered yet"]
+
+
+def named_submission(submission: str) -> tuple[int, int]:
     named = SUBMISSION.fullmatch(submission)
     if named is None:
         raise SwarmError(f"submission {submission!r:.40}: must read STEP/NUMBER, as in 12/3")
@@ -75,6 +92,7 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"found: {finding['found']}")
     if verdict["evidence"]:
         lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE computes it again")
+    lines += [f"ledger: {line}" for line in told.get("ledger", [])]
     return lines
 
 

@@ -6,11 +6,15 @@ has a name, and entering it twice is entering it once: the ledger may be slow or
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config import LedgerConfig, RunConfig
+from shoal.errors import StorageError
+from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import Deposit, Fund, Leaf, Register, Settle, Work, beacons
 from shoal.ledger.acts import Terms as LedgerTerms
@@ -31,7 +35,9 @@ MOST_BATCHES = 1 << 16
 class Book:
     """The coordinator's hand on the ledger."""
 
-    def __init__(self, ledger: SqliteLedger, key: Key, config: LedgerConfig) -> None:
+    def __init__(self, path: Path, ledger: SqliteLedger, key: Key, config: LedgerConfig) -> None:
+        self._path = path
+        self._began = time.monotonic()
         self._ledger = ledger
         self._key = key
         self._config = config
@@ -42,15 +48,15 @@ class Book:
     @classmethod
     def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
         """The ledger of a run in a file, begun if there is none."""
-        return cls(SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms)), key, config.ledger)
+        ledger = SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms))
+        return cls(path, ledger, key, config.ledger)
 
     def close(self) -> None:
+        """Also notes what the ledger took of the coordinator's time, beside it."""
         self._ledger.close()
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds that the ledger took so far."""
-        return self._ledger.spent_s
+        took = {"spent_s": self._ledger.spent_s, "wall_s": time.monotonic() - self._began}
+        with suppress(StorageError):  # a full disk must not hide why the coordinator ends
+            write_whole(self._path.with_suffix(".json"), json.dumps(took).encode())
 
     def keep(self, database: Database) -> None:
         """Enters what was noted, and settles what was judged. Not from the database's own thread."""
@@ -62,6 +68,10 @@ class Book:
                 self._work(**arguments)
             told(database, last)
         self._settle()
+
+    @property
+    def arbiter(self) -> str:
+        return self._ledger.state.terms.arbiter
 
     def take(self, statement: Statement) -> bool:
         """Enters what somebody else signed; False if it was there already. Refused says which rule it breaks."""

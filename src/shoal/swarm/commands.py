@@ -77,6 +77,7 @@ def _serve(
     try:
         serve(coordinator, listener, started)
     finally:
+        coordinator.book.close()
         database.close()
 
 

@@ -296,8 +296,9 @@ class Coordinator:
         return len(names)
 
     async def heard(self, signed: Signed) -> None:
-        """Lets a request in that is about the ledger alone."""
-        await self._act(signed, lambda _db, _node, _now: None)
+        """Lets a request in that is about the ledger alone: of a node, or of the arbiter, who need not be one."""
+        if signed.node != self.book.arbiter:
+            await self._act(signed, lambda _db, _node, _now: None)
 
     # What anybody may know
 

@@ -5,7 +5,6 @@ validator has checked from its first entry on, and never for one that contradict
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from shoal.ledger.acts import NO_HASH, Act, Commit, Head, Leaf, Reveal, vote_has
 from shoal.ledger.chain import History
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.state import Batch, State
+from shoal.swarm.challenge import enter
 from shoal.swarm.client import Link
 from shoal.swarm.refusal import Refusal
 from shoal.validate.votes import Vote, Votes
@@ -147,9 +147,8 @@ class Juror:
         chain.check_head(self._history, kept.author, kept.act)
 
     def _say(self, history: History, act: Act) -> None:
-        statement = Statement.sign(self._link.key, history.state.run, history.ledger, act)
         with suppress(Refusal, RolloutError):  # somebody was faster, or it is too late: the history says what counts
-            self._link.send("POST", "/v1/ledger/statements", json.loads(statement.model_dump_json()))
+            enter(self._link, history, act)
 
 
 def _is_over(state: State, steps: int) -> bool:

@@ -27,6 +27,9 @@ class Contribution:
     rejected: int
     samples: int
     tokens: int
+    earned: int
+    """Credits, those that are still locked among them."""
+    slashed: int
 
 
 def read_contributions(run_dir: Path) -> list[Contribution]:
@@ -54,6 +57,8 @@ def _contribution(node: Entry) -> Contribution:
         count("rejected"),
         count("samples"),
         count("tokens"),
+        count("earned"),
+        count("slashed"),
     )
 
 
@@ -63,13 +68,14 @@ def contributions_table(contributions: Sequence[Contribution]) -> Table:
     total = sum(one.tokens for one in contributions) or 1
     for column in ("node", "role", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("files", "rejected", "answers", "tokens", "share"):
+    for column in ("files", "rejected", "tokens", "share", "earned", "slashed"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in contributions:
-        cells: Iterable[str] = ("", "", "", "", "")
+        cells: Iterable[str] = ("",) * 6
         if one.role == "worker":
             share = f"{one.tokens / total:.0%}"
-            cells = (f"{one.accepted:,}", f"{one.rejected:,}", f"{one.samples:,}", f"{one.tokens:,}", share)
+            credits_ = (f"{one.earned:,}", f"{one.slashed:,}")
+            cells = (f"{one.accepted:,}", f"{one.rejected:,}", f"{one.tokens:,}", share, *credits_)
         state = Text(one.state, "red" if one.state == "banned" else "")
         name = f"{one_line(one.name)[:24]} {short(one_line(one.address))}".strip()
         table.add_row(Text(name), one.role, state, *cells)

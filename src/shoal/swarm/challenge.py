@@ -1,0 +1,87 @@
+"""Objecting to a verdict: anyone who has joined may, with evidence that was replayed; the arbiter replays it and rules."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.errors import LedgerError
+from shoal.files import sha256_file
+from shoal.keys import Key
+from shoal.ledger import chain
+from shoal.ledger.acts import Act, Challenge, Rule
+from shoal.ledger.chain import History
+from shoal.ledger.commands import OUTCOMES
+from shoal.ledger.entry import Entry, Statement
+from shoal.swarm.ask import named_submission
+from shoal.swarm.client import Link
+
+ASK_S = 30.0
+
+
+def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, console: Console) -> None:
+    """Says on the ledger what the verdict on a submission, STEP/NUMBER, should have been."""
+    if claim not in ("accept", "reject"):
+        raise LedgerError(f"--claim {claim}: give accept or reject")
+    if not evidence.is_file():
+        raise LedgerError(f"evidence {evidence}: no such file; give the bundle that shoal replay was given")
+    step, number = named_submission(submission)
+    with Link(join, key, ASK_S) as link:
+        history = follow(link)
+        for batch in history.state.batches:
+            for index, leaf in enumerate(batch.leaves):
+                if (batch.step, leaf.submission) == (step, number):
+                    letter = "a" if claim == "accept" else "r"
+                    proof = sha256_file(evidence)
+                    act = Challenge(batch=batch.number, index=index, claim=letter, evidence=proof)  # type: ignore[arg-type]
+                    enter(link, history, act)
+                    console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
+                    return
+    raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
+
+
+def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool], console: Console) -> tuple[int, int]:
+    """Rules on every open challenge whose evidence lies in a directory; how many were upheld, and how many refuted.
+
+    `replay` says whether a bundle's accusation holds when it is computed again.
+    """
+    bundles = {sha256_file(path): path for path in sorted(evidence.glob("*.json"))}
+    upheld = refuted = 0
+    with Link(join, key, ASK_S) as link:
+        history = follow(link)
+        if key.address != history.state.terms.arbiter:
+            raise LedgerError(f"{key.address}: is not this run's arbiter, who is {history.state.terms.arbiter}")
+        for batch in history.state.batches:
+            for (index, who), one in list(batch.challenges.items()):
+                if index in batch.rulings or (index, who) in batch.answered:
+                    continue
+                name = f"{batch.step}/{batch.leaves[index].submission}"
+                if one.evidence not in bundles:
+                    console.print(f"{name}: evidence {one.evidence[:12]} is not in {evidence}; left open")
+                    continue
+                accusation_holds = replay(bundles[one.evidence])
+                right = accusation_holds == (one.claim == "r")
+                enter(link, history, Rule(batch=batch.number, index=index, challenger=who, upheld=right))
+                console.print(f"{name}: challenge of {who} {'upheld' if right else 'refuted'}")
+                upheld, refuted = upheld + right, refuted + (not right)
+    return upheld, refuted
+
+
+def follow(link: Link) -> History:
+    """The whole history that a coordinator gives out, checked."""
+    history: History | None = None
+    while lines := link.get(f"/v1/ledger/entries?first={history.number + 1 if history else 0}")["lines"]:
+        for entry in map(Entry.from_line, lines):
+            if history is None:
+                history = chain.begin(entry)
+            else:
+                chain.extend(history, entry)
+    if history is None or history.state.coordinator != link.card.coordinator:
+        raise LedgerError(f"{link.join_at.url}: has no ledger of the coordinator {link.card.coordinator}")
+    return history
+
+
+def enter(link: Link, history: History, act: Act) -> None:
+    """Hands in an act, signed with the link's key."""
+    statement = Statement.sign(link.key, history.state.run, history.ledger, act)
+    link.send("POST", "/v1/ledger/statements", statement.model_dump(mode="json"))
