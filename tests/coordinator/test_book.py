@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from shoal.errors import LedgerError, RolloutError
 from shoal.keys import Key
@@ -14,6 +15,7 @@ from shoal.ledger.entry import Statement
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
 from shoal.swarm import book as book_module
+from shoal.swarm.challenge import arbitrate, challenge
 from shoal.swarm.juror import Juror
 from shoal.swarm.refusal import Refusal
 from shoal.validate.finding import Finding, Verdict
@@ -245,6 +247,38 @@ def test_nobody_enters_what_is_not_theirs(small_world: World) -> None:
     )
     assert stranger.status_code == 403
     assert small_world.book.entries(0, 100) == before
+
+
+def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
+    small_world: World, votes: Votes, juror: Juror, tmp_path: Path
+) -> None:
+    announce(small_world, 0)
+    lease = small_world.take("a")
+    small_world.hand_in("a", lease)
+    bundle = tmp_path / "evidence" / "one.json"
+    bundle.parent.mkdir()
+    bundle.write_text("an accusation")
+    judge(small_world, votes, accept=False)
+    for number in (1, 2):
+        announce(small_world, number)
+    keep(small_world)
+    juror.work()
+    keep(small_world)
+    name = f"{lease.step}/{lease.submission}"
+    quiet = Console(quiet=True)
+    with pytest.raises(LedgerError, match="give accept or reject"):
+        challenge(small_world.url, name, "maybe", bundle, key_of("a"), quiet)
+    with pytest.raises(LedgerError, match="is not on the ledger yet"):
+        challenge(small_world.url, "7/7", "accept", bundle, key_of("a"), quiet)
+    challenge(small_world.url, name, "accept", bundle, key_of("a"), quiet)
+    with pytest.raises(LedgerError, match="is not this run's arbiter"):
+        arbitrate(small_world.url, bundle.parent, key_of("a"), lambda _: False, quiet)
+    nobody = arbitrate(small_world.url, tmp_path / "elsewhere", COORDINATOR, lambda _: False, quiet)
+    assert nobody == (0, 0)
+    assert arbitrate(small_world.url, bundle.parent, COORDINATOR, lambda _: False, quiet) == (1, 0)
+    account = history(small_world).accounts[key_of("a").address]
+    assert (account.stake, account.slashed, account.offences) == (small_world.config.ledger.welcome, 0, 0)
+    assert history(small_world).judges[VALIDATOR.address].refuted == 1
 
 
 def test_a_node_asks_what_it_has(small_world: World) -> None:

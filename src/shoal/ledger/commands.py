@@ -91,11 +91,11 @@ def show_earnings(path: Path, console: Console) -> None:
 def earnings_table(state: State) -> Table:
     """A row a node that handed something in or has stake: the final table of a run."""
     title = f"{state.run}: who earned what"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
     for column in ("tokens", "accepted", "files", "rejected", "earned", "locked", "slashed", "stake"):
-        table.add_column(column, justify="right")
-    table.add_column("state")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     accounts = sorted(state.accounts.values(), key=lambda account: -account.tokens_accepted)
     for account in accounts:
         if account.submitted or account.stake or account.slashed:
@@ -108,9 +108,8 @@ def _row(state: State, account: Account) -> Iterator[str]:
     has = holdings(state, account)
     numbers = (account.tokens, account.tokens_accepted, account.accepted, account.offences)
     credits_ = (account.earned_ever - account.voided, has.locked, account.slashed, account.stake)
-    return iter(
-        (short(checksummed(account.address)), *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account))
-    )
+    name = short(checksummed(account.address))
+    return iter((name, *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account)))
 
 
 def _meant(state: State, address: str) -> str:

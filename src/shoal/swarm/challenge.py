@@ -1,4 +1,4 @@
-"""Objecting to a verdict: anyone who has joined may, with evidence that was replayed; the arbiter replays it and rules."""
+"""Objecting to a verdict: anyone who has joined may, with evidence; the arbiter replays it and rules."""
 
 from collections.abc import Callable
 from pathlib import Path
