@@ -237,7 +237,7 @@ class LedgerConfig(_Table):
     rate: Credits = Field(1, description="Credits for each accepted token.")
     fund: Credits = Field(100_000_000, description="Credits that the treasury begins with.")
     welcome: Credits = Field(2000, description="Stake given to every worker that joins; 0 where stake is paid in.")
-    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(500, description="Stake for each lease at once.")
+    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(2000, description="Stake for each lease at once.")
     slash: Credits = Field(1000, description="Credits that a rejected file costs, or what there is.")
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
     window: Positive = Field(4, description="Steps for which a verdict can be challenged, at least.")

@@ -84,7 +84,7 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def hand_in(db: Connection, key: Key, weights: str, *verdicts: Verdict) -> None:
         node = registry.known(db, key.address)
-        granted = leasing.grant(db, terms, COORDINATOR, node, 0, [], None, NOW + 1)
+        granted = leasing.grant(db, terms, COORDINATOR, node, 0, [], 1, NOW + 1)
         assert not isinstance(granted, leasing.NoLease)
         lease = granted.lease
         submission = make_submission(lease, version=0, weights=weights)

@@ -150,11 +150,11 @@ class Coordinator:
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
 
-    def _leases_of(self, node: str) -> int | None:
-        """How many leases the ledger lets a node hold; None while it does not know it yet."""
+    def _leases_of(self, node: str) -> int:
+        """How many leases the ledger lets a node hold; none while it does not know it yet."""
         standing = self.book.standing(node)
         if standing is None or standing.status == "active":
-            return standing.leases if standing else None
+            return standing.leases if standing else 0
         raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
 
     async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:

@@ -103,12 +103,12 @@ def grant(
     node: Node,
     version: int,
     holding: Collection[tuple[int, int]],
-    may_hold: int | None,
+    may_hold: int,
     now: float,
 ) -> SignedLease | NoLease:
     """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
 
-    `version` is the newest that the node has, `may_hold` what the ledger says of its stake and its work.
+    `version` is the newest that the node has, `may_hold` how many leases its stake allows.
     """
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
@@ -124,7 +124,7 @@ def grant(
     for row in own:
         if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
-    most = terms.probation_leases if may_hold is None else may_hold
+    most = terms.leases if node.accepted >= terms.probation else max(terms.probation_leases, may_hold)
     if len(own) >= most:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
     if node.accepted < terms.probation:
