@@ -239,3 +239,9 @@ def _called(call: ast.Call) -> str:
 def test_a_composite_is_refused_with_what_to_write_instead() -> None:
     with pytest.raises(TaskError, match=r"reasoning-gym/composite: not taken.*one \[\[tasks\]\] table for each"):
         ReasoningGym("composite", {"datasets": []})
+
+
+def test_a_scorer_whose_role_was_killed_before_it_said_anything_ends_without_a_word() -> None:
+    command = [sys.executable, "-P", "-m", "shoal.tasks.scorer_child"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

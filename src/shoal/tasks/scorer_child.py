@@ -31,7 +31,9 @@ def main() -> None:
     leave_network()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints is no reply
-    spec = json.loads(requests.readline())
+    if not (first := requests.readline()):
+        return  # who started this was killed before it said anything
+    spec = json.loads(first)
     source = build_source([TaskConfig.model_validate(task) for task in spec["tasks"]])
     confine()
     for line in requests:
