@@ -77,12 +77,14 @@ class RunDir:
             yield channel
 
     @contextmanager
-    def cast(self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str) -> Iterator["CastChannel"]:
-        """Versions that `origin` signed, from relays."""
+    def cast(
+        self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int = 0
+    ) -> Iterator["CastChannel"]:
+        """Versions that `origin` signed, from relays, none of which lies nearer than `nearest`."""
         from shoal.exchange.cast import CastChannel
 
         path, wait_s = self.path / "nodes" / role, self.config.wait_s
-        with CastChannel(path, relays, origin, self.config.name, role, wait_s, metrics) as channel:
+        with CastChannel(path, relays, origin, self.config.name, role, wait_s, metrics, nearest) as channel:
             yield channel
 
     def base_version(self, source: WeightSource) -> Version:

@@ -1,15 +1,19 @@
 """Many keys cost nothing: what somebody who has them can do to a run, and what not."""
 
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.signing import sign_request
 from shoal.swarm.tables import nodes
-from shoal.validate.finding import Verdict
+from shoal.validate.finding import Finding, Verdict
 
-from .world import TRAINER, World, key_of, world_at
+from .world import COORDINATOR, TRAINER, VALIDATOR, World, key_of, world_at
 
 
 def accept(world: World) -> None:
@@ -75,12 +79,72 @@ def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_
         assert world.validator.is_out(0)
 
 
-def test_joining_again_and_again_does_not_make_looking_costly(small_world: World) -> None:
+def test_joining_again_and_again_does_not_make_looking_costly(
+    small_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.swarm.coordinator.OVERVIEW_S", 60.0)
     world = small_world
-    looked = []
-    for _ in range(5):
-        world.request(key_of("a"), "POST", "/v1/nodes", {"role": "worker"})
-        looked.append(httpx2.get(f"{world.url}/v1/status").content)
-        if len(looked) > 1 and looked[-1] == looked[-2]:
-            return
-    pytest.fail("the overview was made anew each time")
+    looked = set()
+    for _ in range(3):
+        assert world.request(key_of("a"), "POST", "/v1/nodes", {"role": "worker"}).status_code == 200
+        assert httpx2.get(f"{world.url}/v1/status").status_code == 200
+        assert world.coordinator._seen is not None
+        looked.add(world.coordinator._seen[0])
+    assert len(looked) == 1
+
+
+def test_keys_that_joined_and_went_do_not_fill_a_run_for_good(tmp_path: Path) -> None:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"most_nodes": 4}) as world:
+        world.announce()
+        world.take("holder")
+        for name in ("idle-0", "idle-1", "idle-2"):
+            answer = world.request(key_of(name), "POST", "/v1/nodes", {"role": "worker"})
+        assert answer.status_code == 429
+        pass_time(world, 121)
+        world.lease("holder")
+        for name in ("late-0", "late-1", "late-2"):
+            answer = world.request(key_of(name), "POST", "/v1/nodes", {"role": "worker"})
+        assert answer.status_code == 429
+        assert "takes no more" in answer.text
+        assert world.link(key_of("late-0")).heartbeat()["do"] == "work"
+        with pytest.raises(Refusal, match="has not joined"):
+            world.link(key_of("idle-0")).heartbeat()
+
+
+def test_files_that_are_rejected_take_no_room(world: World) -> None:
+    world.announce()
+    lease = world.take("cheater")
+    world.hand_in("cheater", lease)
+    (upload,) = world.validator.waiting(0, 2)
+    _, sha256 = world.validator.read(upload)
+    finding = Finding("format", "a file is what its lease asks for", "x", "y")
+    world.validator.judge(upload, Verdict(False, sha256, False, finding))
+    assert list((world.path / "uploads").rglob("*.parquet")) == []
+    answer = world.request(VALIDATOR, "GET", f"/v1/files/{lease.step}/{lease.submission}")
+    assert (answer.status_code, "were removed after its verdict" in answer.text) == (410, True)
+    assert httpx2.get(f"{world.url}/v1/submissions/{lease.step}/{lease.submission}").json()["verdict"]["finding"]
+
+
+def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World) -> None:
+    world = small_world
+    world.announce()
+    lease = world.take("a")
+    target = f"/v1/files/{lease.step}/{lease.submission}?signal=2"
+    host, port = world.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        for _ in range(3):
+            headers = sign_request(key_of("a"), "PUT", target, "0" * 64, COORDINATOR.address, world.clock())
+            head = [
+                f"PUT {target} HTTP/1.1",
+                "Host: x",
+                "Content-Length: 100",
+                *map(": ".join, headers.items()),
+                "",
+                "x",
+            ]
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall("\r\n".join(head).encode())
+        time.sleep(0.5)
+        answer = world.request(key_of("a"), "PUT", target, content=b"x" * 100)
+        assert (answer.status_code, "3 files come already" in answer.text) == (429, True)
+    world.hand_in("a", lease)

@@ -16,6 +16,7 @@ from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import MIB
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import HEAD, Store
+from shoal.shardcast.wire import distance
 from tests.shardcast.world import (
     KEY,
     RUN,
@@ -363,6 +364,55 @@ def test_a_source_that_comes_later_is_taken_as_well(tmp_path: Path) -> None:
             puller.also_from([origin.server.url, f"{origin.server.url}/"])
             assert contents(puller.fetch(1, 20)) == contents(folder)
             assert len(puller.sources) == 2
+
+
+def test_sources_that_come_under_ever_new_names_take_no_more_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.shardcast.sources.MOST_SOURCES", 4)
+    with origin_at(tmp_path / "o") as origin:
+        folder = origin.publish(1)
+        with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN) as puller:
+            assert puller.latest(20) == 1
+            for number in range(30):
+                puller.also_from([origin.server.url, *(f"http://127.0.0.1:9/{number}-{n}" for n in range(9))])
+            assert len(puller.sources) == 4
+            assert puller.sources[0].url == origin.server.url
+            deadline = time.monotonic() + 20
+            while sum(thread.is_alive() for thread in puller._threads) > 20 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert sum(thread.is_alive() for thread in puller._threads) <= 20
+            assert contents(puller.fetch(1, 20)) == contents(folder)
+
+
+def test_a_source_that_lies_nearer_than_it_may_is_connected_to_and_not_asked(tmp_path: Path) -> None:
+    with origin_at(tmp_path / "o") as origin:
+        origin.publish(1)
+        with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN, nearest=2) as puller:
+            assert puller.latest(0.5) is None
+            assert "inside this network; not asked" in puller.sources.said()
+        assert origin.server.counts["requests"] == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "far"),
+    [
+        ("127.0.0.1", 0),
+        ("::1", 0),
+        ("0.0.0.0", 0),
+        ("169.254.169.254", 1),
+        ("fe80::1%eth0", 1),
+        ("192.168.1.1", 2),
+        ("::ffff:10.0.0.1", 2),
+        ("100.64.0.1", 2),
+        ("fd00::1", 2),
+        ("1.1.1.1", 3),
+        ("2606:4700::1", 3),
+        ("a.name", 0),
+    ],
+)
+def test_how_far_an_address_lies(host: str, far: int) -> None:
+    assert distance(host) == far
 
 
 def test_a_source_that_comes_while_a_package_is_awaited_brings_it(tmp_path: Path) -> None:

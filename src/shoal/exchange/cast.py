@@ -51,11 +51,12 @@ class CastChannel:
         name: str,
         wait_s: float,
         metrics: MetricsWriter,
+        nearest: int = 0,
     ) -> None:
         self._wait_s = wait_s
         self._fetch_s = min(wait_s, FETCH_S)
         self._on_note = _noting(metrics)
-        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note)
+        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note, nearest=nearest)
         self._here: dict[int, Version] = {}
         self._stopped = threading.Event()
         self._held = contextlib.ExitStack()
@@ -175,6 +176,7 @@ def start_relay(
         server = Server(store, name="relay", host=host, port=port or free_ports([0])[0], public=url)
         own_url = url or server.url
         with reach.relay(run, status, sources, own_url) as (origin, urls, heart):
+            nearest = 0 if sources else reach.nearest()
             puller = Puller(
                 store,
                 urls,
@@ -184,10 +186,11 @@ def start_relay(
                 name="relay",
                 own_url=own_url,
                 on_note=_noting(metrics),
+                nearest=nearest,
             )
             server.facts = puller.facts
             with puller:
-                if heart is not None:
+                if heart is not None and not sources:
                     heart.on_relays = lambda relays: puller.also_from(url for url in relays if url != own_url)
                 _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 

@@ -67,6 +67,7 @@ class Intake:
         stall_s: float = 5.0,
         seed: int | None = None,
         on_note: Callable[[str], None] = lambda _: None,
+        nearest: int = 0,
     ) -> None:
         if not sources:
             raise ShardcastError("no source: give the URL of at least one relay or origin")
@@ -77,7 +78,7 @@ class Intake:
         self.jobs: dict[str, Job] = {}
         self._changed = threading.Condition(threading.RLock())
         headers = {"Shoal-Node": name, "Shoal-Url": own_url} if name or own_url else {}
-        self.sources = Sources(sources, headers, key, self._changed, self.counts, on_note)
+        self.sources = Sources(sources, headers, key, self._changed, self.counts, on_note, nearest)
         self._mirror = mirror
         self._stall_s = stall_s
         self._rng = Random(seed)
@@ -150,7 +151,7 @@ class Intake:
 
     def _watch_head(self, source: Source) -> None:
         connection = self.sources.connection(source)
-        while not self._closed:
+        while not (self._closed or source.gone):
             sequence = self._head.sequence if self._head else -1
             began = time.monotonic()
             try:
@@ -260,7 +261,7 @@ class Intake:
         connection = self.sources.connection(source)
         offer = job.offers[source.url]
         offset = bad = 0
-        while not (self._closed or job.finished or job.dropped or offer.ended):
+        while not (self._closed or source.gone or job.finished or job.dropped or offer.ended):
             if len(offer.queue) > ENOUGH_QUEUED and job.queued(source.url):
                 self._rest(0.02)
                 continue

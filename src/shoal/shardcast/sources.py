@@ -11,6 +11,7 @@ from shoal.shardcast.choose import Belief
 from shoal.shardcast.wire import Connection
 
 PER_SOURCE = 2  # transfers from one source at once: one is hashed while the other arrives
+MOST_SOURCES = 64  # a thread waits at each; relays that come and go may have any number of names
 FAR_BELOW = 0.1  # of the best other source's speed: such a transfer is given up
 
 
@@ -26,6 +27,7 @@ class Source:
     lies: int = 0
     said: str = ""  # the last thing that was wrong
     idle: list[Connection] = field(default_factory=list)
+    gone: bool = False  # not asked any more
 
 
 class Sources:
@@ -39,8 +41,11 @@ class Sources:
         changed: threading.Condition,
         counts: Counter[str],
         on_note: Callable[[str], None],
+        nearest: int = 0,
     ) -> None:
+        """No source is asked that lies nearer to this machine than `nearest` (`wire.distance`)."""
         self.on_note = on_note
+        self._nearest = nearest
         self._all = [Source(url.rstrip("/")) for url in dict.fromkeys(urls)]
         self._headers = headers
         self._key = key
@@ -59,11 +64,25 @@ class Sources:
         return self._all[at]
 
     def add(self, urls: Iterable[str]) -> list[Source]:
-        """Those of the URLs that are new, as sources."""
+        """Those of the URLs that are new, as sources.
+
+        Where they get too many, those that are not among the URLs and did worst make room.
+        """
         with self._changed:
+            named = dict.fromkeys(url.rstrip("/") for url in urls)
             known = {source.url for source in self._all}
-            new = [Source(url) for url in dict.fromkeys(url.rstrip("/") for url in urls) if url not in known]
-            self._all = [*self._all, *new]  # whoever goes through the old list may go on
+            others = [source for source in self._all if source.url not in named]
+            others.sort(key=lambda source: (source.failures > 0, -source.belief.success))
+            staying = [source for source in self._all if source.url in named]
+            new = [Source(url) for url in named if url not in known][: max(0, MOST_SOURCES - len(staying))]
+            room = MOST_SOURCES - len(staying) - len(new)
+            for source in others[max(0, room) :]:
+                source.gone = True
+                for connection in source.idle:
+                    connection.close()
+                source.idle.clear()
+            # Whoever goes through the old list may go on.
+            self._all = [*(source for source in self._all if not source.gone), *new]
             return new
 
     def close(self) -> None:
@@ -103,14 +122,14 @@ class Sources:
         with self._changed:
             connection = source.idle.pop() if source.idle else None
             if connection is None:
-                connection = Connection(source.url, headers=self._headers, key=self._key)
+                connection = Connection(source.url, headers=self._headers, key=self._key, nearest=self._nearest)
             self._live.add(connection)
             return connection
 
     def release(self, source: Source, connection: Connection, *, keep: bool = False) -> None:
         with self._changed:
             self._live.discard(connection)
-            if keep and not self._closed:
+            if keep and not (self._closed or source.gone):
                 source.idle.append(connection)
                 return
         connection.close()

@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import ipaddress
 import secrets
 import socket
 import time
@@ -14,6 +15,21 @@ from shoal.keys import Key
 from shoal.shardcast.guard import sign_request
 
 MOST_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
+
+
+def distance(host: str) -> int:
+    """How far an address lies: 0 this machine, 1 its link, 2 its network, 3 the world. A name lies nowhere: 0."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return 0
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback or address.is_unspecified:
+        return 0
+    if address.is_link_local:
+        return 1
+    return 3 if address.is_global else 2
 
 
 class SourceError(ShardcastError):
@@ -97,7 +113,9 @@ class _Socket:
 class Connection:
     """Requests to one source, one after another over one connection while it lasts."""
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None, key: Key | None = None) -> None:
+    def __init__(
+        self, url: str, *, headers: dict[str, str] | None = None, key: Key | None = None, nearest: int = 0
+    ) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port or 80
@@ -111,6 +129,7 @@ class Connection:
         self._address = (parts.hostname, port)
         self._headers = headers or {}
         self._key = key
+        self._nearest = nearest
         self._http: http.client.HTTPConnection | None = None
         self._sock: socket.socket | None = None
         self._ended = False
@@ -157,6 +176,9 @@ class Connection:
         if self._http is None or self._http.sock is None:  # the source may have closed it after its answer
             self.close()
             self._sock = socket.create_connection(self._address, timeout=pace.stall_s)
+            host = str(self._sock.getpeername()[0])
+            if distance(host) < self._nearest:  # asked of the connection itself: a name may lead anywhere by then
+                raise SourceError(f"leads to {host}, which lies inside this network; not asked")
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._http = http.client.HTTPConnection(self._host)
             self._http.sock = _Socket(self._sock, self)

@@ -245,7 +245,7 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         if ticket.done:
             await _drain(request)
             return m.Done(changed=False)
-        with tempfile.SpooledTemporaryFile(max_size=SPOOL) as spool:
+        with coordinator.receiving(step, submission), tempfile.SpooledTemporaryFile(max_size=SPOOL) as spool:
             digest, size = hashlib.sha256(), 0
             async for piece in request.stream():
                 digest.update(piece)

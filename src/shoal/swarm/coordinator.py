@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
+from shoal.errors import StorageError
 from shoal.keys import Key
 from shoal.rollout.pacing import StepCount
 from shoal.swarm import judging, leasing, queries, registry
@@ -51,6 +53,8 @@ ORPHAN_S = 3600.0
 LEASE_REQUESTS_PER_S = 50.0
 LEAST_RETRY_S = 0.2
 MOST_RELAYS = 64
+# Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
+MOST_COMING = 3
 # What is nobody's business outside: databases with their passwords, and who plays the cheat.
 PRIVATE = {"swarm", "cheaters"}
 
@@ -99,6 +103,7 @@ class Coordinator:
         self._workers = 0
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
+        self._coming: Counter[tuple[int, int]] = Counter()
         self._settling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.members: set[str] = set()
         """Nodes that have joined and are not banned."""
@@ -175,6 +180,20 @@ class Coordinator:
         taken = await self._do(work)
         self._tell_waiters()
         return taken
+
+    @contextlib.contextmanager
+    def receiving(self, step: int, submission: int) -> Iterator[None]:
+        """A file on its way. A lease is good for one: who sends many at once fills the disk before any is looked at."""
+        lease = (step, submission)
+        if self._coming[lease] >= MOST_COMING:
+            raise Refusal("too-often", f"lease step {step} submission {submission}: {MOST_COMING} files come already")
+        self._coming[lease] += 1
+        try:
+            yield
+        finally:
+            self._coming[lease] -= 1
+            if not self._coming[lease]:
+                del self._coming[lease]
 
     @contextlib.asynccontextmanager
     async def storing(self, step: int, submission: int, sha256: str) -> AsyncIterator[str]:
@@ -271,11 +290,18 @@ class Coordinator:
         return await self.objects.get(name), size
 
     async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
+        def hash_of(db: Connection) -> str:
+            return judging.explain(db, step, submission).sha256
+
         def work(db: Connection, node: Node, now: float) -> bool:
             return judging.judge(db, self.terms, node, step, submission, verdict, now)
 
         entered = await self._act(signed, work)
         self._tell_waiters()
+        if entered and not verdict.accept:
+            # The row says that it is gone already: who is killed here leaves an orphan.
+            with contextlib.suppress(StorageError):
+                await self._orphans.remove([object_name(step, submission, await self._do(hash_of))])
         return entered
 
     async def ban(self, signed: Signed, address: str, reason: str) -> None:

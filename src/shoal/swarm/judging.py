@@ -1,7 +1,8 @@
 """Verdicts: who may give them, what they are bound to, and what the trainer may read.
 
 A file is in quarantine until a validator's verdict. A verdict names the hash of the bytes it judged and is final, but
-for one thing: the trainer may turn down what was accepted, and then it is never read.
+for one thing: the trainer may turn down what was accepted, and then it is never read. The bytes of what is rejected
+are not kept, or whoever has many keys fills the disk; a validator keeps the evidence.
 """
 
 from dataclasses import dataclass
@@ -64,7 +65,9 @@ def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
     """An upload's name in the object store, and its size."""
     row = _find(db, step, submission)
     if not row.kept:
-        raise Refusal("expired", f"submission {submission} of step {step}: its bytes were removed after training")
+        raise Refusal(
+            "expired", f"submission {submission} of step {step}: its bytes were removed after its verdict or training"
+        )
     return object_name(step, submission, row.sha256), row.size
 
 
@@ -89,7 +92,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
-        .values(**found, **counted)
+        .values(**found, **counted, kept=row.kept and verdict.accept)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:

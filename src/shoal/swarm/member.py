@@ -5,6 +5,7 @@ every few seconds what it does, and has everything else from the run card.
 """
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from shoal.errors import ShoalError, WaitError
 from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource
@@ -20,7 +22,9 @@ from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.rollout.record import Limits
 from shoal.rundir import RUN_FILE, RunDir
+from shoal.shardcast.wire import distance
 from shoal.swarm.announce import AnnouncedChannel
+from shoal.swarm.card import Join
 from shoal.swarm.client import Link
 from shoal.swarm.identity import default_home, default_key
 from shoal.swarm.registry import Role
@@ -68,7 +72,8 @@ class Reach:
             return
         with self.member(run, role, name, status) as (link, heart):
             relays = list(self.relays) or _relays(link, run.config.wait_s, status)
-            with run.cast(name, relays, metrics, link.card.origin) as source:
+            nearest = 0 if self.relays else self.nearest()
+            with run.cast(name, relays, metrics, link.card.origin, nearest) as source:
                 heart.version = lambda: version.number if (version := source.latest()) else None
                 if not self.relays:
                     heart.on_relays = source.also_from
@@ -113,6 +118,16 @@ class Reach:
             self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")
             with Heart(link, status, self.say) as heart:
                 yield link, heart
+
+    def nearest(self) -> int:
+        """How near a relay of the run card may lie: as near as the coordinator, or strangers who join as relays would
+        have this machine ask for what lies inside its own network."""
+        parts = urlsplit(Join.parse(self.join).url)
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            return 0
+        return min((distance(str(address[4][0])) for address in found), default=0)
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""

@@ -5,7 +5,7 @@ Functions of a transaction and a time; each decides before it writes.
 
 from typing import Literal
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, exists, func, select, update
 
 from shoal.swarm import queries
 from shoal.swarm.outbox import remember
@@ -39,7 +39,7 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
         db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
         _hear(db, found, now)
         return
-    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes and not _make_room(db, terms):
         raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
@@ -49,6 +49,14 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
     db.execute(queries.ADD_NODE, row)
     if role == "worker":
         remember(db, "register", node=address)
+
+
+def _make_room(db: Connection, terms: Terms) -> bool:
+    """Forgets a stranger that is gone and never had a lease: keys that only join do not fill a run for good."""
+    own = nodes.c.address.in_([terms.trainer, *terms.validators])
+    idle = (nodes.c.state == State.GONE) & ~own & ~exists().where(leases.c.node == nodes.c.address)
+    found = db.execute(select(nodes.c.address).where(idle).order_by(nodes.c.seen).limit(1)).scalar()
+    return found is not None and db.execute(nodes.delete().where(nodes.c.address == found)).rowcount > 0
 
 
 def enter(db: Connection, signed: Signed, now: float) -> Node:
