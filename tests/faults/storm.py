@@ -274,6 +274,7 @@ class Storm:
         assert self.disk is not None
         self.disk.fill()
         before = self.proxy.answers[503]
+        held, self.allowed = self.allowed, self.steps + 1  # with no upload taken the run does not get far
         try:
             deadline = time.monotonic() + EVENT_S
             while self.proxy.answers[503] == before and time.monotonic() < deadline and not self._is_over():
@@ -281,6 +282,7 @@ class Storm:
             self._check("while the disk is full")
         finally:
             self.disk.free()
+            self.allowed = held
         self.events["uploads met a full disk"] += self.proxy.answers[503] - before
 
     def cheater(self) -> None:

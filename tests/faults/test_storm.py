@@ -26,6 +26,7 @@ def test_a_run_in_a_storm_completes_and_every_accepted_rollout_counts_exactly_on
             raise AssertionError("\n".join([*notes, str(error)])) from None
         assert len(events) >= 13
         assert set(events) <= storm.events.keys()
+        assert storm.disk is None or storm.events["uploads met a full disk"]
         rejected = {row.node for row in read_records(storm.run).submissions if row.accept is False}
         assert rejected & storm.dishonest, "nothing of the cheater or the strangers was ever judged"
         names = {row.name for row in read_records(storm.run).nodes if row.accepted}
