@@ -46,7 +46,7 @@ Home = Annotated[
 NodeKey = Annotated[Path | None, typer.Option("--key", help="Key to sign requests with; made if it is not there.")]
 Relays = Annotated[
     list[str] | None,
-    typer.Option("--relay", metavar="URL", help="Fetch versions from here, not from the run's directory; repeatable."),
+    typer.Option("--relay", metavar="URL", help="Fetch versions from here, whatever the run says; repeatable."),
 ]
 
 
@@ -57,7 +57,7 @@ def run(
     out: Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
 ) -> None:
-    """Run everything on this machine: trainer, workers and evaluation. Run it again to go on after a stop."""
+    """Run a whole swarm on this machine, and let others join it. Run it again to go on after a stop."""
     if dry_run:
         from shoal.config import load_config, to_toml
         from shoal.rundir import locate_run
@@ -74,7 +74,10 @@ def run(
 
 @app.command()
 def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out = None) -> None:
-    """Train on accepted rollouts and publish policy versions, in this process."""
+    """Train on accepted rollouts and publish policy versions, in this process.
+
+    With --join it signs with RUN/keys/trainer.key; swarm.trainer names its address if the coordinator is elsewhere.
+    """
     from shoal.rundir import locate_run
 
     located = locate_run(run, settings or [], out, console)  # before torch: a typo is told at once
@@ -88,7 +91,7 @@ def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out 
 def worker(
     run: MaybeTarget = None,
     join: Join = None,
-    name: Annotated[str, typer.Option(help="What to be called in tables.")] = "worker",
+    name: Annotated[str, typer.Option(help="What to be called in tables and in the run's directory.")] = "worker",
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences side by side; the run's if not given.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the run's if not given.")] = None,
     dtype: Annotated[
@@ -279,7 +282,7 @@ def calibrate(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta or broadcast.")
+        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta, broadcast or swarm.")
     ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
@@ -361,8 +364,21 @@ def relay(
     """Pass versions on: fetch from relays or the origin, check, and serve each piece as soon as it is here.
 
     A relay can withhold, and nothing else: whoever fetches from it checks the origin's signature.
+
+    To lend this machine's line to a run: shoal relay --join URL --host 0.0.0.0 --url http://THIS-MACHINE:7200.
     """
     if join is not None or (run_directory is not None and sources):
+        loose = {
+            "--origin": origin_address,
+            "--run": run_name,
+            "--allow": allow,
+            "--nginx": nginx,
+            "--no-serve": not serve,
+        }
+        if given := [option for option, value in loose.items() if value]:
+            raise ConfigError(
+                f"relay: {', '.join(given)}: not for the relay of a run, which goes by the run's own rules"
+            )
         if host in ("0.0.0.0", "::") and join is not None and url is None:
             raise ConfigError(f"relay: --host {host} listens everywhere; give --url with the URL that others reach")
         from shoal.exchange.cast import start_relay
@@ -412,7 +428,9 @@ def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a 
 
 @app.command()
 def coordinator(
-    config: Target,
+    run: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A TOML file that describes the run, or its directory.")
+    ],
     host: Annotated[str | None, typer.Option(help="Address to listen on; swarm.host if not given.")] = None,
     port: Annotated[int | None, typer.Option(min=0, help="Port to listen on; swarm.port if not given.")] = None,
     settings: Settings = None,
@@ -426,12 +444,13 @@ def coordinator(
     from shoal.rundir import default_path, open_run
     from shoal.swarm.commands import serve_coordinator
 
-    if config.is_dir():
-        run = open_run(config)
-        serve_coordinator(run.config, run.path, host, port, console)
+    if run.is_dir():
+        if settings or out:
+            raise ConfigError(f"run {run}: --set and --out go with a config file; a prepared run has its own config")
+        serve_coordinator(open_run(run).config, run, host, port, console)
         return
-    loaded = load_config(config, settings or [])
-    serve_coordinator(loaded, out or default_path(loaded), host, port, console)
+    config = load_config(run, settings or [])
+    serve_coordinator(config, out or default_path(config), host, port, console)
 
 
 identity = typer.Typer(help="Show, export or import the key that is this machine's name in every run.")

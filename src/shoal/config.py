@@ -223,6 +223,12 @@ class SwarmConfig(_Table):
         "moment twenty times as many.",
     )
 
+    @property
+    def public_host(self) -> str:
+        """The host in URLs that others are told; loopback for a run that listens everywhere and has no name."""
+        host = self.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]" if ":" in host else host
+
 
 class RunConfig(_Table):
     """A whole run."""

@@ -71,3 +71,9 @@ class SwarmError(ShoalError):
 
 class BenchError(ShoalError):
     """A peer we measure ourselves against could not be installed, or stopped."""
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, short enough for a message of ours; what SQLAlchemy wraps is what it says."""
+    said = str(getattr(error, "orig", None) or error)
+    return (said.splitlines() or [type(error).__name__])[0][:300]

@@ -36,7 +36,7 @@ def disk_errors(target: Path) -> Iterator[None]:
     except Exception as error:
         code = _error_number(error)
         if code in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing(target)).free
+            free = free_bytes(target)
             raise StorageError(
                 f"{target}: the disk is full ({free:,} bytes free); nothing was lost: free some space and start again"
             ) from error
@@ -103,10 +103,11 @@ def _error_number(error: Exception) -> int | None:
     return int(said[1]) if said else None
 
 
-def _existing(path: Path) -> Path:
+def free_bytes(path: Path) -> int:
+    """Room on the disk where a file or directory is, or would be made."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    return path
+    return shutil.disk_usage(path).free
 
 
 def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False) -> None:

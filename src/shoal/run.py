@@ -14,14 +14,15 @@ from types import FrameType
 
 from rich.console import Console
 
-from shoal.config import RunConfig, load_config
+from shoal.config import load_config
 from shoal.errors import ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.swarm.client import Link
-from shoal.swarm.member import key_path
+from shoal.swarm.member import role_key
+from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -63,8 +64,8 @@ def run_swarm(run: RunDir, console: Console) -> None:
         children: list[Child] = []
         try:
             ports = ports_of(run)
-            join = f"http://{public_host(run.config)}:{ports['coordinator']}"
-            address = Key.load_or_create(key_path(run.path, "coordinator")).address
+            join = f"http://{run.config.swarm.public_host}:{ports['coordinator']}"
+            address = role_key(run.path, "coordinator").address
             console.print(f"join from anywhere: shoal worker --join {join}#{address}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
@@ -86,7 +87,7 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     """A process for each role. They meet over the network, as they would on machines of their own."""
     config, path = run.config, str(run.path)
     port = {name: ["--port", str(number)] for name, number in ports.items()}
-    host, public = config.swarm.host, public_host(config)
+    host, public = config.swarm.host, config.swarm.public_host
     join = ["--join", f"http://{public}:{ports['coordinator']}"]
     source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
     listen = ["--host", host, "--url", f"http://{public}:{ports['relay']}"]
@@ -116,12 +117,6 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     return children
 
 
-def public_host(config: RunConfig) -> str:
-    """The host under which other machines reach this one; loopback for a run that listens everywhere unnamed."""
-    host = config.swarm.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.swarm.host, config.swarm.host)
-    return f"[{host}]" if ":" in host else host
-
-
 def ports_of(run: RunDir) -> dict[str, int]:
     """A port for each service: those of the last time if they are free, so that nodes that joined find it again."""
     file = run.path / PORTS
@@ -145,7 +140,7 @@ def _note_contributions(join: str, metrics: MetricsWriter) -> None:
     except ShoalError as error:
         metrics.write("note", text=f"who contributed what is not known: {error}")
         return
-    metrics.write("contributions", nodes=nodes)
+    metrics.write(CONTRIBUTIONS, nodes=nodes)
 
 
 def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:

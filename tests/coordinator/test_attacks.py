@@ -337,6 +337,19 @@ def test_a_body_that_comes_too_slowly_is_cut_off(hasty: World) -> None:
     hasty.hand_in("a", lease)  # the lease is not spent
 
 
+def test_a_coordinator_that_is_busy_does_not_blame_the_sender(hasty: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = hasty.take("a")
+    may_upload = hasty.coordinator.may_upload
+
+    async def busy(*request: Any) -> Any:
+        await asyncio.sleep(3 * hasty.pause_s)
+        return await may_upload(*request)
+
+    monkeypatch.setattr(hasty.coordinator, "may_upload", busy)
+    hasty.hand_in("a", lease)
+    assert hasty.trainer.count(lease.step).seen == 2
+
+
 def test_a_connection_that_says_nothing_is_closed(hasty: World) -> None:
     for said in (b"", b"GET /v1/card HTT", b"GET /v1/card HTTP/1.1\r\nHost: x\r\nA: "):
         began = time.monotonic()

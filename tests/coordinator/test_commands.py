@@ -1,8 +1,11 @@
 """`shoal identity`, `shoal coordinator`, `shoal why` and `shoal status` as people use them."""
 
 import io
+import re
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -10,17 +13,19 @@ import pytest
 
 from shoal.cli import main
 from shoal.keys import Key, checksummed
+from shoal.swarm.coordinator import Coordinator
+from shoal.swarm.member import key_path
 from shoal.validate.finding import Finding, Verdict
 from shoal.watch.contributions import short
 
 from .world import World, key_of
 
 
-def shoal(home: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+def shoal(home: Path, *arguments: str, said: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
     """The command in this process, from its entry point to its exit code."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
+        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "argv", ["shoal", *arguments])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
@@ -47,6 +52,9 @@ def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     assert "whoever has that file is you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
     assert backup.stat().st_mode & 0o777 == 0o600
+    twice = shoal(here, "identity", "export", "--to", str(backup))
+    assert twice.returncode == 3
+    assert "there is a file already" in twice.stderr
     again = shoal(there, "identity", "import", str(backup))
     assert "is this machine's already" in again.stdout
     other = shoal(tmp_path / "third", "identity", "show").stdout.splitlines()[-1]
@@ -72,11 +80,29 @@ def test_the_swarm_imports_no_torch() -> None:
     assert found & {"torch", "transformers", "reasoning_gym"} == set()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    import socket
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "a"\nsteps = 3\n[[tasks]]\nsource = "reasoning-gym/spell_backward"\n')
+    return file
 
-    config = tmp_path / "run.toml"
-    config.write_text('name = "a"\nsteps = 3\n[[tasks]]\nsource = "reasoning-gym/spell_backward"\n')
+
+def test_a_coordinator_prints_the_line_that_others_join_with(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(_coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:
+        started()
+        listener.close()
+
+    monkeypatch.setattr("shoal.swarm.commands.serve", serve)
+    run = tmp_path / "runs" / "a"  # of which nothing is there yet
+    result = shoal(tmp_path, "coordinator", str(config), "--out", str(run), "--set", "swarm.public=run.example.org")
+    assert result.returncode == 0
+    address = Key.load(key_path(run, "coordinator")).address
+    assert re.search(rf"shoal worker --join http://run\.example\.org:\d+#{address}$", result.stdout, re.MULTILINE)
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = shoal(
@@ -85,6 +111,19 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert f"127.0.0.1:{port}: cannot listen" in result.stderr
     assert "change swarm.host or swarm.port" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--allow", "--nginx", "--origin"])
+def test_an_option_that_the_relay_of_a_run_does_not_heed_is_refused(tmp_path: Path, option: str) -> None:
+    result = shoal(tmp_path, "relay", "--join", "http://127.0.0.1:1", option, str(tmp_path / "file"))
+    assert result.returncode == 3
+    assert f"relay: {option}: not for the relay of a run" in result.stderr
+
+
+def test_a_prepared_run_has_its_own_config(tmp_path: Path) -> None:
+    result = shoal(tmp_path, "coordinator", str(tmp_path), "--set", "steps=3")
+    assert result.returncode == 3
+    assert "--set and --out go with a config file" in result.stderr
 
 
 def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
@@ -116,6 +155,9 @@ def test_status_shows_the_nodes_of_a_run(small_world: World, tmp_path: Path) -> 
     assert "run test: version 0 of 20; files: 0 accepted" in told
     assert "step 0: 0 of 4 groups with signal, 2 out on leases" in told
     assert short(checksummed(key_of("a").address)) in told
+    narrow = shoal(tmp_path, "status", "--join", small_world.url, columns=60).stdout
+    assert "abandoned" in narrow
+    assert "healthy" in narrow
     neither = shoal(tmp_path, "status")
     assert neither.returncode == 3
     assert "give a run directory, or --join URL" in neither.stderr

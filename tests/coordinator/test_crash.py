@@ -18,7 +18,7 @@ from shoal.config import to_toml
 from shoal.files import sha256_file
 from shoal.keys import Key
 from shoal.swarm.client import Link
-from shoal.swarm.commands import role_key
+from shoal.swarm.member import role_key
 from shoal.swarm.store import SwarmStore
 
 from ..conftest import LIMITS, ROOT, judge_formats

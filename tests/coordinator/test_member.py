@@ -11,7 +11,7 @@ from rich.console import Console
 
 from shoal.errors import ConfigError, SwarmError
 from shoal.exchange.weights import DirectoryChannel
-from shoal.run import ports_of, public_host
+from shoal.run import ports_of
 from shoal.rundir import RunDir
 from shoal.swarm.announce import AnnouncedChannel
 from shoal.swarm.client import Link
@@ -116,14 +116,16 @@ def test_a_heart_says_what_its_role_does_and_hears_what_became_of_its_files(
     small_world.validator.judge(upload, Verdict(False, sha256, True, finding))
     status.waiting("policy version 1", "trainer", 60)
     said: list[str] = []
-    with Heart(small_world.link(key_of("a")), status, said.append):
+    heart = Heart(small_world.link(key_of("a")), status, said.append)
+    heart.version = lambda: 7
+    with heart:
         until(lambda: len(said) >= 2)
     assert said == [
         "0 files accepted, 1 rejected; now: policy version 1",
         f"the last one that was rejected: {lease.step}/{lease.submission}: {finding}",
     ]
     (node,) = [node for node in small_world.link(key_of("a")).get("/v1/status")["nodes"] if node["role"] == "worker"]
-    assert (node["doing"], node["waits_on"]) == ("policy version 1", "trainer")
+    assert (node["doing"], node["waits_on"], node["version"]) == ("policy version 1", "trainer", 7)
 
 
 def test_a_heart_goes_on_when_the_coordinator_comes_back(small_world: World, status: StatusFile) -> None:
@@ -238,5 +240,4 @@ def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:
     ],
 )
 def test_others_are_told_a_host_that_they_can_reach(run: RunDir, swarm: dict[str, str], host: str) -> None:
-    changed = run.config.model_copy(update={"swarm": run.config.swarm.model_copy(update=swarm)})
-    assert public_host(changed) == host
+    assert run.config.swarm.model_copy(update=swarm).public_host == host

@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.swarm.states import LOST_S, QUIET_S, RULES, Event, State, after, holds_leases, may_lease, silence
+from shoal.swarm.states import RULES, Event, State, after, holds_leases, may_lease
 
 EVENTS = st.lists(st.sampled_from(Event), max_size=40)
 STATES = st.sampled_from(State)
@@ -57,15 +57,6 @@ def test_every_state_but_banned_leads_to_every_other_but_joined(start: State, go
                 reached.add(then)
                 due.append(then)
     assert (goal in reached) == (start != State.BANNED or goal == State.BANNED)
-
-
-@given(st.floats(0, 1000), st.floats(0, 1000))
-def test_longer_silence_never_means_less(one: float, other: float) -> None:
-    rank = [None, Event.QUIET, Event.LOST]
-    shorter, longer = sorted((one, other))
-    assert rank.index(silence(shorter)) <= rank.index(silence(longer))
-    assert silence(QUIET_S - 0.001) is None
-    assert silence(LOST_S) == Event.LOST
 
 
 def test_the_leases_of_who_is_gone_or_banned_go_back_to_the_pool() -> None:

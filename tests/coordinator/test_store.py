@@ -1,5 +1,6 @@
 """The store over the network keeps what the directory store promises; on SQLite and on PostgreSQL."""
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -200,6 +201,19 @@ def test_a_banned_node_gets_nothing_more_and_is_told_why(world: World) -> None:
     with pytest.raises(BannedError):
         world.link(key_of("a")).join("worker")
     assert world.trainer.count(0).leased == 0
+
+
+def test_the_trainer_turns_down_what_was_accepted_and_judges_nothing_itself(world: World) -> None:
+    world.announce()
+    lease = world.take("a")
+    data = world.hand_in("a", lease)
+    target, sha256 = f"/v1/verdicts/{lease.step}/{lease.submission}", hashlib.sha256(data).hexdigest()
+    no = {"accept": False, "sha256": sha256, "audited": False}
+    assert world.request(TRAINER, "PUT", target, no).status_code == 403
+    judge_formats(world.validator, 0, 2)
+    assert world.request(TRAINER, "PUT", target, no).json() == {"changed": True}
+    assert world.request(TRAINER, "PUT", target, no).json() == {"changed": False}
+    assert list(world.trainer.accepted(lease.step)) == []
 
 
 def test_forgotten_steps_leave_their_verdicts_and_not_their_bytes(world: World) -> None:

@@ -31,7 +31,7 @@ from shoal.errors import BannedError, RolloutError
 from shoal.keys import Key
 from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
 from shoal.rollout.lease import Lease
-from shoal.rundir import RunDir, prepare_run
+from shoal.rundir import prepare_run
 from shoal.swarm.client import Link
 from shoal.swarm.member import key_path
 from shoal.swarm.objects import object_name
@@ -39,6 +39,7 @@ from shoal.swarm.past import HOME, UPLOADS
 from tests.conftest import own_mounts
 from tests.faults.checks import Checker, People, read_lineage, read_records
 from tests.faults.net import Cutter, Network, Proxy
+from tests.faults.nursery import Born, Nursery
 
 ASYNC_LEVEL = 2
 HONEST = ("worker-0", "worker-1")
@@ -49,7 +50,7 @@ ATTACKS = ("false_reward", "int8", "constant_proof", "best_of_n", "truncated")
 DISK_KIB = 64 << 10
 # Deadlines are for what hangs, not for what is slow: the machine may be busy with other things.
 START_S = 180.0
-FINISH_S = 300.0
+FINISH_S = 600.0
 EVENT_S = 60.0
 MISCHIEF, CUTS = 0.12, 0.15
 
@@ -88,27 +89,35 @@ class StormError(AssertionError):
     """An invariant was broken, or something was waited for in vain."""
 
 
+def environment() -> dict[str, str]:
+    return {**KEEP_FREED_MEMORY, **SLEEP_WHEN_IDLE, **NO_HUB, **os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
 class Role:
     """A process of the run that ends with this one."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()) -> None:
-        self.name = name
-        self._command = [*prefix, sys.executable, "-m", "shoal", *arguments]
+    def __init__(
+        self, arguments: Sequence[str], log: Path, nursery: Nursery | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        """`nursery` starts it faster; `prefix` comes before its command."""
+        self._arguments = arguments
+        self._prefix = prefix
         self._log = log
+        self._nursery = nursery
         self._theirs, self._ours = os.pipe()
+        log.parent.mkdir(exist_ok=True)
         self.process = self._popen()
 
-    def _popen(self) -> subprocess.Popen[bytes]:
-        fixed = {"OMP_NUM_THREADS": "1", PARENT_PIPE: str(self._theirs), "COLUMNS": "200"}
-        environment = {**KEEP_FREED_MEMORY, **SLEEP_WHEN_IDLE, **NO_HUB, **os.environ, **fixed}
-        self._log.parent.mkdir(exist_ok=True)
+    def _popen(self) -> subprocess.Popen[bytes] | Born:
+        if self._nursery is not None:
+            return self._nursery.start(self._arguments, self._log)
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                self._command,
+                [*self._prefix, sys.executable, "-m", "shoal", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={**environment(), PARENT_PIPE: str(self._theirs)},
                 pass_fds=[self._theirs],
                 start_new_session=True,
             )
@@ -159,10 +168,12 @@ class Disk:
 class Storm:
     """One run from its start to its end. Use it as a context manager: nothing that it started outlives it."""
 
-    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None], calm_s: float = 2.0) -> None:
-        """`calm_s` is the longest pause before an event."""
+    def __init__(self, folder: Path, seed: int, steps: int, say: Callable[[str], None], *, hurry: bool = False) -> None:
+        """In a hurry there is little calm between events, and roles start fast."""
+        self.folder = folder.resolve()
+        self.config = check_config(config_of(steps, seed), "storm")
         self.rng = random.Random(seed)
-        self.calm_s = calm_s
+        self.hurry = hurry
         self.say = say
         self.steps = steps
         self.allowed = 2
@@ -170,7 +181,6 @@ class Storm:
         self.events: Counter[str] = Counter()
         self.began = time.monotonic()
         self._held = ExitStack()
-        self.run: RunDir = prepare_run(check_config(config_of(steps, seed), "storm"), folder.resolve() / "run", QUIET)
         self.dishonest: set[str] = set()
         self.roles: dict[str, Role] = {}
         self.done: set[str] = set()
@@ -187,6 +197,8 @@ class Storm:
         self._held.close()
 
     def _start(self) -> None:
+        self.nursery = self._held.enter_context(Nursery(environment())) if self.hurry else None
+        self.run = prepare_run(self.config, self.folder / "run", QUIET)
         run, path = self.run.path, str(self.run.path)
         ports = dict(zip(SERVICES, free_ports([0] * len(SERVICES)), strict=True))
         self.proxy = Proxy(ports["coordinator"], self.rng.getrandbits(32), MISCHIEF)
@@ -212,8 +224,12 @@ class Storm:
             self._add(name, ["worker", path, "--name", name, *join])
 
     def _add(self, name: str, arguments: Sequence[str]) -> None:
-        prefix = self.disk.prefix if self.disk and name == "coordinator" else ()
-        self.roles[name] = Role(name, arguments, self.run.path / "logs" / f"{name}.log", prefix)
+        log = self.run.path / "logs" / f"{name}.log"
+        if name in SERVICES:
+            prefix = self.disk.prefix if self.disk and name == "coordinator" else ()
+            self.roles[name] = Role(arguments, log, prefix=prefix)
+        else:
+            self.roles[name] = Role(arguments, log, self.nursery)
         self._held.callback(self.roles[name].close)
 
     def _people(self) -> People:
@@ -385,7 +401,7 @@ class Storm:
         self._wait("the first version", lambda: self.version() >= 1, START_S)
         for number, name in enumerate(events):
             self.allowed = 2 + (self.steps - 4) * (number + 1) // len(events)
-            self._pause(self.rng.uniform(0.1, self.calm_s))
+            self._pause(self.rng.uniform(0.1, 1.0 if self.hurry else 2.0))
             self.say(f"event {number + 1} of {len(events)}: {name}; version {self.version()} of {self.steps}")
             kinds[name]()
             self.events[name] += 1
@@ -462,7 +478,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="go on with new storms until so long has passed")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SHOAL_STORM_SEED", time.time_ns() % 10**6)))
     parser.add_argument("--events", type=int, default=40, help="events of one storm")
-    parser.add_argument("--steps", type=int, default=80, help="training steps of one storm")
+    parser.add_argument("--hurry", action="store_true", help="start roles fast, with little calm between events")
+    parser.add_argument("--steps", type=int, default=50, help="training steps of one storm")
     options = parser.parse_args()
     console = Console()
     began, totals, checks, storms = time.monotonic(), Counter[str](), 0, 0
@@ -475,7 +492,7 @@ def main() -> None:
         say(f"storm {storms + 1}, seed {seed} (--seed {seed} --minutes 0.1 repeats it)")
         with tempfile.TemporaryDirectory(prefix="storm-") as folder:
             os.environ.setdefault("SHOAL_CACHE", str(Path(tempfile.gettempdir()) / "storm-cache"))
-            with Storm(Path(folder), seed, options.steps, say) as storm:
+            with Storm(Path(folder), seed, options.steps, say, hurry=options.hurry) as storm:
                 kinds = list(storm.kinds())
                 more = random.Random(seed).choices(kinds, k=max(0, options.events - len(kinds)))
                 events = [*one_of_each(seed, kinds), *more]

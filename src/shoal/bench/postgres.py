@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 from shoal.bench.programs import find_program
 from shoal.errors import BenchError
+from shoal.process import free_ports
 
 START_S = 60.0
 STOP_S = 20.0
@@ -44,8 +46,7 @@ def postgres(*, durable: bool = True) -> Iterator[str]:
             raise BenchError(f"postgres: {initdb} cannot be run ({error})") from error
         if done.returncode != 0:
             raise BenchError(f"postgres: initdb ended with {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports([0])
         settings = {"port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": str(home)}
         options = [f"--{name}={value}" for name, value in (settings | ({} if durable else QUICK)).items()]
         log = (home / "log").open("wb")
@@ -55,7 +56,7 @@ def postgres(*, durable: bool = True) -> Iterator[str]:
             yield f"postgresql://shoal@127.0.0.1:{port}"
         finally:
             log.close()
-            server.send_signal(2)  # at once, without waiting for those who are connected
+            server.send_signal(signal.SIGINT)  # at once, without waiting for those who are connected
             try:
                 server.wait(STOP_S)
             except subprocess.TimeoutExpired:

@@ -4,7 +4,7 @@ Nodes, trainer and validator share the machine's cores with the coordinator, and
 of them heartbeat as often as the run says. They work in two ways, one after the other:
 
 - *in a hurry*: whoever has its turn, a few dozen at a time, takes a lease and hands its file in at once. What comes of
-  it is the most that coordinator, validator and trainer get done together.
+  it is the most that coordinator, validator and trainer get done together, for nobody runs ahead of the trainer.
 - *steadily*: each takes a lease, thinks, hands its file in and takes the next one. How long it thinks is chosen so that
   all of them together ask for `SHARE` of that most. The heartbeats that count are those of this part.
 
@@ -67,7 +67,7 @@ def load_figures(quick: bool, progress: Progress) -> dict[str, Figure]:
 def load_once(database: str, nodes: int, quick: bool, progress: Progress) -> dict[str, Figure]:
     """One coordinator under load, from an empty database."""
     config = check_config({**CONFIG, "swarm": {"database": database}}, "of the bench")
-    warm_s, hurry_s, steady_s = (1.0, 2.0, 3.0) if quick else (20.0, 20.0, 40.0)
+    warm_s, hurry_s, steady_s = (1.0, 2.0, 3.0) if quick else (10.0, 20.0, 40.0)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-swarm-") as scratch:
         run = Path(scratch) / "run"
         with coordinator_of(config, run) as url:

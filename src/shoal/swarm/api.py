@@ -104,7 +104,7 @@ def _is_file(scope: Scope) -> bool:
     return scope["method"] == "PUT" and str(scope["path"]).startswith("/v1/files/")
 
 
-def signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
+def _signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
     """A dependency that gives the signer of a request, whose nonce is used from then on."""
 
     # The headers are named here for the description; the guard has read them.
@@ -121,12 +121,16 @@ def signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
             raise found
         if not _is_file(request.scope):
             body = await request.body()
-            if (hashlib.sha256(body).hexdigest() if body else EMPTY) != found.body:
-                raise Refusal("body", f"Shoal-Body {found.body[:12]}...: is not the hash of the {len(body)} bytes sent")
+            _check_body(found, hashlib.sha256(body).hexdigest() if body else EMPTY, len(body))
         coordinator.nonces.use(found)
         return found
 
     return signed
+
+
+def _check_body(signed: Signed, sha256: str, size: int) -> None:
+    if sha256 != signed.body:
+        raise Refusal("body", f"{BODY} {signed.body[:12]}...: is not the hash of the {size} bytes sent")
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -191,7 +195,7 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
 def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
     """What a worker or a relay asks."""
-    signed = Depends(signer(coordinator))
+    signed = Depends(_signer(coordinator))
 
     @app.post("/v1/nodes", summary="Join the run; again after a crash, with the same key.")
     async def join(body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
@@ -245,8 +249,7 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
                     await asyncio.to_thread(spool.write, piece)
                 else:
                     spool.write(piece)
-            if digest.hexdigest() != by.body:
-                raise Refusal("body", f"Shoal-Body {by.body[:12]}...: is not the hash of the {size} bytes sent")
+            _check_body(by, digest.hexdigest(), size)
             spool.seek(0)
             async with coordinator.storing(step, submission, by.body) as name:
                 await coordinator.objects.put(name, spool if size > SPOOL else spool.read())
@@ -277,15 +280,15 @@ async def _drain(request: Request) -> None:
 
 def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     """What the run's own trainer and validators ask."""
-    signed = Depends(signer(coordinator))
-    First = Annotated[int, Query(ge=0, lt=10**9)]
+    signed = Depends(_signer(coordinator))
+    Whole = Annotated[int, Query(ge=0, lt=10**9)]
     Wait = Annotated[
         float, Query(ge=0, le=MOST_WAIT_S, allow_inf_nan=False, description="Seconds to wait for more than `beyond`.")
     ]
 
     @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.", response_model=m.FiledList)
     async def files(
-        first: First, last: First, accepted: bool = False, beyond: First = 0, wait: Wait = 0.0, by: Signed = signed
+        first: Whole, last: Whole, accepted: bool = False, beyond: Whole = 0, wait: Wait = 0.0, by: Signed = signed
     ) -> Response:
         found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait)
         # As it is: to check a list on its way out takes three times as long as to write it.
@@ -304,7 +307,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
     @app.delete("/v1/files", summary="Remove the files of steps that are long trained.")
-    async def forget(before: First, by: Signed = signed) -> m.Done:
+    async def forget(before: Whole, by: Signed = signed) -> m.Done:
         return m.Done(changed=await coordinator.forget(by, before) > 0)
 
     @app.put("/v1/verdicts/{step}/{submission}", summary="Give a verdict on a file.")
@@ -328,5 +331,5 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         return m.Done(changed=True)
 
     @app.delete("/v1/versions", summary="Take versions back that no checkpoint backs.")
-    async def retract(after: First, by: Signed = signed) -> m.Numbers:
+    async def retract(after: Whole, by: Signed = signed) -> m.Numbers:
         return m.Numbers(numbers=await coordinator.retract(by, after))

@@ -21,6 +21,7 @@ from shoal.watch.contributions import short
 from shoal.watch.history import one_line
 
 ASK_S = 10.0
+LEAST_WIDTH = 130
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
@@ -105,7 +106,9 @@ def print_swarm(join: str, console: Console) -> None:
         counts = (node[name] if node["role"] == "worker" else "" for name in counted)
         cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
-    console.print(table)
+    if console.width < LEAST_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
+        table.width = LEAST_WIDTH
+    console.print(table, crop=False)
 
 
 def _link(join: str) -> Link:

@@ -41,22 +41,24 @@ class Bounded:
             await self._app(scope, receive, send)
             return
         most = self._most_file if self._is_file(scope) else MOST_JSON
-        began, came, over = time.monotonic(), 0, False
+        waited, came, over = 0.0, 0, False
         answered = False
 
         async def bounded() -> Message:
-            nonlocal came, over
+            nonlocal waited, came, over
             if over:  # waiting for the end of the connection, which is no body any more
                 return await receive()
-            allowed = self._pause_s + came / LEAST_BYTES_PER_S - (time.monotonic() - began)
+            allowed = self._pause_s + came / LEAST_BYTES_PER_S - waited
+            began = time.monotonic()  # what the coordinator itself takes is not the sender's fault
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, min(self._pause_s, allowed)))
             except TimeoutError:
                 raise Refusal(
                     "too-slow",
-                    f"body: {came} bytes came in {time.monotonic() - began:.0f} s; send it at "
+                    f"body: {came} bytes came in {waited + time.monotonic() - began:.0f} s; send it at "
                     f"{LEAST_BYTES_PER_S:.0f} bytes/s or more, without pauses of {self._pause_s:.0f} s",
                 ) from None
+            waited += time.monotonic() - began
             came += len(message.get("body", b""))
             if came > most:
                 raise Refusal("too-large", f"body: more than {most} bytes, which is the most that is taken here")

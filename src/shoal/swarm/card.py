@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from shoal.config import RUN_NAME, RunConfig, check_config
-from shoal.errors import IdentityError, SwarmError
+from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of
 from shoal.rollout.bounds import MAX_BYTES, file_room
@@ -94,8 +94,8 @@ def read_card(data: bytes, join: Join) -> Card:
         signed = SignedCard.model_validate(tree)
         signer = signer_of(signed.card.message(), signed.signature)
     except (ValueError, TypeError, KeyError, RecursionError, ValidationError, IdentityError) as error:
-        reason = one_line(str(error).splitlines()[0]) if str(error) else type(error).__name__
-        raise SwarmError(f"{where}: is not one ({reason:.200}); is a coordinator at that URL?") from None
+        reason = one_line(first_line(error))
+        raise SwarmError(f"{where}: is not one ({reason}); is a coordinator at that URL?") from None
     if signer != signed.card.coordinator:
         raise SwarmError(f"{where}: names {signed.card.coordinator} as coordinator, but {signer} signed it")
     if join.coordinator is not None and signer != join.coordinator:

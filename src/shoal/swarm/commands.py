@@ -1,6 +1,5 @@
-"""What `shoal coordinator` does, and what people ask of one."""
+"""What `shoal coordinator` does."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,24 +8,19 @@ from rich.console import Console
 
 from shoal.config import RunConfig
 from shoal.errors import ConfigError
-from shoal.files import locked, make_directory
+from shoal.files import free_bytes, locked, make_directory
 from shoal.keys import Key, checked_address, checksummed
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.ledger import DatabaseLedger
-from shoal.swarm.member import key_path
+from shoal.swarm.member import role_key
 from shoal.swarm.objects import Objects
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
 
 LEAST_FREE = 64 << 20
-
-
-def role_key(run: Path, role: str) -> Key:
-    """The key of a role that runs on this machine, in the run's directory; made at first use."""
-    return Key.load_or_create(key_path(run, role))
 
 
 def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
@@ -62,7 +56,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
 
 def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int | None, console: Console) -> None:
     """Serves a run until stopped."""
-    if shutil.disk_usage(run.parent if not run.exists() else run).free < LEAST_FREE:
+    if free_bytes(run) < LEAST_FREE:
         raise ConfigError(
             f"run {run}: less than {LEAST_FREE >> 20} MiB are free there; free some or give another --out"
         )
@@ -74,13 +68,15 @@ def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int 
 def _serve(
     config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
 ) -> None:
-    listener = bind(host or config.swarm.host, config.swarm.port if port is None else port)
+    swarm = config.swarm.model_copy(update={"host": host} if host else {})
+    listener = bind(swarm.host, swarm.port if port is None else port)
     coordinator, database = open_coordinator(config, run)
 
     def started() -> None:
         url, address = url_of(listener), coordinator.key.address
+        join = f"http://{swarm.public_host}:{listener.getsockname()[1]}"
         console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
-        console.print(f"join with: shoal worker --join {url}#{address}", highlight=False, soft_wrap=True)
+        console.print(f"join with: shoal worker --join {join}#{address}", highlight=False, soft_wrap=True)
         tell(f"serving at {url}")
 
     try:

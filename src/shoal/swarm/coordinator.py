@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
@@ -63,8 +63,7 @@ PRIVATE = {"swarm", "cheaters"}
 class Order:
     """The answer to a heartbeat: what the node is to do."""
 
-    do: str
-    """work, wait, stop."""
+    do: Literal["work", "wait", "stop"]
     reason: str
     state: str
     version: int | None
@@ -78,7 +77,7 @@ class Order:
 
 
 class Coordinator:
-    """Owns a run's database until it is closed."""
+    """One run: its nodes, leases, files and verdicts. No other coordinator may use its database meanwhile."""
 
     def __init__(
         self,

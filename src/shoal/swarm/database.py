@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, StorageError, first_line
 from shoal.files import locked, make_directory
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.tables import SCHEMA_VERSION, facts, metadata
@@ -44,7 +44,7 @@ class Database:
                 _check_schema(connection, url)
         except SQLAlchemyError as error:
             self._held.close()
-            raise StorageError(f"database {_shown(url)}: {_first_line(error)}") from error
+            raise StorageError(f"database {_shown(url)}: {first_line(error)}") from error
         self._thread = threading.Thread(target=self._serve, name="database", daemon=True)
         self._thread.start()
 
@@ -96,7 +96,7 @@ class Database:
             if len(batch) > 1:
                 return False
             if isinstance(error, SQLAlchemyError):
-                error = StorageError(f"database: {_first_line(error)}; nothing was changed, try again")
+                error = StorageError(f"database: {first_line(error)}; nothing was changed, try again")
             batch[0][1].set_exception(error)
             return True
         for (_, future), (answer, refused) in zip(batch, answers, strict=True):
@@ -170,10 +170,6 @@ def read_fact(connection: Connection, name: str) -> str | None:
 def write_fact(connection: Connection, name: str, value: str) -> None:
     if connection.execute(facts.update().where(facts.c.name == name).values(value=value)).rowcount == 0:
         connection.execute(facts.insert().values(name=name, value=value))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _shown(url: str) -> str:

@@ -9,10 +9,11 @@ from shoal.errors import IdentityError
 from shoal.keys import Key, checksummed
 
 
-def default_key() -> Path:
-    """`shoal/node.key` under the user's config directory."""
+def default_key(role: str = "worker") -> Path:
+    """`shoal/node.key` under the user's config directory; a relay is a node of its own, with `relay.key`."""
     users = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(users) if users else Path.home() / ".config") / "shoal" / "node.key"
+    folder = (Path(users) if users else Path.home() / ".config") / "shoal"
+    return folder / ("relay.key" if role == "relay" else "node.key")
 
 
 def default_home() -> Path:
@@ -36,7 +37,10 @@ def export(path: Path, to: Path | None, console: Console) -> None:
     if to is None:
         console.print(key.export(), highlight=False)
         return
-    key.save(to)
+    try:
+        key.save(to)
+    except FileExistsError:
+        raise IdentityError(f"key {to}: there is a file already, and it may be a key; give another one") from None
     console.print(f"{checksummed(key.address)} is in {to}; whoever has that file is you", highlight=False)
 
 

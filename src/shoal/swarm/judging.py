@@ -15,7 +15,7 @@ from shoal.swarm.leasing import lease_of
 from shoal.swarm.ledger import remember
 from shoal.swarm.objects import object_name
 from shoal.swarm.refusal import Refusal
-from shoal.swarm.registry import Node
+from shoal.swarm.registry import Node, must_judge
 from shoal.swarm.tables import leases, submissions
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
@@ -31,7 +31,6 @@ class Filed:
     lease: Lease
     sha256: str
     size: int
-    accept: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,13 @@ class Explanation:
 def filed(db: Connection, terms: Terms, first: int, last: int, accept: bool | None) -> list[Filed]:
     """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict."""
     rows = db.execute(
-        select(leases, submissions.c.sha256, submissions.c.size, submissions.c.accept)
+        select(leases, submissions.c.sha256, submissions.c.size)
         .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
         .where(submissions.c.step.between(first, last), submissions.c.accept.is_(accept), submissions.c.kept)
         .order_by(submissions.c.step, submissions.c.submission)
         .limit(MOST_LISTED)
     )
-    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.accept) for row in rows]
+    return [Filed(lease_of(terms.run, row), row.sha256, row.size) for row in rows]
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
@@ -75,8 +74,8 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     row = _find(db, step, submission)
     name = f"submission {submission} of step {step}"
     revokes = row.accept and not verdict.accept and node.address == terms.trainer
-    if node.address not in terms.validators and not (node.address == terms.trainer and not verdict.accept):
-        raise Refusal("not-allowed", f"{node.address}: is not one of this run's validators, and only they judge")
+    if verdict.accept or row.accept is None or node.address != terms.trainer:
+        must_judge(terms, node.address)
     if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
         raise Refusal("taken", f"{name}: has hash {row.sha256[:12]}, the verdict is on {verdict.sha256[:12] or 'none'}")
     if row.accept is not None and not revokes:

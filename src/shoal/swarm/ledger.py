@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, func, select
 
 from shoal.swarm import queries
 from shoal.swarm.database import Database
@@ -99,13 +99,8 @@ def tell(database: Database, ledger: Ledger) -> int:
     }
     due = database.ask(read)
     for _, kind, body in due:
-        arguments = json.loads(body)
-        telling[kind](**arguments)
+        telling[kind](**json.loads(body))
     if due:
         last = due[-1][0]
-        database.ask(lambda db: _clear(db, outbox, last))
+        database.ask(lambda db: db.execute(outbox.delete().where(outbox.c.number <= last)).rowcount)
     return len(due)
-
-
-def _clear(db: Connection, table: Table, last: int) -> None:
-    db.execute(table.delete().where(table.c.number <= last))

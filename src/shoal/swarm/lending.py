@@ -40,7 +40,7 @@ def lend(
         raise ConfigError(f"{role}: give --join URL with a run's coordinator, or a run's directory")
     if settings or out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
-    own = key or default_key()
+    own = key or default_key(role)
     return join_run(join, own, home, JOIN_S, say), Reach(join, own, relays, say)
 
 

@@ -35,6 +35,7 @@ Refused = Callable[[str, str], None]
 OpenStore = Callable[[Limits | None, Refused], RolloutStore]
 LOOK_FOR_RELAYS_S = 0.5
 END_S = 2.0
+SAY_EVERY_S = 5.0
 # As the config has it: a coordinator that says something else is not to be hammered, nor to send a node to sleep.
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
 
@@ -70,6 +71,7 @@ class Reach:
             relays = list(self.relays) or _relays(link, run.config.wait_s, status)
             nearest = 0 if self.relays else self.nearest()
             with run.cast(name, relays, metrics, link.card.origin, nearest) as source:
+                heart.version = lambda: version.number if (version := source.latest()) else None
                 if not self.relays:
                     heart.on_relays = source.also_from
                 yield Place(link.key.address, source, lambda *asked: swarm_store(run, name, link, source, *asked))
@@ -125,7 +127,7 @@ class Reach:
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""
-        key = Key.load_or_create(self.key or key_path(run.path, name))
+        key = Key.load_or_create(self.key) if self.key else role_key(run.path, name)
         wait_s = run.config.wait_s
         return Link(self.join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
@@ -148,6 +150,8 @@ class Heart:
         self._say = say
         self.on_relays: Callable[[Sequence[str]], None] = lambda _urls: None
         """Told when the run card names other relays than before."""
+        self.version: Callable[[], int | None] = lambda: None
+        """The newest version that the role has."""
         self._card = ""
         self._said: tuple[object, ...] = ()
         self._stopped = threading.Event()
@@ -167,7 +171,7 @@ class Heart:
                 now = self._status.now
                 # The role itself meets what is wrong, and says so or gives up.
                 with suppress(ShoalError):
-                    order = self._link.heartbeat(now.doing, now.on)
+                    order = self._link.heartbeat(now.doing, now.on, self.version())
                     self._tell(now.doing, order)
                     if order["card"] != self._card:
                         self.on_relays(self._link.refresh().relays)
@@ -192,10 +196,23 @@ def key_path(run: Path, name: str) -> Path:
     return run / "keys" / f"{name}.key"
 
 
+def role_key(run: Path, name: str) -> Key:
+    """The key itself, made at first use."""
+    return Key.load_or_create(key_path(run, name))
+
+
 def join_run(join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None]) -> RunDir:
     """A directory for a node of somebody else's run, with what the run card says of it."""
     own = Key.load_or_create(key or default_key())
-    with Link(join, own, wait_s, lambda what, left_s: say(f"waiting for {what}, {left_s:.0f} s longer")) as link:
+    said = -SAY_EVERY_S
+
+    def waits(what: str, left_s: float) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SAY_EVERY_S:
+            said = time.monotonic()
+            say(f"waiting for {what}, {left_s:.0f} s longer")
+
+    with Link(join, own, wait_s, waits) as link:
         card = link.card
     config = card.run_config()
     path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"

@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, StorageError, first_line
 from shoal.files import make_directory
 
 CHUNK = 1 << 20
@@ -54,7 +54,7 @@ class Objects:
             try:
                 self._store: ObjectStore = from_url(self._where, config=own, client_options=plain)
             except (BaseError, ValueError) as error:
-                reason = f"{_first_line(error)}; give a directory or s3://BUCKET"
+                reason = f"{first_line(error)}; give a directory or s3://BUCKET"
                 raise ConfigError(f"swarm.store {self._where}: {reason}") from error
         else:
             make_directory(Path(self._where))
@@ -71,7 +71,7 @@ class Objects:
         try:
             url: str = await obstore.sign_async(self._store, "PUT", name, timedelta(seconds=seconds))
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}/{name}: no leave to write it ({_first_line(error)})") from error
+            raise StorageError(f"{self._where}/{name}: no leave to write it ({first_line(error)})") from error
         return url
 
     async def settle(self, source: str, target: str, sha256: str, size: int) -> str | None:
@@ -86,7 +86,7 @@ class Objects:
         except (FileNotFoundError, NotFoundError):
             return "is not there; send it to the URL first"
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}/{target}: cannot be written ({_first_line(error)})") from error
+            raise StorageError(f"{self._where}/{target}: cannot be written ({first_line(error)})") from error
         if digest.hexdigest() != sha256:
             await self.remove([target])
             return f"has hash {digest.hexdigest()[:12]}, {sha256[:12]} was said"
@@ -97,14 +97,14 @@ class Objects:
         try:
             await obstore.put_async(self._store, name, data)
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}/{name}: cannot be written ({_first_line(error)}); try again") from error
+            raise StorageError(f"{self._where}/{name}: cannot be written ({first_line(error)}); try again") from error
 
     async def get(self, name: str) -> AsyncIterator[bytes]:
         """The bytes of an object that is there, in pieces."""
         try:
             found = await obstore.get_async(self._store, name)
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}/{name}: cannot be read ({_first_line(error)})") from error
+            raise StorageError(f"{self._where}/{name}: cannot be read ({first_line(error)})") from error
         return _pieces(found)
 
     async def older_than(self, time: float) -> AsyncIterator[list[str]]:
@@ -113,7 +113,7 @@ class Objects:
             async for chunk in obstore.list(self._store, chunk_size=LISTED):
                 yield [found["path"] for found in chunk if found["last_modified"].timestamp() < time]
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}: cannot be listed ({_first_line(error)})") from error
+            raise StorageError(f"{self._where}: cannot be listed ({first_line(error)})") from error
 
     def clear_torn(self, time: float) -> int:
         """Removes what writers who were killed left half-written in a directory before a time; how many there were."""
@@ -131,13 +131,9 @@ class Objects:
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
-                raise StorageError(f"{self._where}/{name}: cannot be removed ({_first_line(error)})") from error
+                raise StorageError(f"{self._where}/{name}: cannot be removed ({first_line(error)})") from error
 
 
 async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:
     async for piece in found.stream(min_chunk_size=CHUNK):
         yield bytes(piece)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, StorageError, first_line
 from shoal.rollout.lease import Lease
 from shoal.rundir import RunDir
 from shoal.swarm.leasing import lease_of
@@ -44,8 +44,9 @@ def reading(run: RunDir) -> Iterator[Connection]:
         with engine.connect() as db:
             yield db
     except SQLAlchemyError as error:
-        reason = (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0]
-        raise StorageError(f"run {run.path}: its coordinator's database cannot be read ({reason:.200})") from error
+        raise StorageError(
+            f"run {run.path}: its coordinator's database cannot be read ({first_line(error)})"
+        ) from error
     finally:
         engine.dispose()
 

@@ -52,7 +52,7 @@ STATUS: dict[Code, int] = {
 
 
 class Refusal(SwarmError):
-    """A request that is not granted. Nothing has changed but that its nonce is used."""
+    """A request that is not granted. Nothing has changed, but its nonce is used and its node may have been heard."""
 
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)

@@ -19,7 +19,7 @@ from shoal.swarm.bounds import PAUSE_S
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.guard import network_of
 
-START_S = 30.0
+END_S = 30.0
 MOST_HEAD = 1 << 16
 # More than a thousand nodes behind one router have, with a line for heartbeats each.
 MOST_CONNECTIONS = 8192
@@ -171,5 +171,5 @@ def serving(coordinator: Coordinator, port: int = 0, pause_s: float = PAUSE_S) -
         yield url_of(listener)
     finally:
         server.should_exit = True
-        thread.join(START_S)
+        thread.join(END_S)
         listener.close()

@@ -1,7 +1,7 @@
 """Signed requests: who asks, what, of whom and when, under one EIP-191 signature that is good once.
 
-The message is our own domain and seven lines of our own making, so nothing that a peer supplied is signed as it stands.
-A signature is valid for `WINDOW_S` around its time; its nonce is remembered for twice as long, across restarts.
+The message is seven lines that begin with a domain of our own, so nothing that a peer supplied is signed as it stands.
+A signature is valid for `WINDOW_S` before and after its time, its nonce remembered for `REMEMBER_S`, across restarts.
 """
 
 import hashlib

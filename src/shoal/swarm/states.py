@@ -53,13 +53,6 @@ def after(state: State, event: Event) -> State:
     return RULES[state].get(event, state)
 
 
-def silence(quiet_s: float) -> Event | None:
-    """What it means that nothing was heard of a node for so long."""
-    if quiet_s >= LOST_S:
-        return Event.LOST
-    return Event.QUIET if quiet_s >= QUIET_S else None
-
-
 def may_lease(state: State) -> bool:
     return state in (State.JOINED, State.HEALTHY)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.exchange.interfaces import Upload
@@ -200,8 +202,6 @@ class SwarmStore:
 
 def _signal(data: bytes) -> int:
     """Groups with signal that a file of our own claims in its footer."""
-    import pyarrow.parquet as pq
-
     footer = pq.read_metadata(io.BytesIO(data)).metadata or {}
     return int(json.loads(footer[b"shoal.summary"])["signal"])
 

@@ -10,13 +10,12 @@ from rich.text import Text
 from shoal.watch.history import SUPERVISOR, one_line
 from shoal.watch.metrics import Entry, number, read_metrics
 
-EVENT = "contributions"
-ROLES = ("worker", "validator", "trainer", "relay")
+CONTRIBUTIONS = "contributions"  # the event
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A node's part in a run. Names and reasons are what nodes say of themselves and were told."""
+    """A node's part in a run. Its name is what it says of itself."""
 
     name: str
     address: str
@@ -31,9 +30,11 @@ class Contribution:
 
 def read_contributions(run_dir: Path) -> list[Contribution]:
     """Every node, workers with the most accepted tokens first; none for a run that has not come to its end."""
-    entries = [entry for entry in read_metrics(run_dir / "metrics" / f"{SUPERVISOR}.jsonl") if entry["event"] == EVENT]
+    entries = [
+        entry for entry in read_metrics(run_dir / "metrics" / f"{SUPERVISOR}.jsonl") if entry["event"] == CONTRIBUTIONS
+    ]
     found = [_contribution(node) for node in entries[-1].get("nodes", [])] if entries else []
-    return sorted(found, key=lambda one: (one.role not in ROLES[:1], -one.tokens, one.rejected, one.role, one.name))
+    return sorted(found, key=lambda one: (one.role != "worker", -one.tokens, one.rejected, one.role, one.name))
 
 
 def _contribution(node: Entry) -> Contribution:

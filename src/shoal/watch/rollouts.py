@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from sqlalchemy import Connection
 
 from shoal.errors import ConfigError, ModelError, RolloutError
 from shoal.files import parse_json
@@ -17,9 +18,6 @@ from shoal.rollout.record import Rollout, Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
 from shoal.swarm.past import Kept, has_coordinator, kept_files, kept_steps, reading
 from shoal.watch.history import one_line
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 # Token ids are not checked against the vocabulary here: the model is not loaded.
 ANY_TOKEN = 2**31
@@ -44,7 +42,7 @@ def _archive(run: RunDir) -> Iterator[_Archive]:
 
 @dataclass(frozen=True, slots=True)
 class _Coordinator:
-    db: "Connection"
+    db: Connection
     run: RunDir
 
     def steps(self) -> list[int]:
@@ -91,7 +89,7 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
         _print(run, archive, step, count, console)
 
 
-def _print(run: RunDir, archive: "_Archive", step: int | None, count: int, console: Console) -> None:
+def _print(run: RunDir, archive: _Archive, step: int | None, count: int, console: Console) -> None:
     run_dir = run.path
     steps = archive.steps()
     if not steps:
