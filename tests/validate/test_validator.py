@@ -164,7 +164,9 @@ def test_without_audits_only_what_is_cheap_is_seen(tmp_path: Path, world: World)
     court = open_court(tmp_path / "run", world, audit={"rate": 0.0})
     unseen, seen = court.hand_in("cheat", "best_of_n"), court.hand_in("cheat", "false_reward")
     court.judge()
-    assert court.verdict(unseen) == Verdict(True, court.verdict(unseen).sha256, False)
+    found = court.verdict(unseen)
+    assert found == Verdict(True, found.sha256, False, samples=found.samples, tokens=found.tokens)
+    assert found.tokens >= found.samples > 0
     assert not court.verdict(seen).accept
 
 
@@ -176,7 +178,9 @@ def test_one_answer_tells_a_file_that_is_wrong_throughout(tmp_path: Path, world:
     court = open_court(tmp_path / "run", world, audit=SELDOM)
     honest, cheat = court.hand_in("honest"), court.hand_in("cheat", attack)
     court.judge()
-    assert court.verdict(honest) == Verdict(True, court.verdict(honest).sha256, False)
+    found = court.verdict(honest)
+    assert found == Verdict(True, found.sha256, False, samples=found.samples, tokens=found.tokens)
+    assert found.tokens >= found.samples > 0
     verdict = court.verdict(cheat)
     assert (verdict.accept, verdict.audited) == (False, True)
     assert court.evidence(cheat).is_file()
