@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,27 @@ def test_the_signature_of_a_card_covers_its_config() -> None:
 
     assert card().signature == card().signature
     assert card(config=make_config(steps=21).model_dump(mode="json")).signature != card().signature
+
+
+def test_a_file_that_was_damaged_on_its_way_comes_again_and_nobody_is_blamed(
+    small_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_world.announce()
+    small_world.hand_in("a", small_world.take("a"))
+    (upload,) = small_world.validator.waiting(0, 3)
+    real, bad = small_world.coordinator.objects.get, [True, True]
+
+    async def damaged(name: str) -> AsyncIterator[bytes]:
+        pieces = await real(name)
+        if not bad or not bad.pop():
+            return pieces
+        return flipped(pieces)
+
+    async def flipped(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            yield bytes([piece[0] ^ 1]) + piece[1:]
+
+    monkeypatch.setattr(small_world.coordinator.objects, "get", damaged)
+    submission, _ = small_world.validator.read(upload)
+    assert submission.rollouts
+    assert not bad

@@ -7,7 +7,7 @@ has a name, and entering it twice is entering it once: the ledger may be slow or
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from shoal.config import LedgerConfig, RunConfig
 from shoal.errors import StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import Deposit, Fund, Leaf, Register, Settle, Work, beacons
+from shoal.ledger.acts import Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.interface import Standing
@@ -60,13 +60,9 @@ class Book:
 
     def keep(self, database: Database) -> None:
         """Enters what was noted, and settles what was judged. Not from the database's own thread."""
-        for last, kind, body in noted(database):
-            arguments: dict[str, Any] = json.loads(body)
-            if kind == "register":
-                self._register(**arguments)
-            else:
-                self._work(**arguments)
-            told(database, last)
+        for rows in noted(database):
+            self._enter([act for _, kind, body in rows for act in self._acts(kind, json.loads(body))])
+            told(database, rows[-1][0])
         self._settle()
 
     @property
@@ -88,17 +84,21 @@ class Book:
         """Entries from a number on."""
         return self._ledger.entries(first, most)
 
-    def _register(self, node: str) -> None:
-        known = self.look(lambda state: node in state.accounts)
-        if not known:
-            self._ledger.enter(self._key, Register(node=node))
-        if self._config.welcome:
-            self._ledger.enter(self._key, Deposit(id=f"welcome-{node}", node=node, amount=self._config.welcome))
+    def _acts(self, kind: str, noted: dict[str, Any]) -> list[Act]:
+        """What is entered for one thing that was noted."""
+        if kind == "work":
+            files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
+            beacon = self._beacons[noted["batch"] + 1].hex()
+            return [Work(batch=noted["batch"], step=noted["step"], leaves=files, beacon=beacon)]
+        node, welcome = noted["node"], self._config.welcome
+        # A node may have registered itself.
+        acts: list[Act] = [] if self.look(lambda state: node in state.accounts) else [Register(node=node)]
+        return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
 
-    def _work(self, batch: int, step: int, leaves: list[dict[str, Any]]) -> None:
-        beacon = self._beacons[batch + 1].hex()
-        files = tuple(Leaf.model_validate(leaf) for leaf in leaves)
-        self._ledger.enter(self._key, Work(batch=batch, step=step, leaves=files, beacon=beacon))
+    def _enter(self, acts: Sequence[Act]) -> None:
+        """Enters several with one wait for the disk."""
+        ledger = self._ledger
+        ledger.take_all([Statement.sign(self._key, ledger.run, ledger.name, act) for act in acts])
 
     def _settle(self) -> None:
         """Settles every batch whose validators have all said what they found, or were given long enough."""
@@ -108,8 +108,7 @@ class Book:
                 self._open += 1
             return [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
 
-        for number in self.look(due):
-            self._ledger.enter(self._key, Settle(batch=number))
+        self._enter([Settle(batch=number) for number in self.look(due)])
 
 
 def _is_closed(state: State, number: int) -> bool:

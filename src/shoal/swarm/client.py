@@ -160,10 +160,10 @@ class Link:
                 f"{fault['msg']}); is it a coordinator of this release?"
             ) from None
 
-    def fetch(self, target: str, to: Path, size: int) -> str:
-        """Writes an answer of exactly `size` bytes into a file, whole or not at all; its SHA-256."""
+    def fetch(self, target: str, to: Path, size: int, sha256: str) -> None:
+        """Writes an answer of exactly this size and hash into a file. What was damaged on its way comes again."""
 
-        def once() -> str:
+        def once() -> None:
             digest, came = hashlib.sha256(), 0
             with self._stream("GET", target) as answer, to.open("wb") as file:
                 for piece in answer.iter_raw():
@@ -174,9 +174,10 @@ class Link:
                     file.write(piece)
             if came != size:
                 raise httpx2.ReadError(f"{came} of {size} bytes came")
-            return digest.hexdigest()
+            if digest.hexdigest() != sha256:
+                raise httpx2.ReadError(f"came with hash {digest.hexdigest()[:12]}, the coordinator took {sha256[:12]}")
 
-        return self._until(target, once)
+        self._until(target, once)
 
     @contextmanager
     def _stream(self, method: str, target: str) -> Iterator[httpx2.Response]:

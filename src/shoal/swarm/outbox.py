@@ -48,14 +48,14 @@ def _remember_batch(db: Connection, step: int, leaves: list[dict[str, Any]]) -> 
     write_fact(db, BATCHES, str(batch + 1))
 
 
-def noted(database: Database) -> Iterator[tuple[int, str, str]]:
-    """What is noted, in order: number, kind and body."""
+def noted(database: Database) -> Iterator[list[tuple[int, str, str]]]:
+    """What is noted, some at a time and in order: number, kind and body. Each time until it is struck out."""
 
     def read(db: Connection) -> list[tuple[int, str, str]]:
         return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MOST_TOLD))]
 
     while due := database.ask(read):
-        yield from due
+        yield due
 
 
 def told(database: Database, last: int) -> None:

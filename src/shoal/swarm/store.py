@@ -195,9 +195,7 @@ class SwarmStore:
             if sha256_file(upload.path) == sha256:
                 return
         make_directory(upload.path.parent)
-        found = self._link.fetch(f"/v1/files/{upload.step}/{upload.submission}", upload.path, size)
-        if found != sha256:
-            raise RolloutError(f"{upload.path.name}: came with hash {found[:12]}, the coordinator took {sha256[:12]}")
+        self._link.fetch(f"/v1/files/{upload.step}/{upload.submission}", upload.path, size, sha256)
 
 
 def _signal(data: bytes) -> int:
