@@ -8,7 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
+from shoal.ledger.export import verify_file
+from shoal.rundir import open_run
+from shoal.swarm.past import reading
+from shoal.swarm.tables import nodes, submissions
 from shoal.watch.metrics import read_metrics, read_steps
 
 STEPS = 40
@@ -85,21 +90,24 @@ def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_t
     out = run(tmp_path, "attacked", CONFIG + CHEATERS)
     trained: Counter[str] = Counter()
     used = json.loads((max((out / "checkpoints").glob("step-*")) / "state.json").read_text())["used"]
-    for step, submissions in used.items():
-        for number in submissions:
-            lease = json.loads(
-                (out / "rollouts" / f"step-{int(step):06d}" / f"{int(number):04d}.lease.json").read_text()
-            )
-            trained[lease["node"]] += 1
+    with reading(open_run(out)) as db:
+        names = {row.address: row.name for row in db.execute(select(nodes))}
+        banned = {row.name for row in db.execute(select(nodes).where(nodes.c.state == "banned"))}
+        makers = {(row.step, row.submission): names[row.node] for row in db.execute(select(submissions))}
+    for step, numbers in used.items():
+        trained.update(makers[int(step), int(number)] for number in numbers)
     assert trained
     assert set(trained) <= {"worker-0", "worker-1"}
     judged = [entry for entry in read_metrics(out / "metrics" / "validator.jsonl") if entry["event"] == "verdict"]
-    verdicts = Counter((entry["node"].split("-")[0], entry["accept"]) for entry in judged)
+    verdicts = Counter((names[entry["node"]].split("-")[0], entry["accept"]) for entry in judged)
     assert verdicts["cheater", True] == 0
     assert verdicts["cheater", False] >= 6
     assert verdicts["worker", False] == 0
-    banned = {path.stem for path in (out / "rollouts" / "banned").glob("*.json")}
     assert banned == {"cheater-0", "cheater-1"}
     assert len(list((out / "evidence").glob("*.json"))) == verdicts["cheater", False]
+    lost = {
+        names[account.address] for account in verify_file(out / "ledger.db").state.accounts.values() if account.slashed
+    }
+    assert lost == banned
     # Rewards of ten steps of 96 samples and more: the standard error of their mean is about 0.02.
     assert abs(final_reward(out) - final_reward(calm)) < 0.12
