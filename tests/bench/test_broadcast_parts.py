@@ -139,4 +139,4 @@ def test_nginx_sends_a_file_to_all_clients(tmp_path: Path, kind: str) -> None:
 
 def test_ports_that_are_given_out_are_free() -> None:
     assert len({free_port() for _ in range(8)}) > 1
-    assert set(PROGRAMS) == {"nginx", "b3sum", "curl", "wget"}
+    assert set(PROGRAMS) >= {"nginx", "b3sum", "curl", "wget"}

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import LedgerError
+from shoal.keys import checksummed, short
 from shoal.ledger.acts import Fund
 from shoal.ledger.commands import explain
 from shoal.ledger.entry import Entry, Statement
@@ -79,13 +80,13 @@ def test_two_copies_that_part_are_shown_with_both_seals(run: Path) -> None:
 def test_show_earnings_and_node_say_what_happened(run: Path) -> None:
     assert "2 submissions of step 0" in shoal("ledger", "show", run, "-n", "100")
     earned = shoal("earnings", run)
-    assert NODES[0].address in earned
-    assert STRANGER.address not in earned
+    assert short(checksummed(NODES[0].address)) in earned
+    assert short(checksummed(STRANGER.address)) not in earned
     history = shoal("node", NODES[1].address, run)
     assert "0/1 accepted" in history
     assert "challenge" in history
     assert "standing 67" in shoal("node", VALIDATORS[0].address, run)
-    with pytest.raises(LedgerError, match="is not in this ledger"):
+    with pytest.raises(LedgerError, match="no node of this ledger begins so"):
         shoal("node", "0x" + "11" * 20, run)
 
 

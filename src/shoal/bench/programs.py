@@ -19,7 +19,7 @@ from typing import Literal
 from rich.console import Console
 
 from shoal.errors import BenchError, ShoalError
-from shoal.files import cache_dir, locked, whole_directory
+from shoal.files import cache_dir, locked, make_directory, whole_directory
 
 FETCH_S = 300.0
 INSTALL_WAIT_S = 600.0
@@ -79,8 +79,7 @@ def _fetch(program: Program, home: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-deb-") as scratch, whole_directory(home, replace=True) as root:
         if program.registry == "npm":
             package = _pack(program, Path(scratch))
-            with tarfile.open(package) as archive:
-                archive.extractall(root, filter="data")
+            _unpack(package, root)
         else:
             package = _download(program, Path(scratch))
             _run(program, ["dpkg-deb", "-x", str(package), str(root)], root)
@@ -92,6 +91,17 @@ def _fetch(program: Program, home: Path) -> None:
             _run(program, [str(binary), program.probe], root)
         except BenchError as error:
             raise BenchError(f"{error}\ninstall {program.name} by hand, so that it is on PATH") from None
+
+
+def _unpack(package: Path, root: Path) -> None:
+    """Plain files alone, and none outside; not every Python 3.11 has filters for that."""
+    with tarfile.open(package) as archive:
+        for member in archive:
+            target = root / member.name
+            if member.isfile() and target.resolve().is_relative_to(root.resolve()):
+                make_directory(target.parent)
+                with archive.extractfile(member) as source, target.open("wb") as file:  # type: ignore[union-attr]
+                    shutil.copyfileobj(source, file)
 
 
 def _pack(program: Program, scratch: Path) -> Path:

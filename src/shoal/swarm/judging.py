@@ -92,7 +92,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
-        .values(**found, **counted, kept=row.kept and verdict.accept)
+        .values(**found, **counted, kept=row.kept and (verdict.accept or revokes))
     )
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:
