@@ -75,7 +75,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     """Enters a verdict; False if the same one was there already."""
     row = _find(db, step, submission)
     name = f"submission {submission} of step {step}"
-    revokes = row.accept and not verdict.accept and node.address == terms.trainer
+    revokes = row.accept is True and not verdict.accept and node.address == terms.trainer
     if verdict.accept or row.accept is None or node.address != terms.trainer:
         must_judge(terms, node.address)
     if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
