@@ -93,7 +93,7 @@ def earnings_table(state: State) -> Table:
     title = f"{state.run}: who earned what"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
-    for column in ("tokens", "accepted", "files", "rejected", "earned", "locked", "slashed", "stake"):
+    for column in ("tokens", "accepted", "files", "bad", "earned", "locked", "slashed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     accounts = sorted(state.accounts.values(), key=lambda account: -account.tokens_accepted)
@@ -107,7 +107,7 @@ def earnings_table(state: State) -> Table:
 def _row(state: State, account: Account) -> Iterator[str]:
     has = holdings(state, account)
     numbers = (account.tokens, account.tokens_accepted, account.accepted, account.offences)
-    credits_ = (account.earned_ever - account.voided, has.locked, account.slashed, account.stake)
+    credits_ = (account.earned_ever - account.voided, has.locked, account.slashed)
     name = short(checksummed(account.address))
     return iter((name, *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account)))
 

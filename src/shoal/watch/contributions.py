@@ -64,11 +64,11 @@ def _contribution(node: Entry) -> Contribution:
 
 def contributions_table(contributions: Sequence[Contribution]) -> Table:
     """Workers with what they brought, and the others by name."""
-    table = Table(title="who contributed what", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(title="who contributed what", title_style="bold", box=None, padding=(0, 1, 0, 0))
     total = sum(one.tokens for one in contributions) or 1
-    for column in ("node", "role", "state"):
+    for column in ("node", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("files", "rejected", "tokens", "share", "earned", "slashed"):
+    for column in ("files", "refused", "tokens", "share", "earned", "slashed"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in contributions:
         cells: Iterable[str] = ("",) * 6
@@ -77,6 +77,6 @@ def contributions_table(contributions: Sequence[Contribution]) -> Table:
             credits_ = (f"{one.earned:,}", f"{one.slashed:,}")
             cells = (f"{one.accepted:,}", f"{one.rejected:,}", f"{one.tokens:,}", share, *credits_)
         state = Text(one.state, "red" if one.state == "banned" else "")
-        name = f"{one_line(one.name)[:24]} {short(one_line(one.address))}".strip()
-        table.add_row(Text(name), one.role, state, *cells)
+        name = f"{one_line(one.name or one.role)[:16]} {short(one_line(one.address))}"
+        table.add_row(Text(name), state, *cells)
     return table
