@@ -16,7 +16,7 @@ from rich.console import Console
 
 from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
-from shoal.exchange.interfaces import Version, WeightSource
+from shoal.exchange.interfaces import Version, WeightSource, roots_of
 from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.exchange.weights import DirectoryChannel
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
@@ -99,13 +99,8 @@ class RunDir:
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
         source: WeightSource | None = None,
     ) -> DirectoryStore:
-        channel = source or self.channel()
-
-        def root_of(number: int) -> str | None:
-            version = channel.version(number)
-            return version.root if version else None
-
-        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, root_of, refused)
+        roots = roots_of(source or self.channel())
+        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, roots, refused)
 
     def metrics(self, role: str) -> MetricsWriter:
         return MetricsWriter(self.path / "metrics" / f"{role}.jsonl")
@@ -191,14 +186,19 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
         )
     base = ensure_base_model(config, console) if newest is None else None
     created = parse_json(file.read_text()).get("created", time.time()) if file.exists() else time.time()
-    tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
-    write_whole(file, json.dumps(tree, indent=1).encode(), durable=True)
+    write_run_file(path, config, created)
     if base is not None:
         with channel.publish(0) as staging:
             for file in base.iterdir():
                 if file.is_file() and file.suffix in MODEL_FILES:
                     shutil.copy2(file, staging)
     return run
+
+
+def write_run_file(path: Path, config: RunConfig, created: float) -> None:
+    """Says in a directory which run it belongs to."""
+    tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
+    write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True)
 
 
 def _newest_whole(channel: DirectoryChannel) -> Version | None:

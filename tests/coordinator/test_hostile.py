@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from shoal.swarm.member import Heart, join_run
 from shoal.swarm.store import SwarmStore
 from shoal.watch.status import StatusFile
 
+from ..conftest import answering
 from .world import COORDINATOR, ORIGIN, key_of, make_config
 
 A = key_of("a")
@@ -73,15 +73,8 @@ def coordinator(answers: dict[str, bytes | Answer]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(Handler) as url:
+        yield url
 
 
 def without_end(handler: BaseHTTPRequestHandler) -> None:

@@ -1,10 +1,9 @@
 """An origin with a version, relays that are honest, and relays that are not."""
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -15,6 +14,7 @@ from shoal.shardcast.pull import Puller
 from shoal.shardcast.records import MIB
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import Store
+from tests.conftest import answering
 
 KEY = Key(b"\x11" * 32)
 RUN = "test"
@@ -113,13 +113,5 @@ def changing_relay(honest: str, change: Change) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(Handler) as url:
+        yield url

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from shoal.bench.peers import Peer, peer_python
 from shoal.bench.programs import find_program
 from shoal.errors import BenchError, WaitError
+from shoal.process import free_ports
 
 SHARDCAST = "shardcast==0.3.2"
 SCRIPT = Path(__file__).with_name("peers_shardcast.py")
@@ -206,9 +207,7 @@ def new_link(peer: Peer, to: int, rate: float | None) -> int:
 
 def free_port() -> int:
     """A port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports([0])[0]
 
 
 def await_port(port: int, who: str, deadline_s: float = START_S) -> None:

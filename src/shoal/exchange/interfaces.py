@@ -1,6 +1,6 @@
 """The two interfaces between trainer and workers. Networked ones replace the directories without touching the loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,16 @@ class WeightSource(Protocol):
     def fetch(self, version: Version) -> Path:
         """A directory with the version's files, checked against its root hash."""
         ...
+
+
+def roots_of(source: WeightSource) -> Callable[[int], str | None]:
+    """Which content a source has under a version's number."""
+
+    def root_of(number: int) -> str | None:
+        version = source.version(number)
+        return version.root if version else None
+
+    return root_of
 
 
 class WeightChannel(WeightSource, Protocol):

@@ -15,8 +15,8 @@ from shoal.ledger.chain import History, find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.state import Account, State, holdings, leases, status
+from shoal.ledger.store import LEDGER_FILE
 
-LEDGER_FILE = "ledger.db"
 LEAST_PREFIX = 6  # characters of an address, 0x among them
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 

@@ -28,6 +28,7 @@ from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import opened
 from shoal.ledger.state import State, holdings, leases, status
 
+LEDGER_FILE = "ledger.db"  # in a run's directory
 MOST_TOGETHER = 512
 ANSWER_S = 60.0
 SCHEMA = """

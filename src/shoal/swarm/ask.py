@@ -15,9 +15,9 @@ from shoal.keys import Key, checksummed, short
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.commands import explain as sentences
 from shoal.ledger.export import verify_file
+from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import open_run
 from shoal.swarm import messages as m
-from shoal.swarm.book import FILE as LEDGER
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
 from shoal.swarm.past import has_coordinator, reading
@@ -42,7 +42,7 @@ def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
         raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
     with reading(run) as db:
         told = asdict(explain(db, *named_submission(submission)))
-    told["ledger"] = _ledger_says(run_dir / LEDGER, told["step"], told["submission"])
+    told["ledger"] = _ledger_says(run_dir / LEDGER_FILE, told["step"], told["submission"])
     if told["verdict"] and told["verdict"]["evidence"]:
         told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
     return told

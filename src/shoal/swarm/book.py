@@ -27,7 +27,6 @@ from shoal.swarm.outbox import noted, told
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
-FILE = "ledger.db"
 # Batches that a run's chain of beacons is long enough for; a step takes one, or one for every 256 files.
 MOST_BATCHES = 1 << 16
 
@@ -35,21 +34,24 @@ MOST_BATCHES = 1 << 16
 class Book:
     """The coordinator's hand on the ledger."""
 
-    def __init__(self, path: Path, ledger: SqliteLedger, key: Key, config: LedgerConfig) -> None:
+    def __init__(
+        self, path: Path, ledger: SqliteLedger, key: Key, config: LedgerConfig, links: Sequence[bytes]
+    ) -> None:
         self._path = path
         self._began = time.monotonic()
         self._ledger = ledger
         self._key = key
         self._config = config
-        self._beacons = run_beacons(key, ledger.run)
+        self._beacons = links
         self._open = 0  # batches before this one are settled
         ledger.enter(key, Fund(id="treasury", amount=config.fund))
 
     @classmethod
     def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
         """The ledger of a run in a file, begun if there is none."""
-        ledger = SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms))
-        return cls(path, ledger, key, config.ledger)
+        links = run_beacons(key, config.name)
+        ledger = SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms, links[0]))
+        return cls(path, ledger, key, config.ledger, links)
 
     def close(self) -> None:
         """Also notes what the ledger took of the coordinator's time, beside it."""
@@ -127,7 +129,7 @@ def run_beacons(key: Key, run: str) -> list[bytes]:
     return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_BATCHES)
 
 
-def ledger_terms(config: RunConfig, key: Key, terms: Terms) -> LedgerTerms:
+def ledger_terms(config: RunConfig, key: Key, terms: Terms, beacon: bytes) -> LedgerTerms:
     """What a run's ledger goes by, out of its config."""
     ledger, swarm = config.ledger, config.swarm
     return LedgerTerms(
@@ -147,5 +149,5 @@ def ledger_terms(config: RunConfig, key: Key, terms: Terms) -> LedgerTerms:
         window=ledger.window,
         patience=ledger.patience,
         bond=ledger.bond,
-        beacon=run_beacons(key, config.name)[0].hex(),
+        beacon=beacon.hex(),
     )

@@ -8,13 +8,11 @@ from rich.console import Console
 from shoal.errors import LedgerError
 from shoal.files import sha256_file
 from shoal.keys import Key
-from shoal.ledger import chain
-from shoal.ledger.acts import Act, Challenge, Rule
-from shoal.ledger.chain import History
+from shoal.ledger.acts import Challenge, Rule
 from shoal.ledger.commands import OUTCOMES
-from shoal.ledger.entry import Entry, Statement
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
+from shoal.swarm.history import enter, follow
 
 ASK_S = 30.0
 
@@ -65,23 +63,3 @@ def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool
                 console.print(f"{name}: challenge of {who} {'upheld' if right else 'refuted'}")
                 upheld, refuted = upheld + right, refuted + (not right)
     return upheld, refuted
-
-
-def follow(link: Link) -> History:
-    """The whole history that a coordinator gives out, checked."""
-    history: History | None = None
-    while lines := link.get(f"/v1/ledger/entries?first={history.number + 1 if history else 0}")["lines"]:
-        for entry in map(Entry.from_line, lines):
-            if history is None:
-                history = chain.begin(entry)
-            else:
-                chain.extend(history, entry)
-    if history is None or history.state.coordinator != link.card.coordinator:
-        raise LedgerError(f"{link.join_at.url}: has no ledger of the coordinator {link.card.coordinator}")
-    return history
-
-
-def enter(link: Link, history: History, act: Act) -> None:
-    """Hands in an act, signed with the link's key."""
-    statement = Statement.sign(link.key, history.state.run, history.ledger, act)
-    link.send("POST", "/v1/ledger/statements", statement.model_dump(mode="json"))

@@ -10,8 +10,9 @@ from shoal.config import RunConfig
 from shoal.errors import ConfigError
 from shoal.files import free_bytes, locked, make_directory
 from shoal.keys import Key, checked_address, checksummed
+from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir
-from shoal.swarm.book import FILE, Book
+from shoal.swarm.book import Book
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.member import role_key
@@ -41,7 +42,7 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
-        book = Book.open(run / FILE, key, config, terms)
+        book = Book.open(run / LEDGER_FILE, key, config, terms)
         coordinator = Coordinator(config, terms, key, origin, database, objects, book)
     except BaseException:
         database.close()

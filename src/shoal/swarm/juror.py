@@ -15,10 +15,10 @@ from shoal.files import write_whole
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Commit, Head, Leaf, Reveal, vote_hash
 from shoal.ledger.chain import History
-from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.entry import Statement
 from shoal.ledger.state import Batch, State
-from shoal.swarm.challenge import enter
 from shoal.swarm.client import Link
+from shoal.swarm.history import enter, follow
 from shoal.swarm.refusal import Refusal
 from shoal.validate.votes import Vote, Votes
 
@@ -39,10 +39,7 @@ class Juror:
 
     def work(self, *, last: bool = False) -> None:
         """Catches up, votes where it is due, and signs a head now and then, or for sure the `last` time."""
-        self._follow()
-        history = self._history
-        if history is None:
-            return
+        history = self._follow()
         for act in self._due(history):
             self._say(history, act)
         self._follow()
@@ -59,30 +56,11 @@ class Juror:
             time.sleep(FINISH_LOOK_S)
         self.work(last=True)
 
-    def _follow(self) -> None:
-        """Takes the entries that are new, each checked."""
-        while True:
-            first = self._history.number + 1 if self._history else 0
-            lines = self._link.get(f"/v1/ledger/entries?first={first}")["lines"]
-            if not lines:
-                break
-            for line in lines:
-                entry = Entry.from_line(line)
-                if self._history is None:
-                    self._history = self._begin(entry)
-                else:
-                    chain.extend(self._history, entry)
-        self._check_kept()
-
-    def _begin(self, entry: Entry) -> History:
-        history = chain.begin(entry)
-        coordinator, run = self._link.card.coordinator, self._link.card.run
-        if (history.state.coordinator, history.state.run) != (coordinator, run):
-            raise LedgerError(
-                f"ledger of {self._link.join_at.url}: is of run {history.state.run} by {history.state.coordinator}, "
-                f"expected {run} by {coordinator}"
-            )
-        return history
+    def _follow(self) -> History:
+        """Takes the entries that are new."""
+        self._history = follow(self._link, self._history)
+        self._check_kept(self._history)
+        return self._history
 
     def _due(self, history: History) -> Iterable[Act]:
         """Commitments and votes that this validator owes."""
@@ -133,18 +111,18 @@ class Juror:
         self._say(history, head)
         self._signed = head.number
 
-    def _check_kept(self) -> None:
+    def _check_kept(self, history: History) -> None:
         """Refuses a history that is not the one whose head this validator signed before."""
-        if self._history is None or not self._kept.exists():
+        if not self._kept.exists():
             return
         kept = Statement.model_validate_json(self._kept.read_bytes())
         assert isinstance(kept.act, Head)
-        if kept.ledger != self._history.ledger:
+        if kept.ledger != history.ledger:
             raise LedgerError(
                 f"ledger of {self._link.join_at.url}: is another one than that whose head lies in {self._kept}; was "
                 "the run begun anew? Then remove that file"
             )
-        chain.check_head(self._history, kept.author, kept.act)
+        chain.check_head(history, kept.author, kept.act)
 
     def _say(self, history: History, act: Act) -> None:
         with suppress(Refusal, RolloutError):  # somebody was faster, or it is too late: the history says what counts

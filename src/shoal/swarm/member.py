@@ -4,7 +4,6 @@ Without a coordinator that is the run's own directory. With one it is the networ
 every few seconds what it does, and has everything else from the run card.
 """
 
-import json
 import socket
 import threading
 import time
@@ -17,11 +16,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from shoal.errors import ShoalError, WaitError
-from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource
-from shoal.files import write_whole
+from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource, roots_of
 from shoal.keys import Key
 from shoal.rollout.record import Limits
-from shoal.rundir import RUN_FILE, RunDir
+from shoal.rundir import RunDir, write_run_file
 from shoal.shardcast.wire import distance
 from shoal.swarm.announce import AnnouncedChannel
 from shoal.swarm.card import Join
@@ -220,8 +218,7 @@ def join_run(join: str, key: Path | None, home: Path | None, wait_s: float, say:
         card = link.card
     config = card.run_config()
     path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"
-    tree = {"created": time.time(), "config": config.model_dump(mode="json", exclude_none=True)}
-    write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode())
+    write_run_file(path, config, time.time())
     say(f"run {card.run}: {config.steps} steps, model {config.model.source}; what is fetched lies in {path}")
     return RunDir(path, config)
 
@@ -235,12 +232,7 @@ def swarm_store(
     refused: Refused,
 ) -> SwarmStore:
     """The store of a run through its coordinator."""
-
-    def root_of(number: int) -> str | None:
-        version = source.version(number)
-        return version.root if version else None
-
-    return SwarmStore(link, run.path / "fetched" / name, limits, root_of, refused)
+    return SwarmStore(link, run.path / "fetched" / name, limits, roots_of(source), refused)
 
 
 def _relays(link: Link, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:

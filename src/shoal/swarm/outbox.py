@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from shoal.ledger.acts import MOST_LEAVES
 from shoal.swarm import queries
 from shoal.swarm.database import Database, read_fact, write_fact
 from shoal.swarm.tables import outbox, submissions
 
 MOST_TOLD = 500
-MOST_LEAVES = 256
 BATCHES, ENTERED = "batches", "entered steps"
 
 
@@ -60,4 +60,8 @@ def noted(database: Database) -> Iterator[list[tuple[int, str, str]]]:
 
 def told(database: Database, last: int) -> None:
     """Strikes out what was told, up to a number."""
-    database.ask(lambda db: db.execute(outbox.delete().where(outbox.c.number <= last)) and None)
+
+    def strike(db: Connection) -> None:
+        db.execute(outbox.delete().where(outbox.c.number <= last))
+
+    database.ask(strike)

@@ -53,7 +53,6 @@ class SwarmStore:
         self._yielded: set[tuple[int, int]] = set()
         self._known: dict[tuple[int, int], tuple[str, int]] = {}
         self._next_ask: tuple[int, float] = (-1, 0.0)
-        self._issued: dict[tuple[int, int], SignedLease] = {}
         self._config: RunConfig | None = None
 
     def lease(self, node: str, version: int) -> Lease | None:
@@ -79,14 +78,8 @@ class SwarmStore:
         lease = signed.lease
         if (lease.run, lease.node) != (self._link.card.run, node):
             raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
-        self._issued = {(lease.step, lease.submission): signed}
         self._next_ask = (-1, 0.0)
         return lease
-
-    def root_allowed(self, lease: Lease, version: int) -> str | None:
-        """The root hash that a lease of this store names for a version, if it does."""
-        signed = self._issued.get((lease.step, lease.submission))
-        return signed.versions.get(version) if signed else None
 
     def put(self, lease: Lease, data: bytes) -> None:
         most = self._link.card.max_upload

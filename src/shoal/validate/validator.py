@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
-from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource
+from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
@@ -314,12 +314,8 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
         policy = load(channel.fetch(base), config.model.dtype)
         store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
 
-        def root_of(number: int) -> str | None:
-            version = channel.version(number)
-            return version.root if version else None
-
         with Scorer(config.tasks) as judge:
-            checks = Checks(config, policy, build_source(config.tasks), judge, root_of)
+            checks = Checks(config, policy, build_source(config.tasks), judge, roots_of(channel))
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
