@@ -13,7 +13,7 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	-$(BIN)/python -m shoal.bench.programs nginx  # tests that need it are skipped where it cannot be had
+	-$(BIN)/python -m shoal.bench.programs nginx bwrap  # tests that need it are skipped where it cannot be had
 	$(BIN)/python -m pytest
 
 install: $(VENV)/.installed

@@ -41,6 +41,7 @@ PROGRAMS = {
         Program("b3sum", "b3sum", "usr/bin/b3sum", "--version"),
         Program("curl", "curl", "usr/bin/curl", "--version"),
         Program("wget", "wget", "usr/bin/wget", "--version"),
+        Program("bwrap", "bubblewrap", "usr/bin/bwrap", "--version"),
     )
 }
 
@@ -75,7 +76,8 @@ def _fetch(program: Program, home: Path) -> None:
         try:
             _run(program, [str(binary), program.probe], root)
         except BenchError as error:
-            raise BenchError(f"{error}\ninstall it with the system's own means, as in: apt-get install nginx") from None
+            hint = f"install it with the system's own means, as in: apt-get install {program.package}"
+            raise BenchError(f"{error}\n{hint}") from None
 
 
 def _download(program: Program, scratch: Path) -> Path:
