@@ -127,20 +127,19 @@ def read_tests(value: Any, where: str) -> tuple[Test, ...]:
             value = json.loads(value)
         except ValueError:
             raise TaskError(f"{where}: tests {value[:60]!r} are neither JSON nor assert lines") from None
-    if isinstance(value, Mapping) and "test_cases" in value:
-        value = value["test_cases"]
-    match value:
+    tests: Any = value["test_cases"] if isinstance(value, Mapping) and "test_cases" in value else value
+    match tests:
         case {"inputs": [*inputs], "outputs": [*outputs]} if inputs and len(inputs) == len(outputs):
-            name = value.get("fn_name")
+            name = tests.get("fn_name")
             cases = [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
             return _group([_case(case, where) for case in cases])
         case str():
-            return _group([_assertion(line, where) for line in _statements(value, where)])
+            return _group([_assertion(line, where) for line in _statements(tests, where)])
         case [*cases] if cases:
             lines = [line for case in cases if isinstance(case, str) for line in _statements(case, where)]
             objects = [_case(case, where) for case in cases if not isinstance(case, str)]
             return _group([*objects, *(_assertion(line, where) for line in lines)])
-    raise TaskError(f"{where}: tests {str(value)[:60]!r}: give a list of {{input, output}} or of assert lines")
+    raise TaskError(f"{where}: tests {str(tests)[:60]!r}: give a list of {{input, output}} or of assert lines")
 
 
 def _case(case: Any, where: str) -> Test:

@@ -44,6 +44,10 @@ _UNDONE = re.compile(
 )
 _NUMBER = re.compile(r"[-+−]?\s*(?:\d[\d,\s]*(?:\.\d+)?|\.\d+|\\[dtc]?frac\{-?\d+\}\{\d+\}|\\[dtc]?frac\d\d|\d+/\d+)")
 _INTEGER = re.compile(r"[-+−]?\s*\d[\d,\s]*")
+# Numbers that nobody can write out: towers of powers, and powers and factorials of large ones.
+_HUGE = re.compile(
+    r"\d[\s)}]*(?:\^|\*\*)[\s({]*-?\d+[\s)}]*(?:\^|\*\*|!)|\d[\s)}]*(?:\^|\*\*)[\s({]*-?\d{5,}|\d{5,}[\s)}]*!|![\s)}]*!"
+)
 
 
 class _OutOfTime(BaseException):
@@ -61,6 +65,8 @@ def same(right: str, answer: str) -> bool:
         return _as_words(answer, also_bare=True) == word
     if "=" not in right and (named := _NAMED.fullmatch(answer)):
         answer = named[1].strip()
+    if _HUGE.search(answer) and not _HUGE.search(right):
+        return False
     if not _same_base(right, answer) or _is_undone(right, answer):
         return False
     with _limited():

@@ -142,6 +142,7 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
         )
     finally:
         os.close(rules)
+    end: Literal["ended", "failed", "late", "wordy"]
     with process:
         try:
             end, output = _converse(process, given, began + START_S + bounds.seconds, bounds.output)

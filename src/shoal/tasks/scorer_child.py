@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from shoal.config import TaskConfig
 from shoal.tasks.build import build_source
+from shoal.tasks.rewards import runs_programs
 from shoal.tasks.scorer import MAX_ANSWER
 from shoal.tasks.source import Score, score
 
@@ -28,12 +29,16 @@ LIMITS = {
 
 
 def main() -> None:
-    leave_network()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints is no reply
     spec = json.loads(requests.readline())
-    source = build_source([TaskConfig.model_validate(task) for task in spec["tasks"]])
-    confine()
+    tasks = [TaskConfig.model_validate(task) for task in spec["tasks"]]
+    # Sandboxes are made of processes and name spaces, which cannot be had by who has given them up.
+    sandboxes = runs_programs(tasks)
+    if not sandboxes:
+        leave_network()
+    source = build_source(tasks)
+    confine(sandboxes)
     for line in requests:
         serve(json.loads(line), source, spec["score_s"], replies)
 
@@ -50,12 +55,14 @@ def serve(request: Any, source: Any, score_s: float, replies: IO[bytes]) -> None
             signal.setitimer(signal.ITIMER_REAL, score_s + 1)
             result = score(source, task, answer)
             signal.setitimer(signal.ITIMER_REAL, 0)
-        _say(replies, [result.reward, result.error])
+        _say(replies, [result.reward, result.error, dict(result.parts), result.doubtful])
 
 
-def confine() -> None:
+def confine(sandboxes: bool) -> None:
     """Gives up memory, processes, files and words that scoring does not need."""
     for limit, value in LIMITS.items():
+        if sandboxes and limit == resource.RLIMIT_NPROC:
+            continue
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
