@@ -22,9 +22,11 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 HAS_QUESTION = r"\{question\}"
+HAS_TARGET = r"\{target\}"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
     HAS_QUESTION: "must contain {question}, which stands for the task's own text",
+    HAS_TARGET: "must contain {target}, which stands for the number of tokens",
 }
 
 
@@ -53,8 +55,8 @@ class TaskConfig(_Table):
     """One source of tasks; several are mixed by weight."""
 
     source: str = Field(
-        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME or "
-        "python/FILE.py."
+        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, "
+        "python/FILE.py, or what shoal filter left of one: filtered/FILE."
     )
     name: str | None = Field(None, description="Name in rollouts and metrics; the source's own if not given.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
@@ -182,6 +184,23 @@ class ThresholdsConfig(_Table):
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
 
 
+class LengthConfig(_Table):
+    """Length budgets: a target for each prompt, drawn from the lease, told to the model and part of the reward."""
+
+    targets: list[Positive] = Field(
+        default_factory=list, description="Lengths in tokens to draw from; none: no budget."
+    )
+    alpha: float = Field(0.0003, ge=0, description="What a token too many or too few costs (arXiv:2505.07291).")
+    form: Literal["exact", "max"] = Field(
+        "exact", description="As long as the target, or no longer (arXiv:2503.04697)."
+    )
+    prompt: str = Field(
+        "{prompt}\nAnswer in {target} tokens.",
+        pattern=HAS_TARGET,
+        description="The prompt with its budget: {prompt} is the prompt without, {target} the length.",
+    )
+
+
 class AuditConfig(_Table):
     """The judgement of rollouts before they are trained on."""
 
@@ -235,6 +254,7 @@ class RunConfig(_Table):
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
     sampling: SamplingConfig = SamplingConfig()
+    length: LengthConfig = LengthConfig()
     train: TrainConfig = TrainConfig()
     workers: WorkerConfig = WorkerConfig()
     cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one a table.")
@@ -254,6 +274,13 @@ class RunConfig(_Table):
                 f"train.token_budget = {self.train.token_budget}: must hold the longest sample, "
                 f"sampling.max_prompt_tokens + sampling.max_new_tokens = {self.max_len}; raise it or shorten the sample"
             )
+        if self.length.targets and max(self.length.targets) > self.sampling.max_new_tokens:
+            raise ValueError(
+                f"length.targets = {self.length.targets}: the longest answer, sampling.max_new_tokens, is "
+                f"{self.sampling.max_new_tokens}; raise that or lower the targets"
+            )
+        if self.length.targets and "{prompt}" not in self.length.prompt:
+            raise ValueError(f"length.prompt = {self.length.prompt!r}: must contain {{prompt}}, the prompt without it")
         if self.train.optimizer_steps > self.train.groups_per_step:
             raise ValueError(
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "

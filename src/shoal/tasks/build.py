@@ -9,19 +9,26 @@ from shoal.errors import TaskError
 from shoal.tasks.rewards import rewarded
 from shoal.tasks.source import Mixture, TaskSource
 
-KINDS = "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME or python/FILE.py"
+KINDS = "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, python/FILE.py or filtered/FILE"
+
+
+def split_up(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
+    """One line for each source that the lines stand for: composites and lists of difficulties are several."""
+    return [part for task in tasks for part in _parts(task)]
 
 
 def build_source(tasks: Sequence[TaskConfig]) -> TaskSource:
     """One source out of the config's `[[tasks]]`, mixed by weight if there are several."""
-    parts = [part for task in tasks for part in _parts(task)]
+    parts = split_up(tasks)
     sources = [rewarded(_build(part), part) for part in parts]
     return sources[0] if len(sources) == 1 else Mixture(sources, [part.weight for part in parts])
 
 
 def fingerprints(tasks: Sequence[TaskConfig]) -> list[str]:
     """The hash of each source's content; of a generator's, which follows from its options, there is none."""
-    return [next((getattr(_build(part), "sha256", "") for part in _parts(task)), "") for task in tasks]
+    return [
+        "" if task.source.startswith("reasoning-gym/") else str(getattr(_build(task), "sha256", "")) for task in tasks
+    ]
 
 
 def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
@@ -111,6 +118,11 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
 
             rows = read_dataset(rest, options, task.columns)
             return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
+        case "filtered":
+            from shoal.tasks.filtered import Filtered, read_filtered
+
+            header, rated = read_filtered(Path(rest))
+            return Filtered(Path(rest), header, build_source(header.tasks), rated)
         case "verifiers":
             from shoal.tasks.environments import Environment
 

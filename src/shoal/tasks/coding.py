@@ -131,10 +131,10 @@ def read_tests(value: Any, where: str) -> tuple[Test, ...]:
     match tests:
         case {"inputs": [*inputs], "outputs": [*outputs]} if inputs and len(inputs) == len(outputs):
             name = tests.get("fn_name")
-            cases = [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
-            return _group([_case(case, where) for case in cases])
-        case str():
-            return _group([_assertion(line, where) for line in _statements(tests, where)])
+            pairs = [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
+            return _group([_case(pair, where) for pair in pairs])
+        case str() as text:
+            return _group([_assertion(line, where) for line in _statements(text, where)])
         case [*cases] if cases:
             lines = [line for case in cases if isinstance(case, str) for line in _statements(case, where)]
             objects = [_case(case, where) for case in cases if not isinstance(case, str)]

@@ -10,6 +10,7 @@ from shoal.config import CodeConfig, RewardConfig, TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.answers import Place, after_thinking, final_answer, last_python
 from shoal.tasks.coding import Test, judge_program, read_tests
+from shoal.tasks.filtered import unfolded
 from shoal.tasks.maths import same
 from shoal.tasks.own import load_function
 from shoal.tasks.sandbox import Bounds, find_bubblewrap
@@ -28,6 +29,10 @@ class Rewarded:
     source: TaskSource
     rewards: Mapping[str, tuple[Reward, float]]
     thinking: bool
+
+    @property
+    def train_size(self) -> int | None:
+        return getattr(self.source, "train_size", None)
 
     def task(self, split: Split, index: int) -> Task:
         return self.source.task(split, index)
@@ -66,7 +71,8 @@ def rewarded(source: TaskSource, config: TaskConfig) -> TaskSource:
 
 def kinds_of(tasks: Sequence[TaskConfig]) -> set[str]:
     """The rewards that tasks name."""
-    return {kind for task in tasks for kind in (task.reward, *(reward.kind for reward in task.rewards)) if kind}
+    lines = unfolded(tasks)
+    return {kind for task in lines for kind in (task.reward, *(reward.kind for reward in task.rewards)) if kind}
 
 
 def runs_programs(tasks: Sequence[TaskConfig]) -> bool:

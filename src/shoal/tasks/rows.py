@@ -43,6 +43,11 @@ class Rows:
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
+    @property
+    def train_size(self) -> int:
+        """Train tasks, after which they come again."""
+        return len(self._rows["train"])
+
     def task(self, split: Split, index: int) -> Task:
         """Goes through the split's rows in their order, again and again."""
         rows = self._rows[split]

@@ -19,6 +19,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.files import parse_json
 from shoal.tasks.coding import TOTAL
+from shoal.tasks.filtered import unfolded
 from shoal.tasks.rewards import runs_programs
 from shoal.tasks.sandbox import START_S
 from shoal.tasks.source import Score, Split, Task
@@ -156,6 +157,7 @@ class Scorer:
 
 def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
     """How long one answer may take: what a program may take for all of its tests, where programs are judged."""
+    tasks = unfolded(tasks)
     if runs_programs(tasks):
         return (TOTAL + 1) * (max(task.code.seconds for task in tasks) + START_S)
     return MATH_S if all(task.reward == "math" for task in tasks) else SCORE_S
