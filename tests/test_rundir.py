@@ -253,9 +253,9 @@ def test_a_run_is_pinned_to_what_its_tasks_hold(tmp_path: Path, tiny_dir: Path) 
     file = tmp_path / "sums.jsonl"
     file.write_text('{"question": "1+1", "answer": "2"}\n')
     config = make_config(tiny_dir, tasks=[{"source": f"file/{file}", "reward": "exact"}])
-    run = make_run(tmp_path / "run", config)
+    run = prepare_run(config, tmp_path / "run", Console(file=io.StringIO()))
     assert len(str(open_run(run.path).config.tasks[0].sha256)) == 64
-    make_run(run.path, config)
+    prepare_run(config, run.path, Console(file=io.StringIO()))
     file.write_text('{"question": "1+1", "answer": "3"}\n')
     with pytest.raises(ConfigError, match="was made with another config"):
-        make_run(run.path, config)
+        prepare_run(config, run.path, Console(file=io.StringIO()))

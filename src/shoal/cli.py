@@ -235,6 +235,42 @@ def filter_tasks(
     filter_source(header, drawing, tasks, out, console)
 
 
+@app.command()
+def sft(
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="JSONL of conversations, or a config whose tasks' own answers to learn."),
+    ],
+    model: Annotated[Path, typer.Option(help="Directory of the model to begin with.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the new model to.")],
+    examples: Annotated[int, typer.Option(min=1, help="With a config: examples to draw.")] = 2048,
+    epochs: Annotated[int, typer.Option(min=1, help="Times each example is learnt.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 32,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+    token_budget: Annotated[int, typer.Option(min=1, help="Tokens packed into one forward pass.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Order of the examples.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Show a model how to answer: supervised learning, so that one that never scores begins to score sometimes."""
+    from shoal.config import load_config
+
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+    lines = load_config(data).tasks if data.suffix == ".toml" else None
+    import torch
+
+    from shoal.tasks.build import build_source
+    from shoal.train.sft import SftConfig, fit_model, from_conversations, from_source
+
+    torch.set_num_threads(threads)
+    config = SftConfig(epochs=epochs, batch=batch, lr=lr, token_budget=token_budget, seed=seed)
+    if lines is None:
+        fit_model(model, out, lambda policy: from_conversations(policy, data), config, console)
+    else:
+        source = build_source(lines)
+        fit_model(model, out, lambda policy: from_source(policy, source, examples), config, console)
+
+
 def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
     """What `shoal eval` is to measure: a run, or the config that goes with a model directory."""
     from shoal.config import load_config
