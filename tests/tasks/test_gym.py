@@ -219,7 +219,7 @@ def test_a_scorer_that_pays_for_wrong_answers_is_mended(generator: str) -> None:
         # Another puzzle may have the same numbers, and another coin the same chance.
         assert len(found) <= 1, (task.answer, found)
         paid += sum(source._dataset.score_answer(answer, task.entry) >= 1.0 for answer in wrong)
-    assert paid > 12, "reasoning-gym's own scorer no longer pays for these; nothing is left to mend"
+    assert paid >= 12, "reasoning-gym's own scorer no longer pays for these; nothing is left to mend"
 
 
 def test_a_level_of_a_curriculum_makes_tasks_harder_and_options_still_count() -> None:
