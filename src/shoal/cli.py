@@ -328,7 +328,7 @@ def calibrate(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta or broadcast.")
+        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta, broadcast or eval.")
     ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[

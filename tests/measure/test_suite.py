@@ -11,6 +11,8 @@ from shoal.measure.suite import differences, measure_suite, results_of, table_of
 from shoal.measure.suites import BUILT_IN, Suite, find_suite
 from shoal.models.load import load
 from shoal.tasks.build import build_source, split_up
+from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import InProcess
 
 ODD = """
 def task(index):
@@ -30,8 +32,9 @@ def suite(tmp_path: Path) -> Suite:
 
 def test_a_suite_is_measured_source_by_source_and_the_same_each_time(suite: Suite, tiny_dir: Path) -> None:
     seen: list[tuple[int, int]] = []
-    answered = measure_suite(load(tiny_dir), suite, lambda *now: seen.append(now))
-    again = measure_suite(load(tiny_dir), suite, lambda *_: None)
+    with Scorer(suite.sources) as judge:
+        answered = measure_suite(load(tiny_dir), suite, judge, lambda *now: seen.append(now))
+        again = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
     assert [one.scores for one in answered] == [one.scores for one in again]
     assert seen[-1] == (24, 24)
     first, second, both = results_of(answered)
@@ -44,7 +47,8 @@ def test_a_suite_is_measured_source_by_source_and_the_same_each_time(suite: Suit
 
 
 def test_two_models_are_compared_task_by_task(suite: Suite, tiny_dir: Path) -> None:
-    answered = measure_suite(load(tiny_dir), suite, lambda *_: None)
+    judge = InProcess(build_source(suite.sources))
+    answered = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
     apart = differences(answered, answered)
     assert {name: d.p_value for name, d in apart.items()} == {"first": 1.0, "second": 1.0, "all": 1.0}
     results = [results_of(answered)] * 2

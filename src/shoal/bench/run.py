@@ -87,6 +87,12 @@ def _broadcast() -> Bench:
     return bench_broadcast
 
 
+def _eval() -> Bench:
+    from shoal.bench.evaluation import bench_eval
+
+    return bench_eval
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -95,4 +101,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "attacks": _attacks,
     "delta": _delta,
     "broadcast": _broadcast,
+    "eval": _eval,
 }

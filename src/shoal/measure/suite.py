@@ -16,6 +16,7 @@ from shoal.measure.suites import Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, split_up
 from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import Judge
 
 ALL = "all"
 
@@ -34,18 +35,15 @@ class Result:
     tokens: float
 
 
-def measure_suite(policy: Policy, suite: Suite, progress: Callable[[int, int], None]) -> list[Answered]:
+def measure_suite(policy: Policy, suite: Suite, judge: Judge, progress: Callable[[int, int], None]) -> list[Answered]:
     """Every task of the suite with its answers, source after source; `progress` hears (done, of all)."""
     drawing = Drawing(suite.samples, suite.temperature, suite.max_new_tokens, suite.max_prompt_tokens, seed=suite.seed)
-    lines = split_up(suite.sources)
+    sources = [build_source([line]) for line in split_up(suite.sources)]
+    tasks = [source.task("heldout", index) for source in sources for index in range(suite.tasks)]
     answered: list[Answered] = []
-    for line in lines:
-        source = build_source([line])
-        tasks = [source.task("heldout", index) for index in range(suite.tasks)]
-        with Scorer([line]) as judge:
-            for one in answer_tasks(policy, tasks, judge, "heldout", drawing):
-                answered.append(one)
-                progress(len(answered), len(lines) * suite.tasks)
+    for one in answer_tasks(policy, tasks, judge, "heldout", drawing):
+        answered.append(one)
+        progress(len(answered), len(tasks))
     return answered
 
 
@@ -86,22 +84,23 @@ def _rate(answered: Answered) -> float:
 def evaluate_suite(models: Sequence[Path], suite: Suite, dtype: str, as_json: bool, console: Console) -> None:
     """What the command does with one model, or with two."""
     errors = Console(stderr=True)
-    measured = []
-    for model in models:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=errors, transient=True) as bar:
-            row = bar.add_task(f"{model.name} on {suite.name}", total=None)
-
-            def progress(done: int, total: int, bar: Progress = bar, row: object = row) -> None:
-                bar.update(row, completed=done, total=total)  # type: ignore[arg-type]
-
-            measured.append(measure_suite(load(model, dtype), suite, progress))
+    with Scorer(suite.sources) as judge:
+        measured = [_measured(model, suite, dtype, judge, errors) for model in models]
     results = [results_of(answered) for answered in measured]
     apart = differences(measured[0], measured[1]) if len(measured) == 2 else {}
     if as_json:
         console.out(to_json(models, suite, results, apart), highlight=False)
     else:
         console.print(table_of(models, suite, results, apart))
+
+
+def _measured(model: Path, suite: Suite, dtype: str, judge: Judge, errors: Console) -> list[Answered]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        row = bar.add_task(f"{model.name} on {suite.name}", total=None)
+        return measure_suite(
+            load(model, dtype), suite, judge, lambda done, total: bar.update(row, completed=done, total=total)
+        )
 
 
 def to_json(

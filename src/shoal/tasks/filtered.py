@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.source import Score, Split, Task, TaskSource
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of
 
 FORMAT = "shoal filter 1"
 Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
@@ -106,6 +106,10 @@ class Filtered:
         self.sha256 = hashlib.sha256(spec.encode()).hexdigest()
         if not self._kept:
             raise TaskError(f"task source filtered/{path}: none of its {len(rated)} tasks was kept; filter less")
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return leaves_of(self._source)
 
     @property
     def train_size(self) -> int:

@@ -92,7 +92,7 @@ class Scorer:
 
     def _scores(self, split: Split, answers: Sequence[tuple[Task, str]], deadline: float) -> list[Score]:
         """Scores of the first answers: of all, or up to the one that the child was lost with."""
-        texts = [[task.index, answer[: MAX_ANSWER + 1]] for task, answer in answers]
+        texts = [[task.source, task.index, answer[: MAX_ANSWER + 1]] for task, answer in answers]
         found: list[Score] = []
         ready = False
         try:

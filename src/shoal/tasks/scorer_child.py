@@ -16,7 +16,7 @@ from shoal.config import TaskConfig
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards import runs_programs
 from shoal.tasks.scorer import MAX_ANSWER
-from shoal.tasks.source import Score, score
+from shoal.tasks.source import Score, part_of, score
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 LIMITS = {
@@ -45,9 +45,9 @@ def main() -> None:
 
 def serve(request: Any, source: Any, score_s: float, replies: IO[bytes]) -> None:
     """One line for having drawn the tasks, then one for each answer as soon as it is scored."""
-    tasks = [source.task(request["split"], index) for index, _ in request["answers"]]
+    tasks = [part_of(source, name).task(request["split"], index) for name, index, _ in request["answers"]]
     _say(replies, "ready")
-    for task, (index, answer) in zip(tasks, request["answers"], strict=True):
+    for task, (_, index, answer) in zip(tasks, request["answers"], strict=True):
         if len(answer) > MAX_ANSWER:
             error = f"{task.source} task {index}: answer of more than {MAX_ANSWER} characters, which nobody scores"
             result = Score(None, error)

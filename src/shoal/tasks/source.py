@@ -106,6 +106,8 @@ class Mixture:
             raise TaskError(f"tasks {[source.name for source in sources]}: names must differ; set name on one of them")
         self.name = "+".join(source.name for source in sources)
         self._sources = {source.name: source for source in sources}
+        # Whose a task is is told by the name it bears, which is a member's where the source itself is a mixture.
+        self._owners = {leaf: source for source in sources for leaf in leaves_of(source)}
         self._bounds = [bound / sum(weights) for bound in accumulate(weights)]
 
     def task(self, split: Split, index: int) -> Task:
@@ -114,5 +116,24 @@ class Mixture:
         chosen = next((n for n, bound in zip(names, self._bounds, strict=True) if point < bound), names[-1])
         return self._sources[chosen].task(split, index)
 
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return tuple(self._owners)
+
+    def owner(self, name: str) -> TaskSource:
+        """The source whose tasks bear that name."""
+        return self._owners[name]
+
     def score(self, task: Task, answer: str) -> float | Score:
-        return self._sources[task.source].score(task, answer)
+        return self._owners[task.source].score(task, answer)
+
+
+def leaves_of(source: TaskSource) -> tuple[str, ...]:
+    """The names that a source's tasks bear."""
+    found: tuple[str, ...] = getattr(source, "leaves", (source.name,))
+    return found
+
+
+def part_of(source: TaskSource, name: str) -> TaskSource:
+    """The source that a task's name leads to: one of a mixture's, else the source itself."""
+    return source.owner(name) if isinstance(source, Mixture) else source
