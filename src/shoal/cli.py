@@ -328,7 +328,8 @@ def calibrate(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta, broadcast or eval.")
+        str,
+        typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta, broadcast, eval or filter."),
     ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[

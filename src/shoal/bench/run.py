@@ -93,6 +93,12 @@ def _eval() -> Bench:
     return bench_eval
 
 
+def _filter() -> Bench:
+    from shoal.bench.filtering import bench_filter
+
+    return bench_filter
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -102,4 +108,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "delta": _delta,
     "broadcast": _broadcast,
     "eval": _eval,
+    "filter": _filter,
 }

@@ -139,7 +139,8 @@ def _conversation(policy: Policy, line: str, where: str) -> list[Group]:
 
 def _context(policy: Policy, messages: Sequence[Mapping[str, Any]], where: str) -> list[int]:
     if policy.tokenizer.chat_template:
-        ids = policy.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        turns = [{str(key): str(value) for key, value in message.items()} for message in messages]
+        ids = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         return list(map(int, ids))
     if len(messages) > 1:
         raise ConfigError(f"{where}: has several turns, and the model no chat template to tell them apart")
