@@ -38,7 +38,7 @@ def _words(name: str, weight: float, shortest: int, longest: int) -> dict[str, A
     return {"source": "reasoning-gym/spell_backward", "name": name, "weight": weight, "options": options}
 
 
-MIXED = [_words("easy", 1, 3, 3), _words("between", 1, 5, 8), _words("hard", 2, 11, 14)]
+MIXED = [_words("easy", 1, 3, 3), _words("between", 1, 5, 8), _words("hard", 2, 9, 10)]
 SETTINGS: dict[str, Any] = {
     "name": "bench-filter",
     "sampling.max_new_tokens": 16,
