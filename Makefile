@@ -14,7 +14,7 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	-$(BIN)/python -m shoal.bench.programs nginx anvil  # tests that need it are skipped where it cannot be had
+	-$(BIN)/python -m shoal.bench.programs nginx anvil bwrap  # tests that need one are skipped where it cannot be had
 	$(BIN)/python -m pytest
 
 soak: install  # ten minutes of storms; SEED=N repeats one

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import StorageError, TaskError
-from shoal.evals import evaluate, start_evaluator, wilson
+from shoal.evals import evaluate, start_evaluator
 from shoal.files import locked
+from shoal.measure.stats import wilson
 from shoal.models.load import Policy
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer

@@ -247,3 +247,15 @@ def test_the_remains_of_a_removed_run_are_not_taken_for_one(tmp_path: Path, conf
     (run.path / RUN_FILE).unlink()
     with pytest.raises(ConfigError, match=r"the remains of a run that lost its run\.json; restore that file"):
         prepare_run(config, tmp_path / "run", console())
+
+
+def test_a_run_is_pinned_to_what_its_tasks_hold(tmp_path: Path, tiny_dir: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"question": "1+1", "answer": "2"}\n')
+    config = make_config(tiny_dir, tasks=[{"source": f"file/{file}", "reward": "exact"}])
+    run = prepare_run(config, tmp_path / "run", Console(file=io.StringIO()))
+    assert len(str(open_run(run.path).config.tasks[0].sha256)) == 64
+    prepare_run(config, run.path, Console(file=io.StringIO()))
+    file.write_text('{"question": "1+1", "answer": "3"}\n')
+    with pytest.raises(ConfigError, match="was made with another config"):
+        prepare_run(config, run.path, Console(file=io.StringIO()))

@@ -183,9 +183,19 @@ def evaluate(
         int | None, typer.Option(min=1, help="Number of held-out tasks; the config's if not given.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
+    suite: Annotated[
+        str | None, typer.Option(help="Tasks to ask: words, arithmetic, reasoning, or a TOML file of that form.")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers to each task.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="With --suite: print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure pass@1 on held-out tasks."""
+    """Measure pass@1 on held-out tasks; with --suite also pass@k, average@k and the difference of two models."""
     from shoal.rundir import open_run
+
+    if suite is not None:
+        _evaluate_suite(target, against, suite, tasks, samples, json_)
+        return
 
     # Before torch: a typo is told at once.
     if follow:
@@ -198,6 +208,105 @@ def evaluate(
         from shoal.evals import evaluate_target
 
         evaluate_target(target, measured, version, tasks, console)
+
+
+def _evaluate_suite(
+    target: Path, against: Path | None, name: str, tasks: int | None, samples: int | None, as_json: bool
+) -> None:
+    from shoal.measure.suites import find_suite
+
+    suite = find_suite(name)
+    changes = {"tasks": tasks, "samples": samples}
+    suite = suite.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    models = [target] if against is None else [target, against]
+    for number, model in enumerate(models):
+        # A run that is done has its model in a directory of its own.
+        models[number] = model / "model" if (model / "model" / "config.json").is_file() else model
+        if not (models[number] / "config.json").is_file():
+            raise ConfigError(f"eval {model}: no model directory, and no run that is done")
+    from shoal.measure.suite import evaluate_suite
+
+    evaluate_suite(models, suite, "float32", as_json, console)
+
+
+@app.command("filter")
+def filter_tasks(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A config whose tasks to measure, or a source, as in file/math.jsonl."),
+    ],
+    model: Annotated[Path, typer.Option(help="Directory of the model that is asked.")],
+    out: Annotated[Path, typer.Option(help="File to write; a source of its own then: filtered/FILE.")],
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each task.")] = 8,
+    keep: Annotated[str, typer.Option(help="Pass rates to keep.")] = "0.125..0.5",
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks to measure; all of a table if not given.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Reward of a table: math, code, exact ...")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the answers.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a config's own if one is given.")] = 256,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt; a config's own likewise.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, help="The answers' noise follows from it.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Measure how often a model solves each task, and keep those that are worth training on.
+
+    Stopped half-way, the same command goes on from there.
+    """
+    from shoal.config import TaskConfig, load_config
+    from shoal.measure.filter import parse_keep
+    from shoal.tasks.filtered import Header
+
+    lines = [TaskConfig(source=source, reward=reward)] if not source.endswith(".toml") else []
+    if not lines:
+        config = load_config(Path(source))
+        lines = config.tasks
+        max_new_tokens, max_prompt_tokens = config.sampling.max_new_tokens, config.sampling.max_prompt_tokens
+    header = Header(lines, str(model), samples, parse_keep(keep), temperature, seed)
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+    import torch
+
+    from shoal.measure.answers import Drawing
+    from shoal.measure.filter import filter_source
+
+    torch.set_num_threads(threads)
+    drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
+    filter_source(header, drawing, tasks, out, console)
+
+
+@app.command()
+def sft(
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="JSONL of conversations, or a config whose tasks' own answers to learn."),
+    ],
+    model: Annotated[Path, typer.Option(help="Directory of the model to begin with.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the new model to.")],
+    examples: Annotated[int, typer.Option(min=1, help="With a config: examples to draw.")] = 2048,
+    epochs: Annotated[int, typer.Option(min=1, help="Times each example is learnt.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 32,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+    token_budget: Annotated[int, typer.Option(min=1, help="Tokens packed into one forward pass.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Order of the examples.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Show a model how to answer: supervised learning, so that one that never scores begins to score sometimes."""
+    from shoal.config import load_config
+
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+    lines = load_config(data).tasks if data.suffix == ".toml" else None
+    import torch
+
+    from shoal.tasks.build import build_source
+    from shoal.train.sft import SftConfig, fit_model, from_conversations, from_source
+
+    torch.set_num_threads(threads)
+    config = SftConfig(epochs=epochs, batch=batch, lr=lr, token_budget=token_budget, seed=seed)
+    if lines is None:
+        fit_model(model, out, lambda policy: from_conversations(policy, data), config, console)
+    else:
+        source = build_source(lines)
+        fit_model(model, out, lambda policy: from_source(policy, source, examples), config, console)
 
 
 def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
@@ -282,7 +391,11 @@ def calibrate(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="engine, loop, async, toploc, attacks, delta, broadcast or swarm.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="engine, loop, async, toploc, attacks, delta, broadcast, swarm, ledger, eval or filter.",
+        ),
     ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[

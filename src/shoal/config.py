@@ -22,9 +22,11 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 HAS_QUESTION = r"\{question\}"
+HAS_TARGET = r"\{target\}"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
     HAS_QUESTION: "must contain {question}, which stands for the task's own text",
+    HAS_TARGET: "must contain {target}, which stands for the number of tokens",
 }
 
 
@@ -33,18 +35,58 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class RewardConfig(_Table):
+    """One of several rewards of a source; the sum of all, by weight, is what an answer earns."""
+
+    kind: str = Field(description="math, code, exact, format, own (the source's), or python/FILE.py:FUNCTION.")
+    weight: float = Field(1.0, description="What its value is multiplied with.")
+    name: str | None = Field(None, description="Name of the part in rollouts; its kind if not given.")
+
+
+class CodeConfig(_Table):
+    """What a program that is judged may take, for one test, or for all calls of one function."""
+
+    seconds: float = Field(2.0, gt=0, le=600, description="Time; starting Python does not count.")
+    memory_mb: int = Field(512, ge=64, le=65536, description="Memory, in MiB.")
+    output_kb: int = Field(1024, ge=1, le=65536, description="Output, in KiB.")
+
+
 class TaskConfig(_Table):
     """One source of tasks; several are mixed by weight."""
 
-    source: str = Field(description="Where tasks come from: reasoning-gym/GENERATOR.")
-    name: str | None = Field(None, description="Name in rollouts and metrics; the generator's if not given.")
+    source: str = Field(
+        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, "
+        "python/FILE.py, or what shoal filter left of one: filtered/FILE."
+    )
+    name: str | None = Field(None, description="Name in rollouts and metrics; the source's own if not given.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="The generator's own options.")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="The source's own options.")
+    difficulty: Annotated[int, Field(ge=0, le=100)] | list[Annotated[int, Field(ge=0, le=100)]] | None = Field(
+        None, description="Level of the generator's curriculum, or several, which are asked equally often."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Columns of a table: which one is question, answer, tests or split."
+    )
+    reward: str | None = Field(None, description="math, code, exact, format, python/FILE.py:FUNCTION; else its own.")
+    rewards: list[RewardConfig] = Field(default_factory=list, description="Several rewards in the place of one.")
+    thinking: bool = Field(False, description="An answer must close its thinking part with </think>; else it earns 0.")
+    code: CodeConfig = CodeConfig()
+    sha256: str | None = Field(None, description="Hash of the source's content; with any other it is refused.")
     binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
-    answer: Literal["whole", "tagged"] = Field("whole", description="The whole completion, or between <answer> tags.")
+    answer: Literal["whole", "tagged", "boxed"] = Field(
+        "whole", description="The whole completion, between <answer> tags, or in \\boxed{}."
+    )
     template: str = Field(
         "{question}", pattern=HAS_QUESTION, description="The prompt, with {question} where the task's text goes."
     )
+
+    @model_validator(mode="after")
+    def _one_or_several_rewards(self) -> Self:
+        if self.reward is not None and self.rewards:
+            raise ValueError(
+                f"reward = {self.reward!r} and rewards are both given; write the first as one of the others"
+            )
+        return self
 
 
 class TinyConfig(_Table):
@@ -150,6 +192,23 @@ class ThresholdsConfig(_Table):
         description="Free sampling: most evidence, in nats, against an answer; e^-20 of draws have more.",
     )
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
+
+
+class LengthConfig(_Table):
+    """Length budgets: a target for each prompt, drawn from the lease, told to the model and part of the reward."""
+
+    targets: list[Positive] = Field(
+        default_factory=list, description="Lengths in tokens to draw from; none: no budget."
+    )
+    alpha: float = Field(0.0003, ge=0, description="What a token too many or too few costs (arXiv:2505.07291).")
+    form: Literal["exact", "max"] = Field(
+        "exact", description="As long as the target, or no longer (arXiv:2503.04697)."
+    )
+    prompt: str = Field(
+        "{prompt}\nAnswer in {target} tokens.",
+        pattern=HAS_TARGET,
+        description="The prompt with its budget: {prompt} is the prompt without, {target} the length.",
+    )
 
 
 class AuditConfig(_Table):
@@ -267,6 +326,7 @@ class RunConfig(_Table):
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
     sampling: SamplingConfig = SamplingConfig()
+    length: LengthConfig = LengthConfig()
     train: TrainConfig = TrainConfig()
     workers: WorkerConfig = WorkerConfig()
     cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one a table.")
@@ -288,6 +348,13 @@ class RunConfig(_Table):
                 f"train.token_budget = {self.train.token_budget}: must hold the longest sample, "
                 f"sampling.max_prompt_tokens + sampling.max_new_tokens = {self.max_len}; raise it or shorten the sample"
             )
+        if self.length.targets and max(self.length.targets) > self.sampling.max_new_tokens:
+            raise ValueError(
+                f"length.targets = {self.length.targets}: the longest answer, sampling.max_new_tokens, is "
+                f"{self.sampling.max_new_tokens}; raise that or lower the targets"
+            )
+        if self.length.targets and "{prompt}" not in self.length.prompt:
+            raise ValueError(f"length.prompt = {self.length.prompt!r}: must contain {{prompt}}, the prompt without it")
         if self.train.optimizer_steps > self.train.groups_per_step:
             raise ValueError(
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
@@ -416,7 +483,7 @@ def to_toml(config: RunConfig) -> str:
 def _write_table(table: dict[str, Any], prefix: str, lines: list[str]) -> None:
     subtables = {}
     for key, value in table.items():
-        is_table = isinstance(value, dict) and key != "options"
+        is_table = isinstance(value, dict) and key not in ("options", "columns")
         is_array_of_tables = isinstance(value, list) and value and isinstance(value[0], dict)
         if is_table or is_array_of_tables:
             subtables[key] = value

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict, dataclass
-from math import sqrt
 from pathlib import Path
 
 import torch
@@ -12,18 +11,18 @@ from shoal.config import RunConfig
 from shoal.errors import ModelError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
+from shoal.measure.stats import wilson
 from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.tasks.build import build_source
+from shoal.tasks.length import budgeted, target_of
 from shoal.tasks.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.watch.metrics import read_steps
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.1
-# 97.5 % point of the normal distribution, for 95 % intervals.
-Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,10 @@ class Evaluation:
     """Answers that could not be scored; they count as wrong."""
 
 
-def wilson(solved: int, tasks: int) -> tuple[float, float]:
-    """95 % confidence interval of a share (Wilson 1927), good also near 0 and 1."""
-    share = solved / tasks
-    centre = (share + Z * Z / (2 * tasks)) / (1 + Z * Z / tasks)
-    half = Z / (1 + Z * Z / tasks) * sqrt(share * (1 - share) / tasks + Z * Z / (4 * tasks * tasks))
-    # At the ends the exact bounds are 0 and 1; rounding must not push the interval off the share itself.
-    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
-
-
 def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig, tasks: int) -> Evaluation:
     """Evaluates the same held-out tasks with the same noise for every version."""
-    asked = [source.task("heldout", index) for index in range(tasks)]
+    targets = [target_of(config.length, "eval", config.seed, index) for index in range(tasks)]
+    asked = [budgeted(source.task("heldout", index), targets[index], config.length) for index in range(tasks)]
     prompts = [tuple(policy.encode(task.prompt)) for task in asked]
     longest = max(range(tasks), key=lambda index: len(prompts[index]))
     if len(prompts[longest]) > config.sampling.max_prompt_tokens:

@@ -167,6 +167,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     """Makes a run directory with the base model as version 0, or goes on with the one that is there."""
     from shoal.models.base import ensure_base_model
 
+    config = _pinned(config)
     file = path / RUN_FILE
     run = RunDir(path, config)
     channel = run.channel()
@@ -201,6 +202,13 @@ def write_run_file(path: Path, config: RunConfig, created: float) -> None:
     write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True)
 
 
+def _pinned(config: RunConfig) -> RunConfig:
+    """The config with a hash of what its tasks hold: with other tasks it would be another run."""
+    from shoal.tasks.build import pinned
+
+    return config.model_copy(update={"tasks": pinned(config.tasks)})
+
+
 def _newest_whole(channel: DirectoryChannel) -> Version | None:
     """The newest version that is what was published. Damaged ones after it go: the trainer publishes them again."""
     while (newest := channel.latest()) is not None and not channel.is_whole(newest.number):
@@ -216,7 +224,7 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
         if settings or out:
             raise ConfigError(f"run {target}: --set and --out go with a config file; a prepared run has its own config")
         return open_run(target)
-    config = load_config(target, settings)
+    config = _pinned(load_config(target, settings))
     path = out or default_path(config)
     with disk_errors(path):
         prepared = (path / RUN_FILE).exists()

@@ -183,8 +183,8 @@ def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], li
 @pytest.mark.parametrize(
     ("footer", "said"),
     [
-        ({"schema": None}, "schema version None, this program reads '2'"),
-        ({"schema": b"1"}, "schema version '1', this program reads '2'; use the same release of shoal on both sides"),
+        ({"schema": None}, "schema version None, this program reads '3'"),
+        ({"schema": b"1"}, "schema version '1', this program reads '3'; use the same release of shoal on both sides"),
         ({"lease": None}, "not a lease"),
         ({"lease": b"\xff\xfe"}, "not a lease"),
         ({"lease": b"[" * 100_000}, "not a lease"),

@@ -10,6 +10,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.mended import MENDED
 from shoal.tasks.source import Score, Split, Task, score
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
@@ -219,3 +220,57 @@ def test_names_of_variables_are_still_the_configs_to_choose() -> None:
     options: dict[str, Any] = {"variables": ["u", "v1"]}
     source = build_source([TaskConfig(source="reasoning-gym/polynomial_multiplication", options=options)])
     assert "u" in source.task("train", 1).prompt + source.task("train", 2).prompt
+
+
+JUNK = ["x", "0", "1", "no", "yes", "[]", "the quick brown fox", "4*6*2/2", "3.5"]
+
+
+@pytest.mark.parametrize("generator", sorted(MENDED))
+def test_a_scorer_that_pays_for_wrong_answers_is_mended(generator: str) -> None:
+    source = ReasoningGym(generator, {}, binary=False)
+    paid = 0
+    for index in range(12):
+        task = source.task("train", index)
+        assert task.answer is not None
+        assert source.score(task, task.answer) == 1.0
+        others = {source.task("train", 100 + n).answer for n in range(3)} - {task.answer}
+        wrong = [answer for answer in [*JUNK, *others] if answer and answer.lower() != task.answer.lower()]
+        found = [answer for answer in wrong if source.score(task, answer) >= 1.0]
+        # Another puzzle may have the same numbers, and another coin the same chance.
+        assert len(found) <= 1, (task.answer, found)
+        paid += sum(source._dataset.score_answer(answer, task.entry) >= 1.0 for answer in wrong)
+    assert paid >= 12, "reasoning-gym's own scorer no longer pays for these; nothing is left to mend"
+
+
+def test_a_level_of_a_curriculum_makes_tasks_harder_and_options_still_count() -> None:
+    easy, hard = (ReasoningGym("chain_sum", {}, difficulty=level) for level in (0, 4))
+    lengths = [sum(len(source.task("train", i).prompt) for i in range(30)) for source in (easy, hard)]
+    assert lengths[0] < lengths[1]
+    odd = ReasoningGym("chain_sum", {"max_terms": 9, "min_terms": 9}, difficulty=0)
+    assert sum(odd.task("train", 0).prompt.count(sign) for sign in "+-") >= 8
+
+
+def test_several_levels_are_several_sources() -> None:
+    source = build_source([TaskConfig(source="reasoning-gym/chain_sum", difficulty=[0, 2])])
+    assert {source.task("train", index).source for index in range(40)} == {"chain_sum@0", "chain_sum@2"}
+
+
+def test_a_composite_is_its_members_by_their_weights() -> None:
+    members: list[Any] = [{"name": "chain_sum", "weight": 3, "config": {"max_terms": 2}}, {"name": "spell_backward"}]
+    line = TaskConfig(source="reasoning-gym/composite", options={"datasets": members}, answer="tagged")
+    source = build_source([line])
+    tasks = [source.task("train", index) for index in range(400)]
+    share = sum(task.source == "chain_sum" for task in tasks) / len(tasks)
+    assert 0.65 < share < 0.85
+    assert all(task.answer is not None and source.score(task, task.answer) == 1.0 for task in tasks[:20])
+
+
+@pytest.mark.parametrize("options", [{}, {"datasets": []}, {"datasets": [{"weight": 1}]}, {"datasets": 3}])
+def test_a_composite_without_members_says_how_to_write_them(options: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=r"must be datasets = \[\{ name = GENERATOR"):
+        build_source([TaskConfig(source="reasoning-gym/composite", options=options)])
+
+
+def test_only_generators_with_a_curriculum_have_levels() -> None:
+    with pytest.raises(TaskError, match="has no difficulty; only reasoning-gym's generators do"):
+        build_source([TaskConfig(source="file/x.jsonl", difficulty=1)])

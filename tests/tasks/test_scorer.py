@@ -236,8 +236,8 @@ def _called(call: ast.Call) -> str:
     return str(getattr(function, "id", ""))
 
 
-def test_a_composite_is_refused_with_what_to_write_instead() -> None:
-    with pytest.raises(TaskError, match=r"reasoning-gym/composite: not taken.*one \[\[tasks\]\] table for each"):
+def test_a_composite_is_no_generator() -> None:
+    with pytest.raises(TaskError, match=r"reasoning-gym/composite: not a generator.*one \[\[tasks\]\] table for each"):
         ReasoningGym("composite", {"datasets": []})
 
 

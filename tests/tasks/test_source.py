@@ -139,5 +139,5 @@ def test_one_line_of_config_is_one_source_and_several_are_a_mixture() -> None:
 
 @pytest.mark.parametrize("source", ["", "spell_backward", "reasoning-gym", "reasoning-gym/", "hub/x"])
 def test_a_source_of_unknown_kind_is_named_with_what_to_write(source: str) -> None:
-    with pytest.raises(TaskError, match=r"unknown kind .*; write reasoning-gym/GENERATOR"):
+    with pytest.raises(TaskError, match=r"task source .*: .*; write reasoning-gym/GENERATOR, file/PATH"):
         build_source([TaskConfig(source=source)])

@@ -109,7 +109,7 @@ def train(job: Job, answers: TextIO, scratch: str) -> None:
     import torch
     import transformers
     import trl  # type: ignore[import-not-found]
-    from datasets import Dataset  # type: ignore[import-not-found]
+    from datasets import Dataset
 
     torch.set_num_threads(job.threads)
     # Compiling needs a C++ compiler. It is found as torch finds it.

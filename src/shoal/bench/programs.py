@@ -50,6 +50,7 @@ PROGRAMS = {
         Program("wget", "wget", "usr/bin/wget", "--version"),
         Program("postgres", "postgresql-15", "usr/lib/postgresql/15/bin/postgres", "--version"),
         Program("anvil", f"@foundry-rs/anvil-{SYSTEM_NAME}@1.7.1", "package/bin/anvil", "--version", "npm"),
+        Program("bwrap", "bubblewrap", "usr/bin/bwrap", "--version"),
     )
 }
 

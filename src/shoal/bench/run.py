@@ -99,6 +99,18 @@ def _ledger() -> Bench:
     return bench_ledger
 
 
+def _eval() -> Bench:
+    from shoal.bench.evaluation import bench_eval
+
+    return bench_eval
+
+
+def _filter() -> Bench:
+    from shoal.bench.filtering import bench_filter
+
+    return bench_filter
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -109,4 +121,6 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "broadcast": _broadcast,
     "swarm": _swarm,
     "ledger": _ledger,
+    "eval": _eval,
+    "filter": _filter,
 }

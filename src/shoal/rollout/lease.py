@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from shoal.config import LengthConfig
 from shoal.errors import RolloutError
 from shoal.files import parse_json
-from shoal.tasks.source import draw
+from shoal.tasks.length import budgeted, target_of
+from shoal.tasks.source import Task, TaskSource, draw
 
 # Nodes name themselves, and files are named after them.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
@@ -68,3 +70,9 @@ class Lease:
 
     def __str__(self) -> str:
         return f"lease step {self.step} submission {self.submission} of {self.node}"
+
+
+def asked(tasks: TaskSource, lease: Lease, group: int, length: LengthConfig) -> Task:
+    """The task of a group: which one, in what words and with what length budget follows from the lease."""
+    task = tasks.task("train", lease.task_index(group))
+    return budgeted(task, target_of(length, lease.seed, group), length)

@@ -18,8 +18,9 @@ from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy
 from shoal.rl.advantages import group_advantages
 from shoal.rollout.engine import Completion, Engine, Request
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_rollouts
+from shoal.rollout.lease import Lease, asked
+from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_parts, write_rollouts
+from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, Score, Task, TaskSource
 
 
@@ -45,6 +46,8 @@ class Maker:
         prompts = [self.prompt(task) for task in tasks]
         answers = self.answer(self.requests(lease, prompts))
         scores = self.score([(tasks[c.index // size], self.policy.decode(c.tokens)) for c in answers])
+        targets = [target_of(self.config.length, lease.seed, c.index // size) for c in answers]
+        scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
         rollouts = [
             Rollout(
                 group=c.index // size,
@@ -59,14 +62,15 @@ class Maker:
                 advantage=advantage,
                 error=s.error,
                 proof=self.prove(c.hidden_TD),
+                parts=write_parts(s.parts),
             )
             for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
         ]
         return Submission(lease, version.number, version.root, rollouts)
 
     def draw(self, lease: Lease) -> list[Task]:
-        """The task of each group."""
-        return [self.tasks.task("train", lease.task_index(group)) for group in range(lease.groups)]
+        """The task of each group, with its length budget."""
+        return [asked(self.tasks, lease, group, self.config.length) for group in range(lease.groups)]
 
     def prompt(self, task: Task) -> tuple[int, ...]:
         ids = tuple(self.policy.encode(task.prompt))

@@ -23,7 +23,7 @@ from shoal.rollout.bounds import MAX_BYTES, proof_room, sample_room
 from shoal.rollout.decode import READER
 from shoal.rollout.lease import Lease
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 MAX_REWARD = 1e6
 # Messages quote what they refuse, and find their way into verdicts, evidence and metrics.
 MAX_TEXT = 1000
@@ -44,6 +44,7 @@ SCHEMA = pa.schema(
         pa.field("advantage", pa.float32(), nullable=False),
         pa.field("error", pa.string(), nullable=False),
         pa.field("proof", pa.binary(), nullable=False),
+        pa.field("parts", pa.string(), nullable=False),
     ]
 )
 
@@ -66,6 +67,13 @@ class Rollout:
     error: str
     proof: bytes
     """TOPLOC proofs of the states that the tokens were drawn from, chunk after chunk."""
+    parts: str = ""
+    """What the reward is made of, by name, as JSON; empty where it is one thing."""
+
+    @property
+    def task_reward(self) -> float | None:
+        """The reward without what the length adds to it."""
+        return read_parts(self.parts).get("task", self.reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,15 @@ class Summary:
 
     groups: int
     signal: int
+
+
+def write_parts(parts: Mapping[str, float]) -> str:
+    """A reward's parts as they stand in a file."""
+    return json.dumps(dict(parts), sort_keys=True) if parts else ""
+
+
+def read_parts(text: str) -> dict[str, float]:
+    return {str(name): float(value) for name, value in parse_json(text).items()} if text else {}
 
 
 def groups_with_signal(submission: Submission) -> int:
@@ -213,7 +230,7 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
     # Softmax in float32 may round a certain token to a log-prob just above 0.
     if bad := [p for p in rollout.logprobs if p is None or not -1e4 <= p <= 1e-4]:
         raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
-    for name in ("source", "error"):
+    for name in ("source", "error", "parts"):
         if (found := len(getattr(rollout, name))) > MAX_TEXT:
             raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are taken")
     if rollout.finish not in ("eos", "length"):
@@ -224,6 +241,10 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
     if len(rollout.proof) > (most := proof_room(limits.max_new_tokens)):
         raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
+    try:
+        read_parts(rollout.parts)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} are no JSON object of numbers") from None
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 

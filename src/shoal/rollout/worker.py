@@ -105,6 +105,7 @@ class Worker:
             self.metrics.write("note", text=str(error))
             return
         rewards = [r.reward for r in submission.rollouts if r.reward is not None]
+        solved = [r.task_reward for r in submission.rollouts if r.task_reward is not None]
         tokens = sum(len(r.completion) for r in submission.rollouts)
         self.metrics.write(
             "submission",
@@ -115,7 +116,7 @@ class Worker:
             tokens=tokens,
             tokens_per_s=tokens / seconds,
             reward=sum(rewards) / len(rewards) if rewards else None,
-            solve_rate=sum(r >= 1.0 for r in rewards) / len(rewards) if rewards else None,
+            solve_rate=sum(r >= 1.0 for r in solved) / len(solved) if solved else None,
             scorer_errors=len(submission.rollouts) - len(rewards),
             **self.status.shares(),
         )

@@ -1,23 +1,135 @@
 """Task sources from their config lines."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.rewards import rewarded
 from shoal.tasks.source import Mixture, TaskSource
+
+KINDS = "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, python/FILE.py or filtered/FILE"
+
+
+def split_up(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
+    """One line for each source that the lines stand for: composites and lists of difficulties are several."""
+    return [part for task in tasks for part in _parts(task)]
 
 
 def build_source(tasks: Sequence[TaskConfig]) -> TaskSource:
     """One source out of the config's `[[tasks]]`, mixed by weight if there are several."""
-    sources = [_build(task) for task in tasks]
-    return sources[0] if len(sources) == 1 else Mixture(sources, [task.weight for task in tasks])
+    parts = split_up(tasks)
+    sources = [rewarded(_build(part), part) for part in parts]
+    return sources[0] if len(sources) == 1 else Mixture(sources, [part.weight for part in parts])
+
+
+def fingerprints(tasks: Sequence[TaskConfig]) -> list[str]:
+    """The hash of each source's content; of a generator's, which follows from its options, there is none."""
+    return [
+        "" if task.source.startswith("reasoning-gym/") else str(getattr(_build(task), "sha256", "")) for task in tasks
+    ]
+
+
+def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
+    """The same sources, each with the hash of what it holds now: with any other content they are refused."""
+    hashes = fingerprints(tasks)
+    return [task.model_copy(update={"sha256": found or None}) for task, found in zip(tasks, hashes, strict=True)]
+
+
+def _parts(task: TaskConfig) -> list[TaskConfig]:
+    """A composite and a list of difficulties as one source each, so that it is known whose scorer sees an answer."""
+    kind, _, rest = task.source.partition("/")
+    if kind == "reasoning-gym" and rest == "composite":
+        return [part for member in _members(task) for part in _parts(member)]
+    if not isinstance(task.difficulty, list):
+        return [task]
+    share = task.weight / len(task.difficulty)
+    name = task.name or rest
+    return [
+        task.model_copy(update={"difficulty": level, "weight": share, "name": f"{name}@{level}"})
+        for level in task.difficulty
+    ]
+
+
+def _members(task: TaskConfig) -> list[TaskConfig]:
+    specs: Any = task.options.get("datasets")
+    fits = (
+        isinstance(specs, list) and specs and all(isinstance(s, dict) and isinstance(s.get("name"), str) for s in specs)
+    )
+    if not fits or set(task.options) != {"datasets"}:
+        raise TaskError(
+            f"task source {task.source}: options {task.options}: must be "
+            "datasets = [{ name = GENERATOR, weight = 1, config = {...} }, ...]"
+        )
+    total = sum(float(spec.get("weight", 1)) for spec in specs)
+    return [
+        task.model_copy(
+            update={
+                "source": f"reasoning-gym/{spec['name']}",
+                "name": f"{task.name}.{spec['name']}" if task.name else spec["name"],
+                "weight": task.weight * float(spec.get("weight", 1)) / total,
+                "options": spec.get("config", {}),
+            }
+        )
+        for spec in specs
+    ]
 
 
 def _build(task: TaskConfig) -> TaskSource:
     kind, _, rest = task.source.partition("/")
-    if kind != "reasoning-gym" or not rest:
-        raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write reasoning-gym/GENERATOR")
-    return ReasoningGym(
-        rest, dict(task.options), name=task.name, binary=task.binary, answer=task.answer, template=task.template
-    )
+    if not rest:
+        raise TaskError(f"task source {task.source}: names no source; write {KINDS}")
+    if kind != "reasoning-gym" and task.difficulty is not None:
+        raise TaskError(f"task source {task.source}: has no difficulty; only reasoning-gym's generators do")
+    source = _source(kind, rest, task)
+    found = getattr(source, "sha256", None)
+    if task.sha256 is not None and task.sha256 != found:
+        raise TaskError(
+            f"task source {task.source}: its content has the hash {found}, the run was made with {task.sha256}; "
+            "put back the content that it had then"
+        )
+    return source
+
+
+def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
+    options: dict[str, Any] = dict(task.options)
+    match kind:
+        case "reasoning-gym":
+            from shoal.tasks.gym import ReasoningGym
+
+            if not isinstance(task.difficulty, list):
+                return ReasoningGym(
+                    rest,
+                    options,
+                    name=task.name,
+                    binary=task.binary,
+                    answer=task.answer,
+                    template=task.template,
+                    difficulty=task.difficulty,
+                )
+        case "file":
+            from shoal.tasks.rows import Rows, read_rows
+
+            rows = read_rows(Path(rest), task.columns)
+            return Rows(task.name or Path(rest).stem, rows, place=task.answer, template=task.template)
+        case "dataset":
+            from shoal.tasks.rows import Rows, read_dataset
+
+            rows = read_dataset(rest, options, task.columns)
+            return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
+        case "filtered":
+            from shoal.tasks.filtered import Filtered, read_filtered
+
+            header, rated = read_filtered(Path(rest))
+            return Filtered(Path(rest), header, build_source(header.tasks), rated)
+        case "verifiers":
+            from shoal.tasks.environments import Environment
+
+            return Environment(rest, options, name=task.name or rest, template=task.template)
+        case "python":
+            from shoal.tasks.own import Own
+
+            name = task.name or Path(rest).stem
+            return Own(rest, name=name, place=task.answer, template=task.template)
+    raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")

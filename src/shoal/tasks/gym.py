@@ -1,24 +1,25 @@
 """reasoning-gym as a task source: seeded generators whose answers are checked by code, offline."""
 
-import re
+import dataclasses
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from shoal.errors import TaskError
+from shoal.tasks.answers import ASK_FOR, Place, final_answer, shown
 from shoal.tasks.forms import foreign_option, in_form
+from shoal.tasks.mended import may_be_right
 from shoal.tasks.source import Split, Task, draw, split_of
 
 # A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
 TRIES = 1000
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-ASK_FOR_TAGS = "\nGive the final answer between <answer> and </answer>."
 
 
 class ReasoningGym:
     """One generator of reasoning-gym, with its own options.
 
     `binary` turns partial credit into 0: it is hackable. `answer` says where the answer stands: the whole completion,
-    or between tags that the prompt asks for. `template` is the prompt around the generator's own text.
+    between tags or in a box that the prompt asks for. `template` is the prompt around the generator's own text.
+    `difficulty` is a level of the generator's curriculum, which `options` may change further.
     """
 
     def __init__(
@@ -28,15 +29,16 @@ class ReasoningGym:
         *,
         name: str | None = None,
         binary: bool = True,
-        answer: Literal["whole", "tagged"] = "whole",
+        answer: Place = "whole",
         template: str = "{question}",
+        difficulty: int | None = None,
     ) -> None:
         import reasoning_gym
 
         self.name = name or generator
         self._generator = generator
         self._binary = binary
-        self._tagged = answer == "tagged"
+        self._place: Place = answer
         self._template = template
         known = reasoning_gym.factory.DATASETS
         if generator not in known:
@@ -45,7 +47,7 @@ class ReasoningGym:
             )
         if generator == "composite":
             raise TaskError(
-                "task source reasoning-gym/composite: not taken, for it would hide whose scorer sees an answer; "
+                "task source reasoning-gym/composite: not a generator, and would hide whose scorer sees an answer; "
                 "write one [[tasks]] table for each of its generators, with their weights"
             )
         if (foreign := foreign_option(generator, options)) is not None:
@@ -54,6 +56,7 @@ class ReasoningGym:
                 "evaluates what it makes of its options; give letters, digits and operators"
             )
         try:
+            options = _at_level(generator, difficulty) | options
             self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
         except (AssertionError, TypeError, ValueError) as error:
             raise TaskError(f"task source reasoning-gym/{generator}: options {options} refused: {error}") from error
@@ -61,10 +64,9 @@ class ReasoningGym:
 
     def task(self, split: Split, index: int) -> Task:
         entry = self._entry(split, index)
-        question = str(entry["question"]) + (ASK_FOR_TAGS if self._tagged else "")
+        question = str(entry["question"]) + ASK_FOR[self._place]
         prompt = self._template.replace("{question}", question)
-        answer = str(entry["answer"])
-        return Task(self.name, index, prompt, f"<answer>{answer}</answer>" if self._tagged else answer, entry)
+        return Task(self.name, index, prompt, shown(str(entry["answer"]), self._place), entry)
 
     def _find(self, split: Split, index: int) -> dict[str, Any]:
         for attempt in range(TRIES):
@@ -80,14 +82,10 @@ class ReasoningGym:
 
     def score(self, task: Task, answer: str) -> float:
         """The generator's own score. An answer that is not in the form it expects earns 0."""
-        if self._tagged:
-            tagged = TAGGED.findall(answer)
-            if not tagged:
-                return 0.0
-            answer = tagged[-1]
-        answer = answer.strip()
-        if not in_form(self._generator, answer):
+        final = final_answer(answer, self._place)
+        if final is None or not in_form(self._generator, final):
             return 0.0
+        answer = final
         try:
             value = float(self._dataset.score_answer(answer, task.entry))
         except MemoryError:
@@ -99,4 +97,20 @@ class ReasoningGym:
                     str(known), task.entry
                 )  # which must work; otherwise it is the scorer's fault
             return 0.0
+        if value >= 1.0 and not may_be_right(self._generator, answer, task.entry):
+            return 0.0
         return float(value >= 1.0) if self._binary else value
+
+
+def _at_level(generator: str, difficulty: int | None) -> dict[str, Any]:
+    """The options that a level of the generator's curriculum stands for; past its last one, that one's."""
+    if difficulty is None:
+        return {}
+    from reasoning_gym.factory import create_curriculum, has_curriculum
+
+    if not has_curriculum(generator):
+        raise TaskError(f"task source reasoning-gym/{generator}: has no curriculum; set options instead of difficulty")
+    curriculum = create_curriculum(generator)
+    curriculum.set_global_level(difficulty)
+    fields = dataclasses.asdict(curriculum.generate_configuration())
+    return {name: value for name, value in fields.items() if name not in ("seed", "size")}

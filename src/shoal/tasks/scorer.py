@@ -1,6 +1,6 @@
 """Scoring in a process of its own, with a deadline: an answer may come from a stranger, and a scorer may never return.
 
-The process holds nothing but reasoning-gym. It draws the tasks itself, for they follow from the config, and is sent
+The process holds task sources and nothing else. It draws the tasks itself, for they follow from the config, and is sent
 answers as lines of JSON. Whatever an answer does to it costs that answer its reward and no other one's.
 """
 
@@ -18,15 +18,21 @@ from typing import Any, Self
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.files import parse_json
+from shoal.tasks.coding import TOTAL
+from shoal.tasks.filtered import unfolded
+from shoal.tasks.rewards import runs_programs
+from shoal.tasks.sandbox import START_S
 from shoal.tasks.source import Score, Split, Task
 
 SCORE_S = 5.0
+# Comparing formulas ends by itself after a second of processor time, but for a multiplication without end.
+MATH_S = 2.0
 # Importing reasoning-gym takes two seconds; drawing a task can take one.
 READY_S = 120.0
 MAX_ANSWER = 1 << 20
 MAX_REPLY = 1 << 14
 # The child gets these and no others: what else stands in the environment is nothing to a scorer.
-PASSED_ON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT")
+PASSED_ON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "HOME", "SHOAL_CACHE", "XDG_CACHE_HOME")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -37,7 +43,8 @@ class _Lost(Exception):
 class Scorer:
     """Owns one long-lived child that scores; one that fails is killed, replaced, and goes on with the next answer."""
 
-    def __init__(self, tasks: Sequence[TaskConfig], score_s: float = SCORE_S) -> None:
+    def __init__(self, tasks: Sequence[TaskConfig], score_s: float | None = None) -> None:
+        score_s = score_s or seconds_to_score(tasks)
         self._spec = {"tasks": [task.model_dump(mode="json") for task in tasks], "score_s": score_s}
         self._score_s = score_s
         self._start()
@@ -85,7 +92,7 @@ class Scorer:
 
     def _scores(self, split: Split, answers: Sequence[tuple[Task, str]], deadline: float) -> list[Score]:
         """Scores of the first answers: of all, or up to the one that the child was lost with."""
-        texts = [[task.index, answer[: MAX_ANSWER + 1]] for task, answer in answers]
+        texts = [[task.source, task.index, answer[: MAX_ANSWER + 1]] for task, answer in answers]
         found: list[Score] = []
         ready = False
         try:
@@ -148,10 +155,18 @@ class Scorer:
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
+def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
+    """How long one answer may take: what a program may take for all of its tests, where programs are judged."""
+    tasks = unfolded(tasks)
+    if runs_programs(tasks):
+        return (TOTAL + 1) * (max(task.code.seconds for task in tasks) + START_S)
+    return MATH_S if all(task.reward == "math" for task in tasks) else SCORE_S
+
+
 def _score(reply: Any) -> Score:
     match reply:
-        case [float() as reward, ""] if math.isfinite(reward):
-            return Score(reward)
-        case [None, str() as error] if error:
+        case [float() as reward, "", dict() as parts, bool() as doubtful] if math.isfinite(reward):
+            return Score(reward, "", {str(name): float(value) for name, value in parts.items()}, doubtful)
+        case [None, str() as error, *_] if error:
             return Score(None, error)
     raise _Lost("said what is no score")

@@ -14,8 +14,9 @@ from typing import IO, Any
 
 from shoal.config import TaskConfig
 from shoal.tasks.build import build_source
+from shoal.tasks.rewards import runs_programs
 from shoal.tasks.scorer import MAX_ANSWER
-from shoal.tasks.source import Score, score
+from shoal.tasks.source import Score, part_of, score
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 LIMITS = {
@@ -28,23 +29,27 @@ LIMITS = {
 
 
 def main() -> None:
-    leave_network()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints is no reply
     if not (first := requests.readline()):
         return  # who started this was killed before it said anything
     spec = json.loads(first)
-    source = build_source([TaskConfig.model_validate(task) for task in spec["tasks"]])
-    confine()
+    tasks = [TaskConfig.model_validate(task) for task in spec["tasks"]]
+    # Sandboxes are made of processes and name spaces, which cannot be had by who has given them up.
+    sandboxes = runs_programs(tasks)
+    if not sandboxes:
+        leave_network()
+    source = build_source(tasks)
+    confine(sandboxes)
     for line in requests:
         serve(json.loads(line), source, spec["score_s"], replies)
 
 
 def serve(request: Any, source: Any, score_s: float, replies: IO[bytes]) -> None:
     """One line for having drawn the tasks, then one for each answer as soon as it is scored."""
-    tasks = [source.task(request["split"], index) for index, _ in request["answers"]]
+    tasks = [part_of(source, name).task(request["split"], index) for name, index, _ in request["answers"]]
     _say(replies, "ready")
-    for task, (index, answer) in zip(tasks, request["answers"], strict=True):
+    for task, (_, index, answer) in zip(tasks, request["answers"], strict=True):
         if len(answer) > MAX_ANSWER:
             error = f"{task.source} task {index}: answer of more than {MAX_ANSWER} characters, which nobody scores"
             result = Score(None, error)
@@ -52,12 +57,14 @@ def serve(request: Any, source: Any, score_s: float, replies: IO[bytes]) -> None
             signal.setitimer(signal.ITIMER_REAL, score_s + 1)
             result = score(source, task, answer)
             signal.setitimer(signal.ITIMER_REAL, 0)
-        _say(replies, [result.reward, result.error])
+        _say(replies, [result.reward, result.error, dict(result.parts), result.doubtful])
 
 
-def confine() -> None:
+def confine(sandboxes: bool) -> None:
     """Gives up memory, processes, files and words that scoring does not need."""
     for limit, value in LIMITS.items():
+        if sandboxes and limit == resource.RLIMIT_NPROC:
+            continue
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))

@@ -7,7 +7,7 @@ to give the same question give it to the same split.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
@@ -37,7 +37,7 @@ class TaskSource(Protocol):
 
     def task(self, split: Split, index: int) -> Task: ...
 
-    def score(self, task: Task, answer: str) -> float:
+    def score(self, task: Task, answer: str) -> "float | Score":
         """The reward of an answer. It may raise: the sample then has an error instead of a reward."""
         ...
 
@@ -48,17 +48,23 @@ class Score:
 
     reward: float | None
     error: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of, where it is made of several things."""
+    doubtful: bool = False
+    """Whether a faster or slower machine might have come to another reward: nobody is blamed for having done so."""
 
 
 def score(source: TaskSource, task: Task, answer: str) -> Score:
     """Scores an answer; a scorer that fails is that sample's named error and never a reward."""
     try:
-        reward = float(source.score(task, answer))
+        found = source.score(task, answer)
+        result = found if isinstance(found, Score) else Score(float(found))
     except Exception as error:  # a scorer is foreign code and may raise anything
         return Score(None, f"{task.source} task {task.index}: scorer raised {type(error).__name__}: {error}"[:500])
-    if not -1e6 < reward < 1e6:
-        return Score(None, f"{task.source} task {task.index}: scorer returned {reward}, not a finite number")
-    return Score(reward)
+    for value in (result.reward, *result.parts.values()):
+        if value is not None and not -1e6 < value < 1e6:
+            return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")
+    return result
 
 
 class Judge(Protocol):
@@ -100,6 +106,8 @@ class Mixture:
             raise TaskError(f"tasks {[source.name for source in sources]}: names must differ; set name on one of them")
         self.name = "+".join(source.name for source in sources)
         self._sources = {source.name: source for source in sources}
+        # Whose a task is is told by the name it bears, which is a member's where the source itself is a mixture.
+        self._owners = {leaf: source for source in sources for leaf in leaves_of(source)}
         self._bounds = [bound / sum(weights) for bound in accumulate(weights)]
 
     def task(self, split: Split, index: int) -> Task:
@@ -108,5 +116,24 @@ class Mixture:
         chosen = next((n for n, bound in zip(names, self._bounds, strict=True) if point < bound), names[-1])
         return self._sources[chosen].task(split, index)
 
-    def score(self, task: Task, answer: str) -> float:
-        return self._sources[task.source].score(task, answer)
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return tuple(self._owners)
+
+    def owner(self, name: str) -> TaskSource:
+        """The source whose tasks bear that name."""
+        return self._owners[name]
+
+    def score(self, task: Task, answer: str) -> float | Score:
+        return self._owners[task.source].score(task, answer)
+
+
+def leaves_of(source: TaskSource) -> tuple[str, ...]:
+    """The names that a source's tasks bear."""
+    found: tuple[str, ...] = getattr(source, "leaves", (source.name,))
+    return found
+
+
+def part_of(source: TaskSource, name: str) -> TaskSource:
+    """The source that a task's name leads to: one of a mixture's, else the source itself."""
+    return source.owner(name) if isinstance(source, Mixture) else source

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.models.attention import Packed, SharedPrompt
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.packing import first_fit_decreasing
-from shoal.rollout.record import Rollout, Submission
+from shoal.rollout.record import Rollout, Submission, read_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class StepGroups:
     reward: float
     """Mean over all scored samples, with and without signal: what the policy earns, not what it is trained on."""
     solve_rate: float
+    parts: dict[str, float]
+    """Means of the rewards' parts, where they have several."""
 
 
 def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGroups:
@@ -51,11 +53,18 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
     seen = all_right = all_wrong = failed = 0
     error = ""
     rewards: list[float] = []
+    solved: list[bool] = []
+    parts: dict[str, list[float]] = {}
     for submission in submissions:
         for samples in submission.groups():
             seen += 1
             scored = [s.reward for s in samples if s.reward is not None]
             rewards += scored
+            for sample in samples:
+                if sample.task_reward is not None:
+                    solved.append(sample.task_reward >= 1.0)
+                for name, value in read_parts(sample.parts).items():
+                    parts.setdefault(name, []).append(value)
             if len(scored) < len(samples):
                 failed += 1
                 error = error or next(s.error for s in samples if s.error)
@@ -64,13 +73,14 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
             if bool(has_signal(rewards_1S)):
                 advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
                 signal.append(Group(samples[0].prompt, samples, advantages, submission.version))
-            elif scored[0] >= 1.0:
+            elif (samples[0].task_reward or 0.0) >= 1.0:
                 all_right += 1
             else:
                 all_wrong += 1
     mean = sum(rewards) / len(rewards) if rewards else 0.0
-    solved = sum(r >= 1.0 for r in rewards) / len(rewards) if rewards else 0.0
-    return StepGroups(signal, seen, all_right, all_wrong, failed, error, mean, solved)
+    solve_rate = sum(solved) / len(solved) if solved else 0.0
+    means = {name: sum(values) / len(values) for name, values in parts.items()}
+    return StepGroups(signal, seen, all_right, all_wrong, failed, error, mean, solve_rate, means)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ class Trainer:
             version=step + 1,
             reward=groups.reward,
             solve_rate=groups.solve_rate,
+            reward_parts=groups.parts,
             completion_tokens_mean=sum(len(r.completion) for r in everything) / len(everything),
             truncated=sum(r.finish == "length" for r in everything) / len(everything),
             lr=self.optimizer.param_groups[0]["lr"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shoal.config import RunConfig
 from shoal.models.load import Policy
 from shoal.rollout.record import Submission
+from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, TaskSource
 from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding
@@ -36,7 +37,7 @@ class Checks:
         config = self.config
         return (
             check_version(submission, self.root_of)
-            or check_tasks(submission, self.tasks, self.policy.encode)
+            or check_tasks(submission, self.tasks, self.policy.encode, config.length)
             or check_lengths(submission, self.policy.hidden_size)
             or check_termination(submission, self.policy.eos_ids, config.sampling.max_new_tokens)
             or self.rewards(submission, HASTE_S)
@@ -72,7 +73,13 @@ class Checks:
             (self.tasks.task("train", sample.task), self.policy.decode(sample.completion))
             for sample in submission.rollouts
         ]
-        scores = self.judge.scores("train", answers, seconds)
+        length, seed = self.config.length, submission.lease.seed
+        scores = with_lengths(
+            self.judge.scores("train", answers, seconds),
+            [len(sample.completion) for sample in submission.rollouts],
+            [target_of(length, seed, sample.group) for sample in submission.rollouts],
+            length,
+        )
         return check_rewards(submission, scores, normalise=self.config.train.advantage_std)
 
 

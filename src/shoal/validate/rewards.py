@@ -1,12 +1,12 @@
 """Rewards and advantages computed again: a worker's own are a claim."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from shoal.rl.advantages import group_advantages
-from shoal.rollout.record import Submission
+from shoal.rollout.record import Submission, read_parts, write_parts
 from shoal.tasks.source import Score
 from shoal.validate.finding import Finding
 
@@ -26,9 +26,15 @@ def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise:
         if score.reward is not None and sample.reward is None:
             # Nobody gains by it, and on a slow machine a scorer may well have run out of time.
             return Finding("scorer", "an answer that can be scored is scored", repr(sample.error), score.reward, number)
+        if not _same_reward(sample.reward, score.reward) and score.doubtful:
+            # A program that takes about as long as it may is done in time on one machine and not on another.
+            return Finding("scorer", "a reward can be computed again", sample.reward, score.reward, number)
         if not _same_reward(sample.reward, score.reward):
             rule = "the reward is what the task's scorer gives the answer"
             return Finding(CHECK, rule, sample.reward, score.reward, number)
+        if not _same_parts(read_parts(sample.parts), score.parts):
+            rule = "the parts of a reward are those that the scorer finds"
+            return Finding("scorer" if score.doubtful else CHECK, rule, sample.parts, write_parts(score.parts), number)
     rewards_GS = torch.tensor([math.nan if s.reward is None else s.reward for s in scores])
     rewards_GS = rewards_GS.view(len(submission.groups()), -1)
     advantages = group_advantages(rewards_GS, normalise=normalise).flatten().tolist()
@@ -36,6 +42,13 @@ def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise:
         if not abs(sample.advantage - advantage) <= TOLERANCE * max(1.0, abs(advantage)):
             return Finding(CHECK, "the advantage follows from the group's rewards", sample.advantage, advantage, number)
     return None
+
+
+def _same_parts(claimed: Mapping[str, float], own: Mapping[str, float]) -> bool:
+    """As close as floats written as text are; parts of a score that failed say nothing."""
+    return claimed.keys() == own.keys() and all(
+        math.isclose(claimed[name], own[name], rel_tol=ROUNDING, abs_tol=ROUNDING) for name in own
+    )
 
 
 def _same_reward(claimed: float | None, own: float | None) -> bool:

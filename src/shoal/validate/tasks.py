@@ -2,20 +2,28 @@
 
 from collections.abc import Callable
 
+from shoal.config import LengthConfig
+from shoal.rollout.lease import asked
 from shoal.rollout.record import Submission
 from shoal.tasks.source import TaskSource
 from shoal.validate.finding import Finding, shown
 
 CHECK = "tasks"
+NO_BUDGET = LengthConfig()
 
 
-def check_tasks(submission: Submission, tasks: TaskSource, encode: Callable[[str], list[int]]) -> Finding | None:
+def check_tasks(
+    submission: Submission,
+    tasks: TaskSource,
+    encode: Callable[[str], list[int]],
+    length: LengthConfig = NO_BUDGET,
+) -> Finding | None:
     """Every group must answer the task that its lease draws, in the tokens that its prompt has."""
     where = 0
     for group in submission.groups():
         first = group[0]
         try:
-            task = tasks.task("train", submission.lease.task_index(first.group))
+            task = asked(tasks, submission.lease, first.group, length)
             prompt = encode(task.prompt)
         except Exception as error:  # sources and tokenizers are foreign code; no honest worker got past this either
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"

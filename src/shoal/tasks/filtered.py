@@ -1,0 +1,124 @@
+"""What `shoal filter` leaves of a source: the same tasks, of which only those are trained on that were kept.
+
+A file names the source, the model that was asked, and each task's rate. Held-out tasks stay as they are, so that runs
+on filtered and on unfiltered tasks are measured by the same ones.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from shoal.config import TaskConfig
+from shoal.errors import TaskError
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of
+
+FORMAT = "shoal filter 1"
+Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """One task as the filter found it."""
+
+    index: int
+    verdict: Verdict
+    solved: int
+    samples: int
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What was asked of whom, and what was to be kept."""
+
+    tasks: list[TaskConfig]
+    model: str
+    samples: int
+    keep: tuple[float, float]
+    temperature: float
+    seed: int
+
+    def to_json(self) -> str:
+        fields = {
+            "format": FORMAT,
+            "tasks": [task.model_dump(mode="json", exclude_defaults=True) for task in self.tasks],
+            "model": self.model,
+            "samples": self.samples,
+            "keep": list(self.keep),
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+        return json.dumps(fields)
+
+
+def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
+    """A file that `shoal filter` wrote, or was writing when it was stopped: a torn last line is left out."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise TaskError(f"task source filtered/{path}: cannot be read ({error.strerror})") from error
+    try:
+        head: dict[str, Any] = json.loads(lines[0])
+        if head["format"] != FORMAT:
+            raise KeyError(head["format"])
+        header = Header(
+            [TaskConfig.model_validate(task) for task in head["tasks"]],
+            str(head["model"]),
+            int(head["samples"]),
+            (float(head["keep"][0]), float(head["keep"][1])),
+            float(head["temperature"]),
+            int(head["seed"]),
+        )
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r})") from error
+    rated = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            rated.append(Rated(**json.loads(line)))
+        except (ValueError, TypeError):
+            if number < len(lines):
+                raise TaskError(f"task source filtered/{path}: line {number} is damaged; filter anew") from None
+    return header, rated
+
+
+def unfolded(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
+    """The same lines, with those that a filtered file names in its place: whose scorers are behind them."""
+    lines: list[TaskConfig] = []
+    for task in tasks:
+        kind, _, rest = task.source.partition("/")
+        lines += unfolded(read_filtered(Path(rest))[0].tasks) if kind == "filtered" else [task]
+    return lines
+
+
+class Filtered:
+    """The kept tasks of another source."""
+
+    def __init__(self, path: Path, header: Header, source: TaskSource, rated: list[Rated]) -> None:
+        self.name = source.name
+        self._source = source
+        self._kept = [one.index for one in rated if one.verdict == "kept"]
+        spec = header.to_json() + json.dumps(self._kept)
+        self.sha256 = hashlib.sha256(spec.encode()).hexdigest()
+        if not self._kept:
+            raise TaskError(f"task source filtered/{path}: none of its {len(rated)} tasks was kept; filter less")
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return leaves_of(self._source)
+
+    @property
+    def train_size(self) -> int:
+        return len(self._kept)
+
+    def task(self, split: Split, index: int) -> Task:
+        if split == "heldout":
+            return self._source.task(split, index)
+        return replace(self._source.task(split, self._kept[index % len(self._kept)]), index=index)
+
+    def score(self, task: Task, answer: str) -> float | Score:
+        return self._source.score(task, answer)

@@ -1,0 +1,167 @@
+r"""Whether two mathematical answers say the same, by math-verify, which tolerates LaTeX, fractions, units and order.
+
+Two things are added to it. An answer to a question whose answer is a number must be a number: `12 \cdot 13` equals
+156, and so does the question. Words are compared as words: math-verify reads `Monday` as a product of its letters,
+which `dynamo` is as well.
+"""
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from shoal.errors import TaskError
+
+# Seconds of processor time, which a busy machine does not use up. What a single long multiplication takes no notice of
+# is ended by whoever owns the process.
+LIMIT_S = 1.0
+# No right answer is longer; the parser's time grows faster than its input.
+MAX_CHARS = 400
+MAX_DEPTH = 30
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
+_UNIT = re.compile(_TEXT.pattern + r"(?:\s*\^\s*\{?\s*\d\s*\}?)?")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;]|,\\!|\{,\})\s*(?=\d{3}(?!\d))")
+_SPACING = re.compile(r"(?<!\\)\\[,;:!>\s]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|~|(?<!\\)\$")
+_NAMED = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=\s*([^=<>,;]+|[-+−]?\d{1,3}(?:,\d{3})+)")
+_BASED = re.compile(r"([0-9A-Za-z]+)_\{?(\d+)\}?")
+_POWER_OF_TEN = r"10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
+_SCIENTIFIC = re.compile(rf"(?<![\^{{\d.])(\d[\d.,]*)\s*(?:\\times|\\cdot|\*|×|x)\s*{_POWER_OF_TEN}")
+_NUMERAL = r"(?:\d|\.\d)"
+_FRACTION = re.compile(rf"\\[dtc]?frac|{_NUMERAL}[\s}})]*(?:/|÷|\\div|\\over)")
+# Work left undone: a named operation, or one between two numbers. A power of ten is notation, other powers are work.
+_UNDONE = re.compile(
+    r"\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|tbinom|gcd|lcm|det|max|min|sqrt|log|ln|lg|exp|sin|cos|tan|cot|sec|csc"
+    r"|arcsin|arccos|arctan|lfloor|lceil|lvert|operatorname|bmod|pmod|mod|over(?!line)|choose)(?![A-Za-z])"
+    rf"|{_NUMERAL}[\s)}}]*(?:!|\^(?!\s*\{{?\s*\\circ)|\*\*)"
+    rf"|{_NUMERAL}[\s)}}]*(?:\+|-|−|–|\*|×|·|\\times|\\cdot|\\div|÷)[\s({{]*[-+]?(?:{_NUMERAL}|\\[dtc]?frac)"
+    rf"|\)\s*\(|\)\s*{_NUMERAL}|{_NUMERAL}\s*\([\s-]*{_NUMERAL}"
+)
+_NUMBER = re.compile(r"[-+−]?\s*(?:\d[\d,\s]*(?:\.\d+)?|\.\d+|\\[dtc]?frac\{-?\d+\}\{\d+\}|\\[dtc]?frac\d\d|\d+/\d+)")
+_INTEGER = re.compile(r"[-+−]?\s*\d[\d,\s]*")
+# Numbers that nobody can write out: towers of powers, and powers and factorials of large ones.
+_HUGE = re.compile(
+    r"\d[\s)}]*(?:\^|\*\*)[\s({]*-?\d+[\s)}]*(?:\^|\*\*|!)|\d[\s)}]*(?:\^|\*\*)[\s({]*-?\d{5,}|\d{5,}[\s)}]*!|![\s)}]*!"
+)
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception: parsers and simplifiers catch those."""
+
+
+def same(right: str, answer: str) -> bool:
+    """Whether an answer is the right one. TaskError if that takes too long to tell."""
+    right, answer = _bare(right), _bare(answer)
+    if not answer or len(answer) > MAX_CHARS or _depth(answer) > MAX_DEPTH:
+        return False
+    if answer == right:
+        return True
+    if (word := _as_words(right)) is not None:
+        return _as_words(answer, also_bare=True) == word
+    if "=" not in right and (named := _NAMED.fullmatch(answer)):
+        answer = named[1].strip()
+    if _HUGE.search(answer) and not _HUGE.search(right):
+        return False
+    if not _same_base(right, answer) or _is_undone(right, answer):
+        return False
+    with _limited():
+        return _verified(right, answer)
+
+
+def _bare(text: str) -> str:
+    text = _SPACING.sub(" ", _THOUSANDS.sub("", text.strip())).strip()
+    text = re.sub(r"(?<=\d)\s+i(?![A-Za-z])", "i", text)
+    return text.rstrip(".").strip() if not text.endswith("..") else text
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        most = max(most, depth)
+    return most
+
+
+def _as_words(text: str, *, also_bare: bool = False) -> str | None:
+    """A text that is made of words, in small letters; None for mathematics, which a few bare letters are too."""
+    plain = _TEXT.sub(r" \1 ", text)
+    plain = plain.strip().strip("()").strip()
+    if not _WORDS.fullmatch(plain):
+        return None
+    letters = max(len(word) for word in plain.split())
+    if plain != text.strip().strip("()").strip() or letters >= 4 or also_bare or plain.lower() in _SHORT_WORDS:
+        return " ".join(plain.lower().split())
+    return None
+
+
+_SHORT_WORDS = frozenset(
+    {"yes", "no", "odd", "one", "two", "six", "ten", "mon", "tue", "wed", "thu", "fri", "sat", "sun"}
+)
+
+
+def _same_base(right: str, answer: str) -> bool:
+    """Whether digits stand in the same base: math-verify reads them and not the base. One that is not said is right."""
+    known, given = _BASED.fullmatch(right), _BASED.fullmatch(answer)
+    return given is None or not given[1][0].isdigit() or given[2] == (known[2] if known else "10")
+
+
+def _is_undone(right: str, answer: str) -> bool:
+    """Whether the answer is a calculation where the right one is a number."""
+    plain = _UNIT.sub("", right).strip()
+    if not _NUMBER.fullmatch(plain):
+        return False
+    answer = _SCIENTIFIC.sub(r"\1", _UNIT.sub("", answer))
+    answer = re.sub(rf"(?<![\d.]){_POWER_OF_TEN}", "1", answer)
+    if _UNDONE.search(answer) is not None:
+        return True
+    return _INTEGER.fullmatch(plain) is not None and _FRACTION.search(answer) is not None
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Ends what takes too much processor time, where signals can: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    # Again and again: sympy's caches and destructors may swallow one.
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S, 0.1)
+    try:
+        yield
+    except _OutOfTime:
+        raise TaskError(f"takes more than {LIMIT_S:g} s to compare with the right one") from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _verified(right: str, answer: str) -> bool:
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    known, given = (_parsed(text) for text in (right, answer))
+    return bool(math_verify.verify(known, given, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _parsed(text: str) -> list[Any]:
+    """What math-verify reads, with i for the imaginary unit. Its own time limit is off: it is this process's alarm."""
+    import math_verify
+    import sympy
+
+    found = math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+    return [item.subs(_units_in(item)) if isinstance(item, sympy.Expr) else item for item in found]
+
+
+def _units_in(expression: Any) -> dict[Any, Any]:
+    import sympy
+
+    return {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}

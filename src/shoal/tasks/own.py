@@ -1,0 +1,109 @@
+"""A user's own Python: a task in a few lines, or a reward.
+
+A file with `task(index)`, which returns a dict with `question` and perhaps `answer`, and, unless the config names
+another reward, `score(entry, answer)`. It is the user's own code and runs as it is; what it scores may come from
+strangers.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal.errors import TaskError
+from shoal.tasks.answers import ASK_FOR, Place, shown
+from shoal.tasks.source import Score, Split, Task, draw, split_of
+
+# As for reasoning-gym: a function all of whose texts fall into one split would be asked for ever.
+TRIES = 1000
+
+
+class Own:
+    """The tasks of a Python file or module."""
+
+    def __init__(self, where: str, *, name: str, place: Place = "whole", template: str = "{question}") -> None:
+        module = load_module(where)
+        self.name = name
+        self.sha256 = _sha256(module)
+        self._place = place
+        self._template = template
+        self._make = _function(module, "task", where)
+        self._score = getattr(module, "score", None)
+        self._entry = lru_cache(maxsize=4096)(self._find)
+
+    def task(self, split: Split, index: int) -> Task:
+        entry = self._entry(split, index)
+        question = str(entry["question"]) + ASK_FOR[self._place]
+        known = entry.get("answer")
+        answer = None if known is None else shown(str(known), self._place)
+        return Task(self.name, index, self._template.replace("{question}", question), answer, entry)
+
+    def _find(self, split: Split, index: int) -> dict[str, Any]:
+        for attempt in range(TRIES):
+            number = draw(self.name, split, index, attempt) >> 24
+            try:
+                entry = self._make(number)
+            except Exception as error:  # it is not ours
+                raise TaskError(f"task source {self.name}: task({number}) raised {error!r}") from error
+            if not isinstance(entry, dict) or "question" not in entry:
+                raise TaskError(
+                    f"task source {self.name}: task({number}) returned {str(entry)[:80]!r}; "
+                    "it must be a dict with a question"
+                )
+            if split_of(str(entry["question"])) == split:
+                return entry
+        raise TaskError(
+            f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; ask more questions"
+        )
+
+    def score(self, task: Task, answer: str) -> float | Score:
+        if self._score is None:
+            raise TaskError(f"{task.source}: has no score(entry, answer); add one, or set reward in the config")
+        result: float | Score = self._score(dict(task.entry), answer)
+        return result
+
+
+def load_function(where: str) -> Callable[..., Any]:
+    """The function that `file.py:name` or `module:name` names."""
+    place, colon, name = where.rpartition(":")
+    if not colon:
+        raise TaskError(f"python/{where}: name a function, as in python/rewards.py:polite")
+    return _function(load_module(place), name, place)
+
+
+@cache
+def load_module(where: str) -> ModuleType:
+    """A module by the path of its file, or by its name."""
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ImportError as error:
+            raise TaskError(f"python/{where}: cannot be imported ({error}); give a module or a .py file") from error
+    path = Path(where)
+    if not path.is_file():
+        raise TaskError(f"python/{where}: no such file, seen from {Path.cwd()}")
+    spec = importlib.util.spec_from_file_location(f"shoal_own_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TaskError(f"python/{where}: raised {type(error).__name__} when it was loaded: {error}") from error
+    return module
+
+
+def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise TaskError(f"python/{where}: has no function {name}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _sha256(module: ModuleType) -> str:
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest() if module.__file__ else ""

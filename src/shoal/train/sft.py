@@ -1,0 +1,185 @@
+"""`shoal sft`: a model shown how to answer, so that one that never scores begins to score sometimes.
+
+The packing, the log-probs and the average over tokens are the trainer's own (`batch.py`, `step.py`): an example is a
+group of one answer, and its loss is the answer's negative log-likelihood. Prompts are context and are not learnt.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from shoal.errors import ConfigError, DivergedError, TaskError
+from shoal.files import whole_directory
+from shoal.models.load import Policy, load
+from shoal.rollout.record import Rollout
+from shoal.tasks.source import TaskSource
+from shoal.train.batch import Group, pack
+from shoal.train.step import logprobs
+
+# As the tiny model's demonstrations: a part of the index space of their own.
+DEMONSTRATIONS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """How to learn from examples. The rate rises over a tenth of the steps and then falls to 0, both linearly."""
+
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 1e-4
+    token_budget: int = 4096
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    seed: int = 0
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.lr * min((step + 1) / ceil(steps / 10), 1.0, (steps - step) / ceil(steps * 0.9))
+
+
+def fit(
+    policy: Policy, examples: Sequence[Group], config: SftConfig, progress: Callable[[int, int, float], None]
+) -> list[float]:
+    """Learns the examples and returns each step's loss; `progress` hears (step, steps, loss)."""
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+    batches = list(_batches(examples, config))
+    losses: list[float] = []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = config.rate(step, len(batches))
+        optimizer.zero_grad(set_to_none=True)
+        packed = pack(batch, config.token_budget)
+        total = sum(m.target_A.numel() for m in packed)
+        loss = 0.0
+        for m in packed:
+            logp_A, _ = logprobs(policy, m, 1.0)
+            share = -logp_A.sum() / total
+            torch.autograd.backward(share)
+            loss += float(share.detach())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip))
+        if not (isfinite(loss) and isfinite(norm)):
+            raise DivergedError(
+                f"sft step {step}: the loss is {loss}, the gradient {norm}; lower --lr, now {config.lr:g}"
+            )
+        optimizer.step()
+        losses.append(loss)
+        progress(step + 1, len(batches), loss)
+    return losses
+
+
+def _batches(examples: Sequence[Group], config: SftConfig) -> Iterator[list[Group]]:
+    for epoch in range(config.epochs):
+        order = list(examples)
+        Random(f"{config.seed}:{epoch}").shuffle(order)
+        for begin in range(0, len(order), config.batch):
+            yield order[begin : begin + config.batch]
+
+
+def example(policy: Policy, prompt: list[int], answer: str) -> Group:
+    """A prompt with the answer to learn and the token that ends it."""
+    ids = [*policy.tokenizer.encode(answer, add_special_tokens=False), min(policy.eos_ids)]
+    sample = Rollout(0, 0, "sft", 0, prompt, ids, [0.0] * len(ids), "eos", 1.0, 1.0, "", b"")
+    return Group(prompt, [sample], [1.0], 0)
+
+
+def from_source(policy: Policy, source: TaskSource, count: int) -> list[Group]:
+    """A source's own worked answers, out of its train tasks."""
+    examples = []
+    for index in range(count):
+        task = source.task("train", DEMONSTRATIONS + index)
+        if task.answer is None:
+            raise TaskError(f"{task.source} task {task.index}: has no worked answer to learn from")
+        examples.append(example(policy, policy.encode(task.prompt), task.answer))
+    return examples
+
+
+def from_conversations(policy: Policy, path: Path) -> list[Group]:
+    """JSONL of `{"messages": [...]}`, each of the assistant's turns an example, or of `{"prompt", "completion"}`."""
+    examples: list[Group] = []
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"sft {path}: cannot be read ({error.strerror})") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            examples += _conversation(policy, line, f"sft {path}: line {number}")
+    if not examples:
+        raise ConfigError(f"sft {path}: holds nothing that an assistant says")
+    return examples
+
+
+def _conversation(policy: Policy, line: str, where: str) -> list[Group]:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no JSON ({error})") from None
+    match row:
+        case {"messages": [*messages]} if all(
+            isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
+        ):
+            return [
+                example(policy, _context(policy, messages[:turn], where), str(message["content"]))
+                for turn, message in enumerate(messages)
+                if message["role"] == "assistant" and turn > 0
+            ]
+        case {"prompt": str() as prompt, "completion": str() as completion}:
+            return [example(policy, policy.encode(prompt), completion)]
+    raise ConfigError(f'{where}: has neither "messages" with role and content, nor "prompt" and "completion"')
+
+
+def _context(policy: Policy, messages: Sequence[Mapping[str, Any]], where: str) -> list[int]:
+    if policy.tokenizer.chat_template:
+        turns = [{str(key): str(value) for key, value in message.items()} for message in messages]
+        ids = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        return list(map(int, ids))
+    if len(messages) > 1:
+        raise ConfigError(f"{where}: has several turns, and the model no chat template to tell them apart")
+    return policy.encode(str(messages[0]["content"]))
+
+
+def fit_model(
+    model: Path,
+    out: Path,
+    examples_of: Callable[[Policy], list[Group]],
+    config: SftConfig,
+    console: Console,
+) -> None:
+    """What the command does: loads, learns with a bar, and writes an ordinary model directory."""
+    if out.exists():
+        raise ConfigError(f"--out {out}: is there already; give another name or remove it")
+    policy = load(model)
+    examples = examples_of(policy)
+    longest = max(len(group.prompt) + len(group.samples[0].completion) for group in examples)
+    if longest > min(config.token_budget, policy.max_positions):
+        raise ConfigError(
+            f"sft: the longest example takes {longest} tokens, the model handles {policy.max_positions} and "
+            f"--token-budget is {config.token_budget}; raise that, or leave the example out"
+        )
+    columns = (TextColumn("sft"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        row = bar.add_task("sft", total=None, loss=float("nan"))
+        losses = fit(
+            policy, examples, config, lambda step, steps, loss: bar.update(row, completed=step, total=steps, loss=loss)
+        )
+    with whole_directory(out, durable=True) as staging:
+        for file in model.iterdir():
+            if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                shutil.copy2(file, staging)
+        policy.model.save_pretrained(staging)
+    tail = losses[-max(1, len(losses) // 10) :]
+    console.print(
+        f"{out}: {len(examples)} examples, {len(losses)} steps, loss {losses[0]:.3f} -> {sum(tail) / len(tail):.3f}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

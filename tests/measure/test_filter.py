@@ -1,0 +1,147 @@
+"""`shoal filter`: rates with intervals, what was dropped and why, a source of its own, and no work done twice."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shoal.config import TaskConfig
+from shoal.errors import ConfigError, TaskError
+from shoal.measure import filter as filtering
+from shoal.measure.answers import Drawing
+from shoal.measure.filter import filter_source, histogram, judge_rate, parse_keep, summary
+from shoal.tasks.build import build_source
+from shoal.tasks.filtered import Header, Rated, read_filtered
+
+ODD = """
+def task(index):
+    return {"question": f"{index % 150}?"}
+
+def score(entry, answer):
+    return float(sum(answer.encode()) % 3 == 0)
+"""
+DRAWING = Drawing(samples=8, temperature=1.0, max_new_tokens=4, max_prompt_tokens=16)
+
+
+@pytest.fixture
+def header(tmp_path: Path, tiny_dir: Path) -> Header:
+    (tmp_path / "odd.py").write_text(ODD)
+    return Header([TaskConfig(source=f"python/{tmp_path}/odd.py")], str(tiny_dir), 8, (0.25, 0.5), 1.0, 0)
+
+
+def run(header: Header, out: Path, count: int = 100) -> str:
+    told = io.StringIO()
+    filter_source(header, DRAWING, count, out, Console(file=told, width=200))
+    return told.getvalue()
+
+
+def test_tasks_get_their_rates_and_the_rest_is_dropped_with_a_reason(header: Header, tmp_path: Path) -> None:
+    out = tmp_path / "kept.jsonl"
+    told = run(header, out)
+    found, rated = read_filtered(out)
+    assert found.tasks[0].sha256 is not None
+    assert len(rated) == 100
+    for one in rated:
+        if one.verdict != "duplicate":
+            assert one.rate == one.solved / 8
+            assert one.low <= one.rate <= one.high
+            assert (one.verdict == "kept") == (0.25 <= one.rate <= 0.5)
+    assert {one.verdict for one in rated} >= {"kept", "too hard", "too easy", "duplicate"}
+    assert f"{sum(one.verdict == 'kept' for one in rated)} of 100 tasks kept; dropped: " in told
+    assert out.with_suffix(".txt").read_text() == histogram(rated, 8)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    left = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert left == ["kept.jsonl", "kept.png", "kept.txt", "odd.py"]
+
+
+def test_the_result_is_a_source_of_the_kept_tasks_with_the_same_held_out_ones(header: Header, tmp_path: Path) -> None:
+    out = tmp_path / "kept.jsonl"
+    run(header, out)
+    whole, kept = build_source(header.tasks), build_source([TaskConfig(source=f"filtered/{out}")])
+    indices = [one.index for one in read_filtered(out)[1] if one.verdict == "kept"]
+    assert [kept.task("train", i).prompt for i in range(len(indices))] == [
+        whole.task("train", i).prompt for i in indices
+    ]
+    wrapped = kept.task("train", len(indices) + 1)
+    assert wrapped == replace(kept.task("train", 1), index=len(indices) + 1)
+    assert [kept.task("heldout", i) for i in range(20)] == [whole.task("heldout", i) for i in range(20)]
+    assert kept.score(wrapped, "\x03") == 1.0
+
+
+def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
+    header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(header, tmp_path / "whole.jsonl")
+    rate = filtering._rate
+    asked: list[int] = []
+
+    def stops(*arguments: object) -> object:
+        for number, one in enumerate(rate(*arguments)):  # type: ignore[arg-type]
+            if number == 70:
+                raise KeyboardInterrupt
+            yield one
+
+    monkeypatch.setattr(filtering, "_rate", stops)
+    out = tmp_path / "stopped.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(header, out)
+    assert not out.exists()
+    partial = tmp_path / "stopped.jsonl.partial"
+    with partial.open("ab") as file:
+        file.write(b'{"index": 70, "verd')  # torn
+
+    def counted(*arguments: object) -> object:
+        asked.append(int(arguments[2]))  # type: ignore[call-overload]
+        return rate(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(filtering, "_rate", counted)
+    assert "going on after 70 tasks" in run(header, out)
+    assert asked == [70]
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not partial.exists()
+
+
+def test_a_filter_goes_on_with_nothing_but_its_own(header: Header, tmp_path: Path) -> None:
+    out = tmp_path / "kept.jsonl"
+    (tmp_path / "kept.jsonl.partial").write_text(replace(header, samples=4).to_json() + "\n")
+    with pytest.raises(ConfigError, match="was begun with another source, model or setting"):
+        run(header, out)
+    out.write_text("x")
+    with pytest.raises(ConfigError, match="is there already"):
+        run(header, out)
+
+
+@pytest.mark.parametrize(
+    ("solved", "failed", "verdict"),
+    [(0, 0, "too hard"), (1, 0, "kept"), (4, 0, "kept"), (5, 0, "too easy"), (0, 8, "failed")],
+)
+def test_what_becomes_of_a_task(solved: int, failed: int, verdict: str) -> None:
+    assert judge_rate(solved, 8, failed, (0.125, 0.5)) == verdict
+
+
+@pytest.mark.parametrize("text", ["0.5", "a..b", "0.6..0.5", "0..2", "-1..1", ""])
+def test_a_range_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--keep {text}: must "):
+        parse_keep(text)
+
+
+def test_tasks_without_end_need_a_number(header: Header, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="makes tasks without end; say how many to measure with --tasks"):
+        filter_source(header, DRAWING, None, tmp_path / "x.jsonl", Console(file=io.StringIO()))
+
+
+def test_a_file_that_is_no_filters_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"format": "other"}) + "\n")
+    with pytest.raises(TaskError, match="not a file of shoal filter"):
+        build_source([TaskConfig(source=f"filtered/{tmp_path}/x.jsonl")])
+    with pytest.raises(TaskError, match="cannot be read"):
+        build_source([TaskConfig(source=f"filtered/{tmp_path}/none.jsonl")])
+
+
+def test_the_histogram_says_how_many_were_solved_how_often() -> None:
+    rated = [Rated(i, "kept", i % 3, 2, i % 3 / 2, 0.0, 1.0) for i in range(9)]
+    assert histogram(rated, 2).splitlines()[1:] == [f"{rate:6.1%} {'#' * 40} 3" for rate in (0, 0.5, 1)]
+    assert summary(rated) == "9 of 9 tasks kept; dropped: none"

@@ -1,0 +1,84 @@
+"""Suites: the same tasks and noise for every model, source by source, and two models side by side."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.config import TaskConfig
+from shoal.errors import ConfigError
+from shoal.measure.suite import differences, measure_suite, results_of, table_of, to_json
+from shoal.measure.suites import BUILT_IN, Suite, find_suite
+from shoal.models.load import load
+from shoal.tasks.build import build_source, split_up
+from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import InProcess
+
+ODD = """
+def task(index):
+    return {"question": f"{index % 1000}?"}
+
+def score(entry, answer):
+    return float(sum(answer.encode()) % 3 == 0)
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    (tmp_path / "odd.py").write_text(ODD)
+    sources = [TaskConfig(source=f"python/{tmp_path}/odd.py", name=name) for name in ("first", "second")]
+    return Suite(name="odd", sources=sources, tasks=12, samples=4, max_new_tokens=4, max_prompt_tokens=16)
+
+
+def test_a_suite_is_measured_source_by_source_and_the_same_each_time(suite: Suite, tiny_dir: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    with Scorer(suite.sources) as judge:
+        answered = measure_suite(load(tiny_dir), suite, judge, lambda *now: seen.append(now))
+        again = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
+    assert [one.scores for one in answered] == [one.scores for one in again]
+    assert seen[-1] == (24, 24)
+    first, second, both = results_of(answered)
+    assert [r.source for r in (first, second, both)] == ["first", "second", "all"]
+    assert both.tasks == 24
+    assert list(both.pass_at) == [1, 2, 4]
+    assert first.pass_at[1].value < first.pass_at[4].value
+    assert first.pass_at[1].value == pytest.approx(first.average.value)
+    assert both.pass_at[1].value == pytest.approx((first.pass_at[1].value + second.pass_at[1].value) / 2)
+
+
+def test_two_models_are_compared_task_by_task(suite: Suite, tiny_dir: Path) -> None:
+    judge = InProcess(build_source(suite.sources))
+    answered = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
+    apart = differences(answered, answered)
+    assert {name: d.p_value for name, d in apart.items()} == {"first": 1.0, "second": 1.0, "all": 1.0}
+    results = [results_of(answered)] * 2
+    told = json.loads(to_json([tiny_dir, tiny_dir], suite, results, apart))
+    assert told["differences"]["all"]["mean"]["value"] == 0.0
+    assert told["models"][1]["results"][2]["pass_at"]["4"]["value"] > 0
+    assert table_of([tiny_dir, tiny_dir], suite, results, apart).row_count == 3
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_suites_ask_held_out_tasks_without_a_network(name: str) -> None:
+    for line in split_up(BUILT_IN[name].sources):
+        task = build_source([line]).task("heldout", 0)
+        assert task.prompt
+
+
+def test_a_suite_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('tasks = 5\n[[sources]]\nsource = "reasoning-gym/chain_sum"\ndifficulty = [0, 3]\n')
+    suite = find_suite(str(path))
+    assert (suite.name, suite.tasks) == ("mine", 5)
+    assert [line.name for line in split_up(suite.sources)] == ["chain_sum@0", "chain_sum@3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "not one of words"), ("tasks = 0", "sources: Field required"), ("x = ", "not valid TOML")]
+)
+def test_a_suite_that_is_none_is_named(text: str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        find_suite("nothing" if text is None else str(path))
