@@ -72,6 +72,11 @@ def run(
     run_config(config, settings or [], out, console)
 
 
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run Python that a joined run's tasks call for; it can do what you can.")
+]
+
+
 @app.command()
 def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process.
@@ -101,6 +106,7 @@ def worker(
     key: NodeKey = None,
     home: Home = None,
     relays: Relays = None,
+    allow_code: AllowCode = False,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -110,7 +116,7 @@ def worker(
     """
     from shoal.swarm.lending import lend, machine
 
-    located, reach = lend("worker", run, join, key, home, relays or [], settings or [], out, console)
+    located, reach = lend("worker", run, join, key, home, relays or [], settings or [], out, console, allow_code)
     located = machine(located, batch, threads, dtype)
     from shoal.rollout.worker import start_worker
 
@@ -124,6 +130,7 @@ def validator(
     key: NodeKey = None,
     home: Home = None,
     relays: Relays = None,
+    allow_code: AllowCode = False,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -133,7 +140,7 @@ def validator(
     """
     from shoal.swarm.lending import lend
 
-    located, reach = lend("validator", run, join, key, home, relays or [], settings or [], out, console)
+    located, reach = lend("validator", run, join, key, home, relays or [], settings or [], out, console, allow_code)
     from shoal.validate.validator import start_validator
 
     start_validator(located, reach)
@@ -554,7 +561,7 @@ def coordinator(
     Its state lies in the run's directory, or in PostgreSQL if swarm.database says so; it may be killed at any time.
     """
     from shoal.config import load_config
-    from shoal.rundir import default_path, open_run
+    from shoal.rundir import default_path, open_run, settled
     from shoal.swarm.commands import serve_coordinator
 
     if run.is_dir():
@@ -563,7 +570,8 @@ def coordinator(
         serve_coordinator(open_run(run).config, run, host, port, console)
         return
     config = load_config(run, settings or [])
-    serve_coordinator(config, out or default_path(config), host, port, console)
+    path = out or default_path(config)
+    serve_coordinator(settled(config, path), path, host, port, console)
 
 
 identity = typer.Typer(help="Show, export or import the key that is this machine's name in every run.")

@@ -19,6 +19,7 @@ from shoal.rl.loss_config import LossConfig
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 HAS_QUESTION = r"\{question\}"
@@ -72,6 +73,9 @@ class TaskConfig(_Table):
     thinking: bool = Field(False, description="An answer must close its thinking part with </think>; else it earns 0.")
     code: CodeConfig = CodeConfig()
     sha256: str | None = Field(None, description="Hash of the source's content; with any other it is refused.")
+    files: dict[str, Sha256] = Field(
+        default_factory=dict, description="Hashes of the files that it names, noted when a run is prepared."
+    )
     binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
     answer: Literal["whole", "tagged", "boxed"] = Field(
         "whole", description="The whole completion, between <answer> tags, or in \\boxed{}."
@@ -483,7 +487,7 @@ def to_toml(config: RunConfig) -> str:
 def _write_table(table: dict[str, Any], prefix: str, lines: list[str]) -> None:
     subtables = {}
     for key, value in table.items():
-        is_table = isinstance(value, dict) and key not in ("options", "columns")
+        is_table = isinstance(value, dict) and key not in ("options", "columns", "files")
         is_array_of_tables = isinstance(value, list) and value and isinstance(value[0], dict)
         if is_table or is_array_of_tables:
             subtables[key] = value

@@ -116,15 +116,21 @@ def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = 
     With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
     `durable` makes it outlast a loss of power too, at the price of waiting for the disk.
     """
+    with whole_file(path, once=once) as staging, staging.open("xb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def whole_file(path: Path, *, once: bool = False) -> Iterator[Path]:
+    """A place for a file that becomes `path` in one rename when the block ends well, and vanishes otherwise."""
     make_directory(path.parent)
     with disk_errors(path):
         staging = _staging(path.parent)
         try:
-            with staging.open("xb") as file:
-                file.write(data)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
+            yield staging
             if once:
                 os.link(staging, path)
             else:

@@ -167,12 +167,11 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     """Makes a run directory with the base model as version 0, or goes on with the one that is there."""
     from shoal.models.base import ensure_base_model
 
-    config = _pinned(config)
+    config = settled(config, path)
     file = path / RUN_FILE
     run = RunDir(path, config)
     channel = run.channel()
     if file.exists():
-        check_unchanged(open_run(path).config, config, path, MAY_CHANGE)
         console.print(f"going on with the run in {path}")
     elif run.checkpoints.exists() or channel.numbers():
         raise ConfigError(
@@ -202,11 +201,16 @@ def write_run_file(path: Path, config: RunConfig, created: float) -> None:
     write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True)
 
 
-def _pinned(config: RunConfig) -> RunConfig:
-    """The config with a hash of what its tasks hold: with other tasks it would be another run."""
+def settled(config: RunConfig, path: Path, may_change: Sequence[str] = MAY_CHANGE) -> RunConfig:
+    """The config with hashes of what its tasks hold; a ConfigError if that makes it another run than the one there."""
     from shoal.tasks.build import pinned
 
-    return config.model_copy(update={"tasks": pinned(config.tasks)})
+    config = config.model_copy(update={"tasks": pinned(config.tasks)})
+    with disk_errors(path):
+        prepared = (path / RUN_FILE).exists()
+    if prepared:
+        check_unchanged(open_run(path).config, config, path, may_change)
+    return config
 
 
 def _newest_whole(channel: DirectoryChannel) -> Version | None:
@@ -224,14 +228,11 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
         if settings or out:
             raise ConfigError(f"run {target}: --set and --out go with a config file; a prepared run has its own config")
         return open_run(target)
-    config = _pinned(load_config(target, settings))
+    config = load_config(target, settings)
     path = out or default_path(config)
-    with disk_errors(path):
-        prepared = (path / RUN_FILE).exists()
-    if prepared:
-        run = open_run(path)
-        check_unchanged(run.config, config, path, ())
-        return run
+    config = settled(config, path, may_change=())
+    if (path / RUN_FILE).exists():
+        return open_run(path)
     with claimed(path, f"run {path}: another process is preparing it and did not finish", wait_s=PREPARE_S):
         return prepare_run(config, path, console)
 

@@ -177,7 +177,7 @@ def test_a_runs_name_leads_nowhere_else(run: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for changes in ({"run": run}, {"run": run, "config": {"name": run}}):
         with coordinator({"/v1/card": card_of(**changes)}) as url, pytest.raises(ShoalError) as caught:
-            join_run(url, tmp_path / "key", None, 1.0, lambda _: None)
+            join_run(url, tmp_path / "key", None, 1.0, lambda _: None, code=False)
         assert "\x1b" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} <= {"key", "state"}
     assert not (tmp_path / "state").exists()
@@ -186,7 +186,7 @@ def test_a_runs_name_leads_nowhere_else(run: str, tmp_path: Path, monkeypatch: p
 def test_a_run_that_asks_for_more_than_anybody_reads_is_not_joined(tmp_path: Path) -> None:
     huge = {"workers": {"groups_per_submission": 1 << 30}}
     with coordinator({"/v1/card": card_of(config=huge)}) as url, pytest.raises(SwarmError, match="do not join it"):
-        join_run(url, tmp_path / "key", tmp_path / "home", 1.0, lambda _: None)
+        join_run(url, tmp_path / "key", tmp_path / "home", 1.0, lambda _: None, code=False)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_place_in_a_directory_needs_nobody(run: RunDir, status: StatusFile, tm
 def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: World, tmp_path: Path) -> None:
     said: list[str] = []
     key = tmp_path / "node.key"
-    joined = join_run(small_world.url, key, tmp_path / "home", 10, said.append)
+    joined = join_run(small_world.url, key, tmp_path / "home", 10, said.append, code=False)
     assert joined.config.steps == small_world.config.steps
     assert joined.config.swarm.relays == []  # what is nobody's business is not in the card
     assert json.loads((joined.path / "run.json").read_text())["config"]["name"] == "test"
@@ -182,7 +182,14 @@ def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: 
 
 def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_world: World, tmp_path: Path) -> None:
     with pytest.raises(SwarmError, match="do not join it"):
-        join_run(f"{small_world.url}#{key_of('x').address}", tmp_path / "k", tmp_path / "home", 10, lambda _: None)
+        join_run(
+            f"{small_world.url}#{key_of('x').address}",
+            tmp_path / "k",
+            tmp_path / "home",
+            10,
+            lambda _: None,
+            code=False,
+        )
     assert not (tmp_path / "home").exists()
 
 

@@ -23,6 +23,7 @@ from shoal.files import sha256_file
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount
 from shoal.rollout.record import Submission, write_rollouts
+from shoal.validate.finding import Verdict
 
 from ..conftest import LIMITS, ROOT, judge_formats, make_lease, make_rollout, make_submission
 
@@ -652,3 +653,13 @@ def test_names_that_are_no_steps_stop_no_clearing(store: Store) -> None:
     store.hand_in(store.take("a", 0))
     store.forget(before=9)
     assert len(list(store.path.iterdir())) == 4
+
+
+def test_a_verdict_that_comes_late_brings_no_forgotten_step_back(store: Store) -> None:
+    lease = store.lease("a", 0)
+    assert lease is not None
+    store.put(lease, b"x")
+    (upload,) = store.waiting(0, 0)
+    store.forget(1)
+    store.judge(upload, Verdict(True, "00", audited=False))
+    assert not upload.path.parent.exists()

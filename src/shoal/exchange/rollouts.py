@@ -157,6 +157,8 @@ class DirectoryStore:
         return submission, before
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:
+        if not upload.path.parent.is_dir():
+            return  # its step is forgotten
         target = upload.path.with_suffix(".verdict.json")
         if target.is_dir():
             set_aside(target)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, FastAPI, Header, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -184,6 +184,15 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     @app.get("/v1/versions", summary="The newest policy version that is announced.")
     async def newest() -> m.NewestOut:
         return m.NewestOut(newest=await coordinator.newest())
+
+    @app.get(
+        "/v1/tasks/{sha256}",
+        summary="A file that the run's tasks are made of, by its hash in the run card.",
+        response_class=FileResponse,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )
+    async def task_file(sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$")]) -> FileResponse:
+        return FileResponse(coordinator.task_file(sha256), media_type="application/octet-stream")
 
     @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
     async def beacons() -> list[m.BeaconOut]:

@@ -160,22 +160,27 @@ class Link:
                 f"{fault['msg']}); is it a coordinator of this release?"
             ) from None
 
-    def fetch(self, target: str, to: Path, size: int, sha256: str) -> None:
-        """Writes an answer of exactly this size and hash into a file. What was damaged on its way comes again."""
+    def fetch(
+        self, target: str, to: Path, most: int, sha256: str, on_bytes: Callable[[int], None] = lambda _came: None
+    ) -> None:
+        """Writes an answer of this hash, and of at most so many bytes, into a file.
+
+        What was damaged on its way comes again. `on_bytes` hears how many have come.
+        """
 
         def once() -> None:
             digest, came = hashlib.sha256(), 0
             with self._stream("GET", target) as answer, to.open("wb") as file:
                 for piece in answer.iter_raw():
                     came += len(piece)
-                    if came > size:
-                        raise SwarmError(f"{target}: more than the {size} bytes that were announced")
+                    if came > most:
+                        raise SwarmError(f"{target}: more than {most} bytes, which is the most that it may be")
                     digest.update(piece)
                     file.write(piece)
-            if came != size:
-                raise httpx2.ReadError(f"{came} of {size} bytes came")
+                    on_bytes(came)
             if digest.hexdigest() != sha256:
-                raise httpx2.ReadError(f"came with hash {digest.hexdigest()[:12]}, the coordinator took {sha256[:12]}")
+                found = digest.hexdigest()[:12]
+                raise httpx2.ReadError(f"{came} bytes came, with hash {found} and not {sha256[:12]}")
 
         self._until(target, once)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
@@ -36,6 +37,7 @@ from shoal.swarm.signing import Nonces, Signed
 from shoal.swarm.states import State
 from shoal.swarm.tables import beacons, nodes, nonces
 from shoal.swarm.terms import Terms
+from shoal.tasks.build import files_of
 from shoal.validate.finding import Verdict
 
 T = TypeVar("T")
@@ -95,6 +97,7 @@ class Coordinator:
         self.objects = objects
         self.clock = clock
         self._config = config
+        self._files = files_of(config.tasks)
         self._origin = origin
         self._database = database
         self.book = book
@@ -347,6 +350,12 @@ class Coordinator:
     async def beacons(self) -> list[tuple[int, int, float]]:
         query = select(beacons).order_by(beacons.c.number.desc()).limit(100)
         return await self._do(lambda db: [tuple(row) for row in db.execute(query)])
+
+    def task_file(self, sha256: str) -> Path:
+        """A file that the run's tasks are made of."""
+        if (path := self._files.get(sha256)) is None:
+            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name none with that hash")
+        return path
 
     async def card(self) -> SignedCard:
         """The run card, with the relays of the config and those that have joined."""

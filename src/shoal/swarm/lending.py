@@ -26,6 +26,7 @@ def lend(
     settings: list[str],
     out: Path | None,
     console: Console,
+    code: bool | None = None,
 ) -> tuple[RunDir, Reach]:
     """A role's directory and how it reaches the others: of a run that lies here, or of one that it joins."""
 
@@ -41,7 +42,7 @@ def lend(
     if settings or out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = key or default_key(role)
-    return join_run(join, own, home, JOIN_S, say), Reach(join, own, relays, say)
+    return join_run(join, own, home, JOIN_S, say, code), Reach(join, own, relays, say)
 
 
 def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from shoal.config import TaskConfig
 from shoal.errors import ShoalError, WaitError
 from shoal.exchange.interfaces import RolloutStore, WeightChannel, WeightSource, roots_of
+from shoal.files import whole_file
 from shoal.keys import Key
 from shoal.rollout.record import Limits
 from shoal.rundir import RunDir, write_run_file
@@ -27,6 +29,8 @@ from shoal.swarm.client import Link
 from shoal.swarm.identity import default_home, default_key
 from shoal.swarm.registry import Role
 from shoal.swarm.store import SwarmStore
+from shoal.tasks.filtered import behind
+from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -203,24 +207,52 @@ def role_key(run: Path, name: str) -> Key:
     return Key.load_or_create(key_path(run, name))
 
 
-def join_run(join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None]) -> RunDir:
-    """A directory for a node of somebody else's run, with what the run card says of it."""
+def join_run(
+    join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None], code: bool | None
+) -> RunDir:
+    """A directory for a node of somebody else's run, with what the run card says of it.
+
+    `code` is whether this machine runs code that the run's tasks call for; None for a role that asks no tasks.
+    """
     own = Key.load_or_create(key or default_key())
     said = -SAY_EVERY_S
 
-    def waits(what: str, left_s: float) -> None:
+    def now_and_then(text: str) -> None:
         nonlocal said
         if time.monotonic() - said >= SAY_EVERY_S:
             said = time.monotonic()
-            say(f"waiting for {what}, {left_s:.0f} s longer")
+            say(text)
 
-    with Link(join, own, wait_s, waits) as link:
+    with Link(
+        join, own, wait_s, lambda what, left_s: now_and_then(f"waiting for {what}, {left_s:.0f} s longer")
+    ) as link:
         card = link.card
-    config = card.run_config()
+        config = card.run_config()
+        if code is not None:
+            fetch_tasks(link, config.tasks, code, now_and_then)
     path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"
     write_run_file(path, config, time.time())
     say(f"run {card.run}: {config.steps} steps, model {config.model.source}; what is fetched lies in {path}")
     return RunDir(path, config)
+
+
+def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
+    """Has the files that a run's tasks are made of from its coordinator; TaskError for what is not to be run here."""
+    lines, room = list(tasks), MOST_BYTES
+    while lines:
+        check_foreign(lines, f"run card of {link.card.run}", code)
+        for name, sha256 in {name: task.files[name] for task in lines for name in named(task)}.items():
+            target = place_of(sha256, name)
+            if not is_whole(target, sha256):
+                tell = partial(_tell_bytes, say, name)
+                with whole_file(target) as file:
+                    link.fetch(f"/v1/tasks/{sha256}", file, room, sha256, tell)
+                room -= target.stat().st_size
+        lines = [line for task in lines for line in behind(task)]
+
+
+def _tell_bytes(say: Callable[[str], None], name: str, came: int) -> None:
+    say(f"fetching task file {name}: {came / 1e6:.0f} MB")
 
 
 def swarm_store(

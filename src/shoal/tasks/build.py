@@ -1,11 +1,14 @@
 """Task sources from their config lines."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
+from shoal.tasks.filtered import Filtered, behind, read_filtered
+from shoal.tasks.kept import held, keep, keep_bytes, named
 from shoal.tasks.rewards import rewarded
 from shoal.tasks.source import Mixture, TaskSource
 
@@ -24,17 +27,40 @@ def build_source(tasks: Sequence[TaskConfig]) -> TaskSource:
     return sources[0] if len(sources) == 1 else Mixture(sources, [part.weight for part in parts])
 
 
-def fingerprints(tasks: Sequence[TaskConfig]) -> list[str]:
-    """The hash of each source's content; of a generator's, which follows from its options, there is none."""
-    return [
-        "" if task.source.startswith("reasoning-gym/") else str(getattr(_build(task), "sha256", "")) for task in tasks
-    ]
-
-
 def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
-    """The same sources, each with the hash of what it holds now: with any other content they are refused."""
-    hashes = fingerprints(tasks)
-    return [task.model_copy(update={"sha256": found or None}) for task, found in zip(tasks, hashes, strict=True)]
+    """The same sources, each with the hash of what it holds now, and its files kept: any other content is refused."""
+    return [_pinned(task) for task in tasks]
+
+
+def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
+    """All files that pinned sources are made of, by their hashes; those of what was filtered as well."""
+    found: dict[str, Path] = {}
+    for task in tasks:
+        found |= {task.files[name]: held(name, task.files) for name in named(task) if name in task.files}
+        found |= files_of(behind(task))
+    return found
+
+
+def _pinned(task: TaskConfig) -> TaskConfig:
+    if task.source.startswith("dataset/"):
+        task = _as_file(task)
+    files = {name: task.files.get(name) or keep(Path(name)) for name in named(task)}
+    task = task.model_copy(update={"files": files})
+    # What a generator makes follows from its options.
+    found = None if task.source.startswith("reasoning-gym/") else getattr(_build(task), "sha256", None)
+    return task.model_copy(update={"sha256": found})
+
+
+def _as_file(task: TaskConfig) -> TaskConfig:
+    """A dataset as a table of our own, for machines that cannot get at it."""
+    from shoal.tasks.rows import read_dataset
+
+    place = task.source.partition("/")[2]
+    rows = read_dataset(place, task.options, task.columns)
+    table = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    name = f"{Path(place).name}.jsonl"
+    own = {"source": f"file/{name}", "name": task.name or Path(place).name, "options": {}, "columns": {}}
+    return task.model_copy(update=own | {"files": task.files | {name: keep_bytes(table.encode(), name)}})
 
 
 def _parts(task: TaskConfig) -> list[TaskConfig]:
@@ -111,7 +137,7 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
         case "file":
             from shoal.tasks.rows import Rows, read_rows
 
-            rows = read_rows(Path(rest), task.columns)
+            rows = read_rows(held(rest, task.files), task.columns)
             return Rows(task.name or Path(rest).stem, rows, place=task.answer, template=task.template)
         case "dataset":
             from shoal.tasks.rows import Rows, read_dataset
@@ -119,9 +145,7 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             rows = read_dataset(rest, options, task.columns)
             return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
         case "filtered":
-            from shoal.tasks.filtered import Filtered, read_filtered
-
-            header, rated = read_filtered(Path(rest))
+            header, rated = read_filtered(held(rest, task.files))
             return Filtered(Path(rest), header, build_source(header.tasks), rated)
         case "verifiers":
             from shoal.tasks.environments import Environment
@@ -131,5 +155,5 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             from shoal.tasks.own import Own
 
             name = task.name or Path(rest).stem
-            return Own(rest, name=name, place=task.answer, template=task.template)
+            return Own(held(rest, task.files), name=name, place=task.answer, template=task.template)
     raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
+from shoal.files import parse_json
+from shoal.tasks.kept import held
 from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of
 
 FORMAT = "shoal filter 1"
@@ -63,7 +65,7 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
     except OSError as error:
         raise TaskError(f"task source filtered/{path}: cannot be read ({error.strerror})") from error
     try:
-        head: dict[str, Any] = json.loads(lines[0])
+        head: dict[str, Any] = parse_json(lines[0])
         if head["format"] != FORMAT:
             raise KeyError(head["format"])
         header = Header(
@@ -74,13 +76,13 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
             float(head["temperature"]),
             int(head["seed"]),
         )
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r})") from error
     rated = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            rated.append(Rated(**json.loads(line)))
-        except (ValueError, TypeError):
+            rated.append(Rated(**parse_json(line)))
+        except (ValueError, TypeError, RecursionError):
             if number < len(lines):
                 raise TaskError(f"task source filtered/{path}: line {number} is damaged; filter anew") from None
     return header, rated
@@ -88,11 +90,13 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
 
 def unfolded(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
     """The same lines, with those that a filtered file names in its place: whose scorers are behind them."""
-    lines: list[TaskConfig] = []
-    for task in tasks:
-        kind, _, rest = task.source.partition("/")
-        lines += unfolded(read_filtered(Path(rest))[0].tasks) if kind == "filtered" else [task]
-    return lines
+    return [line for task in tasks for line in (unfolded(behind(task)) or [task])]
+
+
+def behind(task: TaskConfig) -> list[TaskConfig]:
+    """The lines that a filtered file stands for; of any other line there are none."""
+    kind, _, rest = task.source.partition("/")
+    return read_filtered(held(rest, task.files))[0].tasks if kind == "filtered" else []
 
 
 class Filtered:

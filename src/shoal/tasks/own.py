@@ -8,7 +8,7 @@ strangers.
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.errors import TaskError
 from shoal.tasks.answers import ASK_FOR, Place, shown
+from shoal.tasks.kept import held
 from shoal.tasks.source import Score, Split, Task, draw, split_of
 
 # As for reasoning-gym: a function all of whose texts fall into one split would be asked for ever.
@@ -25,13 +26,13 @@ TRIES = 1000
 class Own:
     """The tasks of a Python file or module."""
 
-    def __init__(self, where: str, *, name: str, place: Place = "whole", template: str = "{question}") -> None:
-        module = load_module(where)
+    def __init__(self, where: Path | str, *, name: str, place: Place = "whole", template: str = "{question}") -> None:
+        module = load_module(str(where))
         self.name = name
         self.sha256 = _sha256(module)
         self._place = place
         self._template = template
-        self._make = _function(module, "task", where)
+        self._make = _function(module, "task", str(where))
         self._score = getattr(module, "score", None)
         self._entry = lru_cache(maxsize=4096)(self._find)
 
@@ -67,12 +68,12 @@ class Own:
         return result
 
 
-def load_function(where: str) -> Callable[..., Any]:
+def load_function(where: str, files: Mapping[str, str]) -> Callable[..., Any]:
     """The function that `file.py:name` or `module:name` names."""
     place, colon, name = where.rpartition(":")
     if not colon:
         raise TaskError(f"python/{where}: name a function, as in python/rewards.py:polite")
-    return _function(load_module(place), name, place)
+    return _function(load_module(str(held(place, files))), name, place)
 
 
 @cache

@@ -97,7 +97,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
             find_bubblewrap()  # a refusal is told before anything else is done
             return _code(config.code)
         case ("python", "/", where):
-            function = load_function(where)
+            function = load_function(where, config.files)
             return lambda task, answer: float(function(dict(task.entry), answer))
     raise TaskError(f"reward {kind!r}: not one of {', '.join(NAMES)} and python/FILE.py:FUNCTION")
 

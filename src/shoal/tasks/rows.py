@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.files import parse_json
 from shoal.tasks.answers import ASK_FOR, Place, shown
 from shoal.tasks.source import Score, Split, Task, split_of
 
@@ -118,8 +119,8 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"task source file/{path}: line {number} is no JSON ({error})") from None
         if not isinstance(row, dict):
             raise TaskError(f"task source file/{path}: line {number} is no JSON object but {line[:40]!r}")

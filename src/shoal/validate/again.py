@@ -9,8 +9,10 @@ from rich.console import Console
 from shoal.errors import RolloutError, WeightsError
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Limits, check_sample, read_rollouts
-from shoal.rundir import limits_of
+from shoal.rundir import RUN_FILE, limits_of, open_run
 from shoal.tasks.build import build_source
+from shoal.tasks.filtered import behind
+from shoal.tasks.kept import check_foreign
 from shoal.tasks.scorer import Scorer
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
@@ -42,6 +44,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     base = folder.parent / "weights" / "v000000"
     if not base.is_dir():
         raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    _check_tasks(bundle, folder.parent)
     policy = load(base, bundle.config.model.dtype)
     limits = limits_of(bundle.config, policy.vocab)
     if bundle.finding.check == "format":
@@ -57,6 +60,16 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
             policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
             found = rerun(bundle, lambda submission: next(checks.costly([submission])))
         return found
+
+
+def _check_tasks(bundle: Bundle, run: Path) -> None:
+    """Refuses a stranger's tasks that would read or run what lies here; a run's own, in its directory, are its own."""
+    if (run / RUN_FILE).is_file() and open_run(run).config.tasks == bundle.config.tasks:
+        return
+    lines = bundle.config.tasks
+    while lines:
+        check_foreign(lines, f"bundle of file {bundle.sha256[:12]}", code=False)
+        lines = [line for task in lines for line in behind(task)]
 
 
 def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:

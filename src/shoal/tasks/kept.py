@@ -1,0 +1,111 @@
+"""The files that tasks are made of, kept by their hash: a run means the same ones wherever it is joined.
+
+A config names files as its owner does. When a run is prepared each is copied to where it is found by its hash, and the
+config is given the hash; from then on the name is only a name. Who joins the run fetches what it lacks.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from shoal.config import TaskConfig
+from shoal.errors import TaskError
+from shoal.files import cache_dir, sha256_file, whole_file, write_whole
+
+MOST_BYTES = 4 << 30
+# How a file is read follows from the end of its name.
+SUFFIXES = (".jsonl", ".json", ".parquet", ".py")
+
+
+def place_of(sha256: str, name: str) -> Path:
+    """Where the file with that hash is kept."""
+    suffix = Path(name).suffix
+    return cache_dir() / "tasks" / (sha256 + (suffix if suffix in SUFFIXES else ""))
+
+
+def keep(path: Path) -> str:
+    """Keeps a copy of a file, and gives its hash."""
+    sha256 = _sha256(path)
+    target = place_of(sha256, path.name)
+    if not is_whole(target, sha256):
+        with whole_file(target) as copy:
+            shutil.copyfile(path, copy)
+    return sha256
+
+
+def keep_bytes(data: bytes, name: str) -> str:
+    """Keeps what would be a file of that name, and gives its hash."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    write_whole(place_of(sha256, name), data)
+    return sha256
+
+
+def held(name: str, files: Mapping[str, str]) -> Path:
+    """Where a file lies that a task names: where its name says, or, once its hash is known, wherever that one is."""
+    sha256 = files.get(name)
+    if sha256 is None:
+        return Path(name)
+    for path in (place_of(sha256, name), Path(name)):
+        if is_whole(path, sha256):
+            return path
+    raise TaskError(
+        f"task file {name}: the one with hash {sha256[:12]}, which the run was made with, is neither there nor in "
+        f"{place_of(sha256, name).parent}; put it back"
+    )
+
+
+def named(task: TaskConfig) -> list[str]:
+    """The files that a line of a config names."""
+    kind, _, rest = task.source.partition("/")
+    places = [rest] if kind in ("file", "filtered") else []
+    return [*places, *(module for module in _modules(task) if module.endswith(".py"))]
+
+
+def _modules(task: TaskConfig) -> list[str]:
+    kind, _, rest = task.source.partition("/")
+    rewards = [reward for reward in (task.reward, *(r.kind for r in task.rewards)) if reward]
+    found = [rest] if kind == "python" else []
+    found += [reward[len("python/") :].rpartition(":")[0] for reward in rewards if reward.startswith("python/")]
+    return list(dict.fromkeys(found))
+
+
+def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
+    """Refuses what strangers' tasks must not have of this machine: its files, and, unless `code`, to run their code."""
+    for task in tasks:
+        missing = next((name for name in named(task) if name not in task.files), None)
+        if missing is not None or task.source.startswith("dataset/"):
+            raise TaskError(f"{whose}: task source {task.source} gives no hash of {missing or 'it'}; do not join it")
+        environment = [task.source] if task.source.startswith("verifiers/") else []
+        called = [*environment, *(f"python/{module}" for module in _modules(task))]
+        if called and not code:
+            raise TaskError(
+                f"{whose}: its tasks have this machine run code of others, {', '.join(called)}, which can do whatever "
+                "you can; if you trust who wrote it, say so with --allow-code"
+            )
+
+
+def is_whole(path: Path, sha256: str) -> bool:
+    """Whether the file with that hash lies there."""
+    try:
+        return _sha256(path) == sha256
+    except TaskError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    try:
+        path = path.resolve()
+        found = path.stat()
+        return _digest(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    except (OSError, ValueError) as error:
+        raise TaskError(f"task file {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, _inode: int, size: int, _written: int) -> str:
+    """The hash of a file as it is now; a large one is read once."""
+    if size > MOST_BYTES:
+        raise ValueError(f"of {size:,} bytes, {MOST_BYTES:,} are the most")
+    return sha256_file(path)
