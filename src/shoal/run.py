@@ -106,6 +106,7 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
         ("validator", ["validator", path, *join], config.audit.threads),
         *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
+        *([("planter", ["planter", path, *join], config.workers.threads)] if config.ledger.plants else []),
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),
     ]
     children: list[Child] = []
