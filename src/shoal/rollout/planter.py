@@ -5,7 +5,7 @@ Most of what it hands in is honest work. Some of its files are bad, and one that
 honest validator for sure: the planter has judged it with the same checks before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Self
@@ -36,6 +36,7 @@ from shoal.validate.checks import Checks
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import RoleStatus, StatusFile
 
+OnRelays = Callable[[Sequence[str]], None]
 NAME = "planter"
 NODE_NAME = "worker"  # what a machine that is lent is called if nobody says otherwise
 # Ways to cheat that look like honest work to whoever does not compute the file again ...
@@ -84,7 +85,9 @@ class PlantingMaker(Maker):
 class Identity:
     """One of the planter's addresses: joined, and heard as long as it is open."""
 
-    def __init__(self, run: RunDir, join: str, key: Key, source: WeightSource, status: StatusFile) -> None:
+    def __init__(
+        self, run: RunDir, join: str, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
+    ) -> None:
         self._status = status
         self._newest: Callable[[], int] = lambda: version.number if (version := source.latest()) else 0
         self.files = 0
@@ -95,6 +98,7 @@ class Identity:
         self._link.join("worker", NODE_NAME)
         self._heart = Heart(self._link, self)
         self._heart.version = self._newest
+        self._heart.on_relays = on_relays
         self._heart.__enter__()
         self.address = key.address
         self.store: SwarmStore = swarm_store(run, NAME, self._link, source, None, ignore_refused)
@@ -114,10 +118,18 @@ class PlanterStore:
     """A worker's store behind which the address changes, and that has a lease now and then."""
 
     def __init__(
-        self, run: RunDir, join: str, plants: Plants, source: WeightSource, status: StatusFile, metrics: MetricsWriter
+        self,
+        run: RunDir,
+        join: str,
+        plants: Plants,
+        source: WeightSource,
+        status: StatusFile,
+        metrics: MetricsWriter,
+        on_relays: OnRelays = lambda _urls: None,
     ) -> None:
+        """`on_relays` is told when the run card names other relays than before."""
         self._run, self._join, self._plants, self._source = run, join, plants, source
-        self._status, self._metrics = status, metrics
+        self._status, self._metrics, self._on_relays = status, metrics, on_relays
         self._noted = run.path / "nodes" / "planter.json"
         self._number = self._read_number()
         self._identities: list[Identity] = []
@@ -173,13 +185,14 @@ class PlanterStore:
         self._number += 1
         write_whole(self._noted, str(self._number).encode())  # a planter that was killed goes on with the next
         try:
-            self._identities.append(Identity(self._run, self._join, key, self._source, self._status))
+            found = Identity(self._run, self._join, key, self._source, self._status, self._on_relays)
         except BannedError:  # an earlier planter had it, and lost count
             return None
         except Refusal as refusal:  # the run has no room, and goes on without what would be planted
             self._metrics.write("note", text=f"nothing more is planted: {refusal.reason}")
             self._number = MOST_KEYS
             return None
+        self._identities.append(found)
         while len(self._identities) > KEPT + 1:
             self._identities.pop(0).close()
         return self._identities[-1]
@@ -218,7 +231,9 @@ def start_planter(run: RunDir, reach: Reach) -> None:
             temperature=config.sampling.temperature,
         )
         tasks = build_source(config.tasks)
-        with Scorer(config.tasks) as judge, PlanterStore(run, reach.join, plants, channel, status, metrics) as store:
+        on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
+        planting = PlanterStore(run, reach.join, plants, channel, status, metrics, on_relays)
+        with Scorer(config.tasks) as judge, planting as store:
             checks = Checks(config, policy, tasks, judge, roots_of(channel))
             maker = PlantingMaker(config, policy, engine, tasks, judge, plants, checks)
             Worker(NAME, config, channel, store, maker, status, metrics, base).run()

@@ -71,13 +71,15 @@ class Reach:
             with run.weights(name, self.relays, metrics) as source:
                 yield Place(name, source, lambda limits, refused: run.store(limits, refused, source))
             return
-        with self.member(run, role, name, status) as (link, heart):
-            with self.versions(run, name, link, status, metrics) as source:
-                heart.version = lambda: version.number if (version := source.latest()) else None
-                if not self.relays:
-                    heart.on_relays = source.also_from
-                store = partial(swarm_store, run, name, link, source)
-                yield Place(link.key.address, source, store, link)
+        with (
+            self.member(run, role, name, status) as (link, heart),
+            self.versions(run, name, link, status, metrics) as source,
+        ):
+            heart.version = lambda: version.number if (version := source.latest()) else None
+            if not self.relays:
+                heart.on_relays = source.also_from
+            store = partial(swarm_store, run, name, link, source)
+            yield Place(link.key.address, source, store, link)
 
     @contextmanager
     def versions(

@@ -1,7 +1,7 @@
 """What the run's owner alone knows of its planter: the keys it works with, and which of its files are planted.
 
-To everybody else they are nodes like others. Both the coordinator and the planter have the secret, RUN/keys/planter.key,
-and compute from it what neither has to tell the other: a file's place (its step and number) says what it is.
+To everybody else they are nodes like others. Coordinator and planter both have the secret, RUN/keys/planter.key, and
+compute from it what neither has to tell the other: a file's place (its step and number) says what it is.
 
 A planted file is opened on the ledger when its batch is settled, and with it the address that handed it in. So an
 address is for one planted file and is given up with it. Before that it does honest work, or whoever judges only the
