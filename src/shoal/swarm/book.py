@@ -95,7 +95,7 @@ class Book:
             files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
             batch, beacon = noted["batch"], self._beacons[noted["batch"] + 1].hex()
             plants = NO_HASH
-            if letters := self._letters(database, batch, beacon, noted.get("plants", [])):
+            if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
                 plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
             return [Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)]
         node, welcome = noted["node"], self._config.welcome
@@ -104,14 +104,14 @@ class Book:
         return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
 
     def _letters(
-        self, database: Database, batch: int, beacon: str, planted: Sequence[tuple[str, Sequence[str]]]
+        self, database: Database, batch: int, beacon: str, files: int, planted: Sequence[tuple[str, Sequence[str]]]
     ) -> str:
-        """What the files of a batch were planted as; nothing if none was.
+        """What each file of a batch was planted as, also if none was: nobody sees which batches are safe to lie in.
 
         A sample counts where everybody who is drawn has judged it: whoever was away is not to be taken for a liar. What
         is committed to is written down first, for it is opened as it was, whoever is killed meanwhile.
         """
-        if not planted:
+        if not self._config.plants or not files:
             return ""
 
         def jury(state: State) -> set[str]:
@@ -119,12 +119,11 @@ class Book:
 
         def write(db: Connection) -> str:
             if (known := read_fact(db, f"plants {batch}")) is None:
-                known = found if found.strip(".") else ""
-                write_fact(db, f"plants {batch}", known)
+                write_fact(db, f"plants {batch}", known := found)
             return known
 
         drawn = self.look(jury)
-        found = "".join(letter if drawn <= set(judges) else "." for letter, judges in planted)
+        found = "".join(letter if drawn <= set(judges) else "." for letter, judges in planted) or "." * files
         return database.ask(write)
 
     def _salt(self, batch: int) -> str:
