@@ -218,7 +218,7 @@ def test_nobody_can_tell_a_planted_file_from_another(tmp_path: Path) -> None:
             version = sower.until("r")
             for _ in range(2):
                 answers += [plain(judge.store._link.get(t)) for t in (f"/v1/steps/{version}", "/v1/status")]
-                answers += [plain(judge.store._link.get(f"/v1/verdicts/{s}/{n}")) for s, n in sower.bad]
+                answers += [plain(judge.store._link.get(f"/v1/submissions/{s}/{n}")) for s, n in sower.bad]
                 for accepted in ("true", "false"):
                     target = f"/v1/files?first=0&last=99&accepted={accepted}&beyond=0&wait=0"
                     answers.append(plain(world.request(VALIDATOR, "GET", target).json()))
