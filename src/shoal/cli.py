@@ -147,6 +147,31 @@ def validator(
 
 
 @app.command()
+def planter(
+    run: MaybeTarget = None,
+    join: Join = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="A copy of RUN/keys/planter.key, where RUN is on another machine.")
+    ] = None,
+    home: Home = None,
+    relays: Relays = None,
+) -> None:
+    """Hand in files whose verdict is known, good and bad, to see which validators judge them right; for a run's owner.
+
+    shoal run starts one if ledger.plants is above 0. Elsewhere: shoal planter RUN --join URL, on a machine that nobody
+    else can read: whoever has its key knows what is planted.
+    """
+    from shoal.swarm.lending import lend
+
+    if run is None and (key is None or not key.is_file()):
+        raise ConfigError("planter: give --key with a copy of RUN/keys/planter.key; with another, bad files are cheats")
+    located, reach = lend("planter", run, join, key, home, relays or [], [], None, console)
+    from shoal.rollout.planter import start_planter
+
+    start_planter(located, reach)
+
+
+@app.command()
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
 ) -> None:

@@ -308,6 +308,12 @@ class LedgerConfig(_Table):
     bond: Credits = Field(0, description="Credits that a refuted challenge costs.")
     drawn: int = Field(1, ge=1, le=32, description="Validators drawn for each step's files.")
     quorum: int = Field(1, ge=1, le=32, description="Equal votes that decide; more than half of those drawn.")
+    plants: int = Field(
+        0,
+        ge=0,
+        description="Of about so many files one is planted as good and one as bad, to see who judges them right; "
+        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none.",
+    )
     arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
 
     @model_validator(mode="after")

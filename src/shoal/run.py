@@ -7,10 +7,11 @@ on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor com
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.swarm.client import Link
 from shoal.swarm.member import role_key
+from shoal.swarm.plants import Plants
 from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
@@ -41,6 +43,7 @@ LOG_LINES = 12
 SERVICES = ("coordinator", "origin", "relay")
 PORTS = "ports.json"
 ASK_S = 5.0
+SUMS = ("accepted", "rejected", "samples", "tokens", "earned", "slashed")
 
 
 class Interrupted(ShoalError):
@@ -106,6 +109,7 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
         ("validator", ["validator", path, *join], config.audit.threads),
         *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
+        *([("planter", ["planter", path, *join], config.workers.threads)] if config.ledger.plants else []),
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),
     ]
     children: list[Child] = []
@@ -143,10 +147,20 @@ def _note_contributions(run: RunDir, join: str, metrics: MetricsWriter) -> None:
         for node in nodes:
             if account := accounts.get(node["address"]):
                 node |= {"earned": account.earned_ever - account.voided, "slashed": account.slashed}
+        if run.config.ledger.plants:
+            nodes = _as_one(nodes, Plants(role_key(run.path, "planter"), run.config.name).addresses)
     except ShoalError as error:
         metrics.write("note", text=f"who contributed what is not known: {error}")
         return
     metrics.write(CONTRIBUTIONS, nodes=nodes)
+
+
+def _as_one(nodes: list[dict[str, Any]], addresses: Collection[str]) -> list[dict[str, Any]]:
+    """All addresses of the planter as one node, to which its owner knows them to belong."""
+    own = [node for node in nodes if node["address"] in addresses]
+    sums = {key: sum(node.get(key, 0) for node in own) for key in SUMS}
+    planter = {"name": "planter", "address": f"({len(own)} keys)", "role": "worker", "state": "", **sums}
+    return [node for node in nodes if node not in own] + ([planter] if own else [])
 
 
 def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:

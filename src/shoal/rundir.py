@@ -34,7 +34,7 @@ RUN_FILE = "run.json"
 LOCK = "lock"
 # What a model directory is made of; whatever else lies beside it is left there.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
-ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay")
+ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay", "planter")
 # A role that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
 # A base model may have to be built first.

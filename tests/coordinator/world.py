@@ -22,6 +22,7 @@ from shoal.swarm.client import Link
 from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.objects import Objects
+from shoal.swarm.plants import Plants
 from shoal.swarm.server import serving
 from shoal.swarm.signing import sign_request
 from shoal.swarm.store import SwarmStore
@@ -74,6 +75,7 @@ class World:
     config: RunConfig
     clock: Clock = field(default_factory=Clock)
     validators: Sequence[str] = (VALIDATOR.address,)
+    plants: Plants | None = None
     pause_s: float = 10.0
     url: str = ""
     _open: ExitStack = field(default_factory=ExitStack)
@@ -96,6 +98,7 @@ class World:
             Objects(self.config.swarm.store or self.path / "uploads", self.config.swarm.store_options),
             self.book,
             self.clock,
+            self.plants,
         )
         port = int(self.url.rpartition(":")[2]) if self.url else 0
         self.url = self._open.enter_context(serving(self.coordinator, port, self.pause_s))
@@ -191,9 +194,14 @@ def good_file(lease: Lease, signal: int | None = None) -> bytes:
 
 @contextmanager
 def world_at(
-    path: Path, database: str, validators: Sequence[str] = (VALIDATOR.address,), pause_s: float = 10.0, **changes: Any
+    path: Path,
+    database: str,
+    validators: Sequence[str] = (VALIDATOR.address,),
+    pause_s: float = 10.0,
+    plants: Plants | None = None,
+    **changes: Any,
 ) -> Iterator[World]:
-    world = World(path, database, make_config(**changes), validators=validators, pause_s=pause_s)
+    world = World(path, database, make_config(**changes), validators=validators, pause_s=pause_s, plants=plants)
     world.start()
     try:
         yield world

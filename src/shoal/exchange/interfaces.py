@@ -81,8 +81,8 @@ class Upload:
         return self.lease.node if self.lease else ""
 
 
-class RolloutStore(Protocol):
-    """Moves submissions from workers through judgement to the trainer, under leases."""
+class LeaseStore(Protocol):
+    """A worker's side of a store: leases, and the files for them."""
 
     def lease(self, node: str, version: int) -> Lease | None:
         """Leave to work with `version`, or None while everything it may serve is provided for."""
@@ -91,6 +91,10 @@ class RolloutStore(Protocol):
     def put(self, lease: Lease, data: bytes) -> None:
         """Hands in a lease's file, once."""
         ...
+
+
+class RolloutStore(LeaseStore, Protocol):
+    """Moves submissions from workers through judgement to the trainer, under leases."""
 
     def count(self, step: int) -> StepCount: ...
 

@@ -1,7 +1,7 @@
 """`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger's file."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,11 +14,12 @@ from shoal.ledger.acts import Act, Open, Settle, Work
 from shoal.ledger.chain import History, find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.export import export, read_file, verify_file
-from shoal.ledger.state import Account, State, holdings, leases, status
+from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 from shoal.ledger.store import LEDGER_FILE
 
 LEAST_PREFIX = 6  # characters of an address, 0x among them
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
+PLANTED = {"a": "planted as good", "r": "planted as bad"}
 
 
 def ledger_file(path: Path) -> Path:
@@ -84,11 +85,23 @@ def export_ledger(path: Path, to: Path, console: Console) -> None:
 
 def show_earnings(path: Path, console: Console) -> None:
     """Who contributed what and what came of it."""
-    history, _ = _verified(path, console)
-    console.print(earnings_table(history.state))
+    history, entries = _verified(path, console)
+    console.print(earnings_table(history.state, planters(history.state, entries)))
+    for judge in history.state.judges.values():
+        console.print(f"validator {short(checksummed(judge.address))}: {_standing(judge)}", highlight=False)
 
 
-def earnings_table(state: State) -> Table:
+def planters(state: State, entries: Iterable[Entry]) -> set[str]:
+    """Addresses that planted something, as far as it was opened: they are the run's owner's."""
+    found = set()
+    for entry in entries:
+        if isinstance(act := entry.statement.act, Settle) and act.plants:
+            leaves = state.batches[act.batch].leaves
+            found |= {leaf.node for leaf, letter in zip(leaves, act.plants, strict=True) if letter != "."}
+    return found
+
+
+def earnings_table(state: State, left_out: Collection[str] = ()) -> Table:
     """A row a node that handed something in or has stake: the final table of a run."""
     title = f"{state.run}: who earned what"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -98,9 +111,11 @@ def earnings_table(state: State) -> Table:
     table.add_column("state", no_wrap=True)
     accounts = sorted(state.accounts.values(), key=lambda account: -account.tokens_accepted)
     for account in accounts:
-        if account.submitted or account.stake or account.slashed:
+        if account.address not in left_out and (account.submitted or account.stake or account.slashed):
             table.add_row(*_row(state, account))
     table.caption = f"treasury {state.treasury:,}, held until challenges end {state.held.total:,}"
+    if left_out:
+        table.caption += f"; {len(left_out)} addresses of the owner's planter left out"
     return table
 
 
@@ -138,15 +153,17 @@ def show_node(path: Path, address: str, console: Console) -> None:
         f"slashed {account.slashed:,}, voided {account.voided:,}, rejects {account.offences}", highlight=False
     )
     if who in state.judges:
-        judge = state.judges[who]
-        console.print(
-            f"validator: standing {judge.standing}, judged {judge.judged}, refuted {judge.refuted}, "
-            f"misjudged {judge.misjudged}, missed {judge.missed}",
-            highlight=False,
-        )
+        console.print(f"validator: {_standing(state.judges[who])}", highlight=False)
     for entry in entries:
         for line in _concerning(state, entry, who):
             console.print(f"{entry.number:6}  {_time(entry)}  {line}", markup=False, highlight=False)
+
+
+def _standing(judge: Judge) -> str:
+    return (
+        f"standing {judge.standing}, judged {judge.judged}, refuted {judge.refuted}, "
+        f"misjudged {judge.misjudged} planted samples, missed {judge.missed} batches"
+    )
 
 
 def explain(state: State, step: int, submission: int) -> list[str]:
@@ -188,6 +205,9 @@ def _who(state: State, address: str) -> str:
 def _sentence(act: Act) -> str:
     if isinstance(act, Work):
         return f"{act.name}: {len(act.leaves)} submissions of step {act.step}"
+    if isinstance(act, Settle):
+        known = ", ".join(f"{count} {PLANTED[k]}" for k in "ar" if (count := act.plants.count(k)))
+        return f"{act.name}{f': {known}' if known else ''}"
     if isinstance(act, Open):
         return f"open, {len(act.terms.validators)} validators, {act.terms.quorum} of {act.terms.drawn} decide"
     fields = act.model_dump(exclude={"kind", "salt", "evidence", "hash", "beacon", "plants"})
@@ -203,8 +223,13 @@ def _concerning(state: State, entry: Entry, who: str) -> Iterator[str]:
             yield f"handed in {', '.join(f'{act.step}/{number}' for number in mine)}"
     elif isinstance(act, Settle):
         batch = state.batches[act.batch]
-        for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=True):
+        for index, (leaf, outcome) in enumerate(zip(batch.leaves, batch.outcomes, strict=True)):
+            known = PLANTED.get(act.plants[index : index + 1], "")
             if leaf.node == who:
-                yield f"{batch.step}/{leaf.submission} {OUTCOMES[outcome]}"
+                yield f"{batch.step}/{leaf.submission} {known or OUTCOMES[outcome]}"
+            elif known and who in batch.reveals:
+                vote = batch.reveals[who].votes[index]
+                right = "right" if vote == act.plants[index] else "wrong"
+                yield f"{batch.step}/{leaf.submission} {known}: judged {right}, {OUTCOMES[vote]}"
     elif who in (entry.statement.author, getattr(act, "node", ""), getattr(act, "challenger", "")):
         yield _sentence(act)

@@ -7,7 +7,7 @@ import torch
 
 from shoal.config import RunConfig
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
-from shoal.exchange.interfaces import RolloutStore, Version, WeightSource
+from shoal.exchange.interfaces import LeaseStore, Version, WeightSource
 from shoal.files import locked
 from shoal.models.load import load, read_weights
 from shoal.rollout.engine import TorchEngine
@@ -33,7 +33,7 @@ class Worker:
     name: str
     config: RunConfig
     channel: WeightSource
-    store: RolloutStore
+    store: LeaseStore
     maker: Maker
     status: StatusFile
     metrics: MetricsWriter

@@ -12,17 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection
+
 from shoal.config import LedgerConfig, RunConfig
 from shoal.errors import StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons
+from shoal.ledger.acts import NO_HASH, Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
+from shoal.ledger.draw import draw
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.interface import Standing
-from shoal.ledger.state import State
+from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
-from shoal.swarm.database import Database
+from shoal.swarm.database import Database, read_fact, write_fact
 from shoal.swarm.outbox import noted, told
 from shoal.swarm.terms import Terms
 
@@ -63,9 +66,9 @@ class Book:
     def keep(self, database: Database) -> None:
         """Enters what was noted, and settles what was judged. Not from the database's own thread."""
         for rows in noted(database):
-            self._enter([act for _, kind, body in rows for act in self._acts(kind, json.loads(body))])
+            self._enter([act for _, kind, body in rows for act in self._acts(database, kind, json.loads(body))])
             told(database, rows[-1][0])
-        self._settle()
+        self._settle(database)
 
     @property
     def arbiter(self) -> str:
@@ -86,31 +89,67 @@ class Book:
         """Entries from a number on."""
         return self._ledger.entries(first, most)
 
-    def _acts(self, kind: str, noted: dict[str, Any]) -> list[Act]:
+    def _acts(self, database: Database, kind: str, noted: dict[str, Any]) -> list[Act]:
         """What is entered for one thing that was noted."""
         if kind == "work":
             files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
-            beacon = self._beacons[noted["batch"] + 1].hex()
-            return [Work(batch=noted["batch"], step=noted["step"], leaves=files, beacon=beacon)]
+            batch, beacon = noted["batch"], self._beacons[noted["batch"] + 1].hex()
+            plants = NO_HASH
+            if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
+                plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
+            return [Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)]
         node, welcome = noted["node"], self._config.welcome
         # A node may have registered itself.
         acts: list[Act] = [] if self.look(lambda state: node in state.accounts) else [Register(node=node)]
         return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
+
+    def _letters(
+        self, database: Database, batch: int, beacon: str, files: int, planted: Sequence[tuple[str, Sequence[str]]]
+    ) -> str:
+        """What each file of a batch was planted as, also if none was: nobody sees which batches are safe to lie in.
+
+        A sample counts where everybody who is drawn has judged it: whoever was away is not to be taken for a liar. What
+        is committed to is written down first, for it is opened as it was, whoever is killed meanwhile.
+        """
+        if not self._config.plants or not files:
+            return ""
+
+        def jury(state: State) -> set[str]:
+            return set(draw(beacon, in_standing(state), state.terms.drawn))
+
+        def write(db: Connection) -> str:
+            if (known := read_fact(db, f"plants {batch}")) is None:
+                write_fact(db, f"plants {batch}", known := found)
+            return known
+
+        drawn = self.look(jury)
+        found = "".join(letter if drawn <= set(judges) else "." for letter, judges in planted) or "." * files
+        return database.ask(write)
+
+    def _salt(self, batch: int) -> str:
+        """The same after a restart, and nobody else's to know."""
+        secret = f"shoal plants\n{self._ledger.run}\n{batch}\n{self._key.export()}"
+        return hashlib.sha256(secret.encode()).hexdigest()
 
     def _enter(self, acts: Sequence[Act]) -> None:
         """Enters several with one wait for the disk."""
         ledger = self._ledger
         ledger.take_all([Statement.sign(self._key, ledger.run, ledger.name, act) for act in acts])
 
-    def _settle(self) -> None:
+    def _settle(self, database: Database) -> None:
         """Settles every batch whose validators have all said what they found, or were given long enough."""
 
-        def due(state: State) -> list[int]:
+        def due(state: State) -> list[tuple[int, bool]]:
             while self._open < len(state.batches) and _is_closed(state, self._open):
                 self._open += 1
-            return [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
+            numbers = [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
+            return [(number, state.batches[number].plants != NO_HASH) for number in numbers]
 
-        self._enter([Settle(batch=number) for number in self.look(due)])
+        self._enter([self._opened(database, n) if planted else Settle(batch=n) for n, planted in self.look(due)])
+
+    def _opened(self, database: Database, batch: int) -> Settle:
+        letters = database.ask(lambda db: read_fact(db, f"plants {batch}")) or ""
+        return Settle(batch=batch, plants=letters, salt=self._salt(batch))
 
 
 def _is_closed(state: State, number: int) -> bool:

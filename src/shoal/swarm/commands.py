@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from shoal.swarm.database import Database
 from shoal.swarm.member import role_key
 from shoal.swarm.objects import Objects
 from shoal.swarm.past import HOME, STATE, UPLOADS
+from shoal.swarm.plants import Plants
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
 
@@ -38,12 +40,15 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
     origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
     for address in swarm.allow:
         checked_address(address)
+    plants = Plants(role_key(run, "planter"), config.name) if config.ledger.plants else None
     key, terms = role_key(run, "coordinator"), Terms.of(config, trainer, validators)
+    if plants and terms.allow is not None:
+        terms = replace(terms, allow=terms.allow | plants.addresses)
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
         book = Book.open(run / LEDGER_FILE, key, config, terms)
-        coordinator = Coordinator(config, terms, key, origin, database, objects, book)
+        coordinator = Coordinator(config, terms, key, origin, database, objects, book, plants=plants)
     except BaseException:
         database.close()
         raise

@@ -31,6 +31,7 @@ from shoal.swarm.leasing import NoLease, Ticket
 from shoal.swarm.objects import Objects, incoming_name, object_name
 from shoal.swarm.orphans import Orphans, unnamed
 from shoal.swarm.overview import Overview, overview
+from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, Role
 from shoal.swarm.signing import Nonces, Signed
@@ -91,6 +92,7 @@ class Coordinator:
         objects: Objects,
         book: Book,
         clock: Callable[[], float] = time.time,
+        plants: Plants | None = None,
     ) -> None:
         self.terms = terms
         self.key = key
@@ -101,6 +103,7 @@ class Coordinator:
         self._origin = origin
         self._database = database
         self.book = book
+        self._plants = plants
         self._seen: tuple[float, Overview] | None = None
         self._card: tuple[list[str], SignedCard] | None = None
         self._workers = 0
@@ -152,7 +155,7 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
             may_hold = self._leases_of(node.address)
-            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now)
+            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants)
 
         granted = await self._act(signed, work)
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
@@ -301,7 +304,7 @@ class Coordinator:
 
         entered = await self._act(signed, work)
         self._tell_waiters()
-        if entered and not verdict.accept:
+        if entered and (not verdict.accept or self.terms.quorum > 1):
             # The row says that it is gone already: who is killed here leaves an orphan.
             with contextlib.suppress(StorageError):
                 await self._orphans.remove([object_name(step, submission, await self._do(hash_of))])

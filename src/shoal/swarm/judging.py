@@ -47,14 +47,20 @@ class Explanation:
 
 
 def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None) -> list[Filed]:
-    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict, and for `who`'s vote."""
+    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict.
+
+    Where several decide, a file waits for `who` until it has voted: the others may have been faster. What is known to
+    be bad is not shown to the trainer, even if it was accepted.
+    """
     own = (votes.c.step == submissions.c.step) & (votes.c.submission == submissions.c.submission)
     voted = exists().where(own, votes.c.judge == who)
+    waits = ~voted if terms.quorum > 1 else submissions.c.accept.is_(None)
     rows = db.execute(
         select(leases, submissions.c.sha256, submissions.c.size)
         .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
-        .where(submissions.c.step.between(first, last), submissions.c.accept.is_(accept), submissions.c.kept)
-        .where(true() if terms.quorum == 1 or accept is not None else ~voted)
+        .where(submissions.c.step.between(first, last), submissions.c.kept)
+        .where(waits if accept is None else submissions.c.accept.is_(accept))
+        .where(~queries.PLANTED_BAD if who == terms.trainer else true())
         .order_by(submissions.c.step, submissions.c.submission)
         .limit(MOST_LISTED)
     )
@@ -81,18 +87,20 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
         raise Refusal("taken", f"{name}: has hash {row.sha256[:12]}, the verdict is on {verdict.sha256[:12] or 'none'}")
     if row.accept is not None and not revokes:
+        if terms.quorum > 1:
+            return _votes_late(db, terms, node.address, row, verdict)
         if row.accept == verdict.accept:
             return False
         said = "accepted" if row.accept else "rejected"
         raise Refusal("taken", f"{name}: was {said} by {row.judge}; a verdict is final")
-    if not revokes and not _decides(db, terms, node.address, step, submission, verdict.accept):
+    if not revokes and not _decides(db, terms, node.address, step, submission, verdict):
         return True
     found: dict[str, object] = {"accept": verdict.accept, "verdict": verdict.to_json(), "judge": node.address}
     counted: dict[str, object] = {} if revokes else {"judged": now, "tokens": verdict.tokens}
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
-        .values(**found, **counted, kept=row.kept and (verdict.accept or revokes))
+        .values(**found, **counted, kept=row.kept and (verdict.accept or revokes or _is_awaited(db, terms, row)))
     )
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:
@@ -104,16 +112,45 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     return True
 
 
-def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: int, accept: bool) -> bool:
-    """Notes a validator's vote; whether there are enough equal ones now. Nobody is shown votes before that."""
+def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: int, verdict: Verdict) -> bool:
+    """Notes a validator's vote; whether there are enough equal ones now. Nobody is shown votes before that.
+
+    Those who accept must have counted the same tokens: the node is paid by them.
+    """
     if terms.quorum == 1 or judge == terms.trainer:
         return True
-    said: dict[str, bool] = dict(db.execute(queries.VOTES, {"at_step": step, "at_submission": submission}).all())
-    if judge in said and said[judge] != accept:
+    said, vote = _votes(db, step, submission), (verdict.accept, verdict.tokens if verdict.accept else 0)
+    if judge in said and said[judge][0] != verdict.accept:
         raise Refusal("taken", f"submission {submission} of step {step}: {judge} has said otherwise; a vote is final")
     if judge not in said:
-        db.execute(queries.ADD_VOTE, {"step": step, "submission": submission, "judge": judge, "accept": accept})
-    return sum(vote == accept for vote in {**said, judge: accept}.values()) >= terms.quorum
+        _add_vote(db, judge, step, submission, *vote)
+    return list({**said, judge: vote}.values()).count(vote) >= terms.quorum
+
+
+def _votes_late(db: Connection, terms: Terms, judge: str, row: Row[tuple[object, ...]], verdict: Verdict) -> bool:
+    """Notes the vote of a validator that others were faster than. It decides nothing, and says that it was at work."""
+    if judge not in terms.validators or judge in _votes(db, row.step, row.submission):
+        return False
+    _add_vote(db, judge, row.step, row.submission, verdict.accept, verdict.tokens if verdict.accept else 0)
+    if not row.accept and not _is_awaited(db, terms, row):
+        place = (submissions.c.step == row.step) & (submissions.c.submission == row.submission)
+        db.execute(submissions.update().where(place).values(kept=False))
+    return True
+
+
+def _votes(db: Connection, step: int, submission: int) -> dict[str, tuple[bool, int]]:
+    rows = db.execute(queries.VOTES, {"at_step": step, "at_submission": submission})
+    return {row.judge: (row.accept, row.tokens) for row in rows}
+
+
+def _add_vote(db: Connection, judge: str, step: int, submission: int, accept: bool, tokens: int) -> None:
+    vote = {"step": step, "submission": submission, "judge": judge, "accept": accept, "tokens": tokens}
+    db.execute(queries.ADD_VOTE, vote)
+
+
+def _is_awaited(db: Connection, terms: Terms, row: Row[tuple[object, ...]]) -> bool:
+    """Whether a validator is yet to look at a file that was decided on without it."""
+    return terms.quorum > 1 and not terms.validators <= _votes(db, row.step, row.submission).keys()
 
 
 def explain(db: Connection, step: int, submission: int) -> Explanation:

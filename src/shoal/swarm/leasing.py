@@ -16,6 +16,7 @@ from shoal.swarm import queries
 from shoal.swarm.database import read_fact, write_fact
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.outbox import remember_steps
+from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
 from shoal.swarm.states import Event, State, after, may_lease
@@ -81,16 +82,21 @@ def record_of(node: Node) -> int:
     return 2 if node.accepted else 1
 
 
-def counts(db: Connection, first: int, last: int, now: float, record: int = 0) -> dict[int, StepCount]:
+def counts(
+    db: Connection, first: int, last: int, now: float, record: int = 0, *, bad_too: bool = True
+) -> dict[int, StepCount]:
     """What steps have: groups that arrived and were not rejected, and groups on leases that are out.
 
     Leases are counted of nodes with at least this record. Keys cost nothing, and each may hold a lease until it
     expires: whoever has many would stop a run if those who have shown that they work waited for them.
+
+    Without `bad_too` files that the planter hands in as bad are not counted: no step waits for them, or ends with them.
     """
     steps = {"first": first, "last": last}
-    arrived = db.execute(queries.ARRIVED, steps)
+    arrived = db.execute(queries.ARRIVED if bad_too else queries.ARRIVED_GOOD, steps)
+    out = db.execute(queries.LEASED if bad_too else queries.LEASED_GOOD, {**steps, "now": now, "record": record})
     seen = {step: (int(groups), int(signal)) for step, groups, signal in arrived}
-    leased = {step: int(groups) for step, groups in db.execute(queries.LEASED, {**steps, "now": now, "record": record})}
+    leased = {step: int(groups) for step, groups in out}
     return {
         step: StepCount(*seen.get(step, (0, 0)), leased.get(step, 0)) for step in sorted(seen.keys() | leased.keys())
     }
@@ -105,6 +111,7 @@ def grant(
     holding: Collection[tuple[int, int]],
     may_hold: int,
     now: float,
+    plants: Plants | None = None,
 ) -> SignedLease | NoLease:
     """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
 
@@ -131,7 +138,7 @@ def grant(
         unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
         if unjudged >= terms.probation_files:
             return NoLease(f"{unjudged} files of {node.address}, which is new, wait for a verdict; they come first")
-    found = counts(db, max(0, newest - MEMORY), last, now, record_of(node))
+    found = counts(db, max(0, newest - MEMORY), last, now, record_of(node), bad_too=False)
     granted = next_grant(
         found,
         version=version,
@@ -158,6 +165,9 @@ def grant(
     )
     fields = {name: value for name, value in asdict(lease).items() if name != "run"}
     db.execute(queries.ADD_LEASE, {**fields, "issued": now, "until": lease.deadline, "status": "open"})
+    letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
+    if letter != ".":
+        db.execute(queries.ADD_PLANT, {"step": lease.step, "submission": lease.submission, "letter": letter})
     return SignedLease.sign(lease, _roots(db, lease), key)
 
 

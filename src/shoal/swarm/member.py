@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from shoal.config import TaskConfig
@@ -32,7 +32,10 @@ from shoal.swarm.store import SwarmStore
 from shoal.tasks.filtered import behind
 from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
 from shoal.watch.metrics import MetricsWriter
-from shoal.watch.status import StatusFile
+from shoal.watch.status import RoleStatus, StatusFile
+
+if TYPE_CHECKING:
+    from shoal.exchange.cast import CastChannel
 
 Refused = Callable[[str, str], None]
 OpenStore = Callable[[Limits | None, Refused], RolloutStore]
@@ -72,15 +75,25 @@ class Reach:
             with run.weights(name, self.relays, metrics) as source:
                 yield Place(name, source, lambda limits, refused: run.store(limits, refused, source))
             return
-        with self.member(run, role, name, status) as (link, heart):
-            relays = list(self.relays) or _relays(link, run.config.wait_s, status)
-            nearest = 0 if self.relays else self.nearest()
-            with run.cast(name, relays, metrics, link.card.origin, nearest) as source:
-                heart.version = lambda: version.number if (version := source.latest()) else None
-                if not self.relays:
-                    heart.on_relays = source.also_from
-                store = partial(swarm_store, run, name, link, source)
-                yield Place(link.key.address, source, store, link)
+        with (
+            self.member(run, role, name, status) as (link, heart),
+            self.versions(run, name, link, status, metrics) as source,
+        ):
+            heart.version = lambda: version.number if (version := source.latest()) else None
+            if not self.relays:
+                heart.on_relays = source.also_from
+            store = partial(swarm_store, run, name, link, source)
+            yield Place(link.key.address, source, store, link)
+
+    @contextmanager
+    def versions(
+        self, run: RunDir, name: str, link: Link, status: StatusFile, metrics: MetricsWriter
+    ) -> Iterator["CastChannel"]:
+        """Versions from the relays that were given, or else from those of the run card."""
+        relays = list(self.relays) or _relays(link, run.config.wait_s, status)
+        nearest = 0 if self.relays else self.nearest()
+        with run.cast(name, relays, metrics, link.card.origin, nearest) as source:
+            yield source
 
     @contextmanager
     def trainer(self, run: RunDir, status: StatusFile) -> Iterator[tuple[WeightChannel, OpenStore]]:
@@ -145,10 +158,17 @@ def ignore_refused(_file: str, _reason: str) -> None:
     """For roles that do not read what was accepted."""
 
 
+class Doing(Protocol):
+    """Says what a role does now."""
+
+    @property
+    def now(self) -> RoleStatus: ...
+
+
 class Heart:
     """A thread that tells the coordinator what its role does, and a person what the coordinator answers."""
 
-    def __init__(self, link: Link, status: StatusFile, say: Callable[[str], None]) -> None:
+    def __init__(self, link: Link, status: Doing, say: Callable[[str], None] = lambda _text: None) -> None:
         # A line of its own: a heartbeat waits for nothing that its role does.
         self._link = Link(link.join_at, link.key, wait_s=0.0)
         self._pause_s = link.card.heartbeat_s

@@ -1,18 +1,22 @@
 """What the ledger is yet to be told, noted in the transaction of what it is told of: neither is without the other."""
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from shoal.ledger.acts import MOST_LEAVES
 from shoal.swarm import queries
 from shoal.swarm.database import Database, read_fact, write_fact
-from shoal.swarm.tables import outbox, submissions
+from shoal.swarm.tables import outbox, plants, submissions, votes
+from shoal.validate.finding import Verdict
 
 MOST_TOLD = 500
 BATCHES, ENTERED = "batches", "entered steps"
+# Checks that say nothing about the file's maker: a version that was taken back, or a scorer that failed.
+NOBODYS_FAULT = ("version", "scorer", "trainer")
 
 
 def remember(db: Connection, kind: str, **arguments: Any) -> None:
@@ -22,30 +26,51 @@ def remember(db: Connection, kind: str, **arguments: Any) -> None:
 def remember_steps(db: Connection, before: int) -> None:
     """Notes the files of all steps before this one that have a verdict and are not noted yet, step by step.
 
-    A step without files is noted too: the ledger's clock counts steps.
+    A step without files is noted too: the ledger's clock counts steps. No validator is waited for any longer, so what
+    was rejected need not be kept for one.
     """
-    columns = (submissions.c.step, submissions.c.submission, submissions.c.node, submissions.c.sha256)
     judged = (submissions.c.step < before) & submissions.c.judged.is_not(None) & ~submissions.c.entered
-    rows = db.execute(select(*columns, submissions.c.tokens).where(judged).order_by(*columns[:2])).all()
+    rows = db.execute(select(submissions).where(judged).order_by(submissions.c.step, submissions.c.submission)).all()
     if rows:
+        db.execute(submissions.update().where(judged, submissions.c.accept.is_(False)).values(kept=False))
         db.execute(submissions.update().where(judged).values(entered=True))
     first = int(read_fact(db, ENTERED) or 0)
     steps = sorted({*range(first, before), *(row.step for row in rows)})
     for step in steps:
-        leaves = [
-            {"submission": row.submission, "node": row.node, "sha256": row.sha256, "tokens": row.tokens}
-            for row in rows
-            if row.step == step
-        ]
-        for start in range(0, max(1, len(leaves)), MOST_LEAVES):
-            _remember_batch(db, step, leaves[start : start + MOST_LEAVES])
+        files = [row for row in rows if row.step == step]
+        for start in range(0, max(1, len(files)), MOST_LEAVES):
+            _remember_batch(db, step, files[start : start + MOST_LEAVES])
     write_fact(db, ENTERED, str(max(first, before)))
 
 
-def _remember_batch(db: Connection, step: int, leaves: list[dict[str, Any]]) -> None:
+def _remember_batch(db: Connection, step: int, files: Sequence[Row[tuple[Any, ...]]]) -> None:
     batch = int(read_fact(db, BATCHES) or 0)
-    remember(db, "work", batch=batch, step=step, leaves=leaves)
+    leaves = [
+        {"submission": row.submission, "node": row.node, "sha256": row.sha256, "tokens": row.tokens} for row in files
+    ]
+    remember(db, "work", batch=batch, step=step, leaves=leaves, plants=_plants_of(db, step, files))
     write_fact(db, BATCHES, str(batch + 1))
+
+
+def _plants_of(db: Connection, step: int, files: Sequence[Row[tuple[Any, ...]]]) -> list[tuple[str, list[str]]]:
+    """What each file was planted as, and who has judged it; nothing where none was planted."""
+    letters: dict[int, str] = dict(
+        db.execute(select(plants.c.submission, plants.c.letter).where(plants.c.step == step)).all()
+    )
+    if not any(row.submission in letters for row in files):
+        return []
+    judges: defaultdict[int, list[str]] = defaultdict(list)
+    for number, judge in db.execute(select(votes.c.submission, votes.c.judge).where(votes.c.step == step)):
+        judges[number].append(judge)
+    return [
+        ("." if _is_nobodys_fault(row) else letters.get(row.submission, "."), [*judges[row.submission], row.judge])
+        for row in files
+    ]
+
+
+def _is_nobodys_fault(row: Row[tuple[Any, ...]]) -> bool:
+    finding = Verdict.from_json(row.verdict).finding
+    return finding is not None and finding.check in NOBODYS_FAULT
 
 
 def noted(database: Database) -> Iterator[list[tuple[int, str, str]]]:

@@ -1,9 +1,9 @@
 """The statements of the busiest requests, built once: building one takes four times as long as running it."""
 
-from sqlalchemy import and_, bindparam, case, func, select
+from sqlalchemy import and_, bindparam, case, exists, func, select
 
 from shoal.swarm.states import State, holds_leases
-from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, submissions, versions, votes
+from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, plants, submissions, versions, votes
 
 _HOLDERS = [state.value for state in State if holds_leases(state)]
 _own = nodes.c.address == bindparam("who")
@@ -73,6 +73,10 @@ LEASED = (
     )
     .group_by(leases.c.step)
 )
+# Without what is known to be bad, which nobody trains on.
+LEASED_GOOD = LEASED.where(
+    ~exists().where(plants.c.letter == "r", plants.c.step == leases.c.step, plants.c.submission == leases.c.submission)
+)
 ARRIVED = (
     select(submissions.c.step, func.sum(submissions.c.groups), func.sum(submissions.c.signal))
     .where(
@@ -81,11 +85,16 @@ ARRIVED = (
     )
     .group_by(submissions.c.step)
 )
+PLANTED_BAD = exists().where(
+    plants.c.letter == "r", plants.c.step == submissions.c.step, plants.c.submission == submissions.c.submission
+)
+ARRIVED_GOOD = ARRIVED.where(~PLANTED_BAD)
 
 FILE = select(submissions).where(_file)
 ADD_FILE = submissions.insert()
 TO_TELL = outbox.insert()
+ADD_PLANT = plants.insert()
 ADD_VOTE = votes.insert()
-VOTES = select(votes.c.judge, votes.c.accept).where(
+VOTES = select(votes.c.judge, votes.c.accept, votes.c.tokens).where(
     votes.c.step == bindparam("at_step"), votes.c.submission == bindparam("at_submission")
 )

@@ -132,5 +132,16 @@ votes = Table(
     Column("submission", Integer, nullable=False),
     Column("judge", String(42), nullable=False),
     Column("accept", Boolean, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
     PrimaryKeyConstraint("step", "submission", "judge"),
+)
+
+# Leases whose files the planter hands in to see who judges them right; nobody but the coordinator is told of them.
+plants = Table(
+    "plants",
+    metadata,
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("letter", String(1), nullable=False),  # a: known to be good, r: known to be bad
+    PrimaryKeyConstraint("step", "submission"),
 )
