@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import WeightsError
+from shoal.errors import TaskError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import STAGING, numbered, parse_json, read_regular, remove_staging, whole_directory, write_whole
 from shoal.shardcast.publish import piece_size_for
 from shoal.shardcast.records import digest, digest_root
 from shoal.shardcast.store import content_of, files_of, hash_pieces
+from shoal.tasks.sampler import MOST_BYTES, Table
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
+TABLE = ".table.json"  # what leases draw tasks by, written with the version and gone with it
 RETRACTED = "retracted.json"
 
 
@@ -61,6 +63,13 @@ class DirectoryChannel:
             manifest = parse_json(read_regular(self._folder(number) / MANIFEST))
             return Version(number, str(manifest["root"])) if manifest["version"] == number else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def table(self, number: int) -> Table | None:
+        """The weights that came with a version, if any did."""
+        try:
+            return Table.from_json(read_regular(self._folder(number) / TABLE, MOST_BYTES))
+        except (OSError, TaskError):
             return None
 
     def is_whole(self, number: int) -> bool:
