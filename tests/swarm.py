@@ -79,7 +79,7 @@ def make_worker(
     status, metrics = run.status(name), run.metrics(name)
     channel, store = run.channel(), run.store()
     tasks = tasks or Coin()
-    maker = Maker(config, policy, engine, tasks, InProcess(tasks))
+    maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
     return Worker(name, config, channel, store, maker, status, metrics, base_version(run))
 
 

@@ -199,7 +199,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     if base is not None:
         with channel.publish(0) as staging:
             for file in base.iterdir():
-                if file.is_file() and file.suffix in MODEL_FILES:
+                if file.is_file() and file.suffix in MODEL_FILES and file.name != TABLE:
                     shutil.copy2(file, staging)
             if (table := _first_table(config)) is not None:
                 (staging / TABLE).write_text(table.to_json())

@@ -20,7 +20,7 @@ from shoal.shardcast.store import content_of, files_of, hash_pieces
 from shoal.tasks.sampler import MOST_BYTES, Table
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
-TABLE = ".table.json"  # what leases draw tasks by, written with the version and gone with it
+TABLE = "table.json"  # what leases draw tasks by, where they do: a part of the version like its weights
 RETRACTED = "retracted.json"
 
 
@@ -66,10 +66,14 @@ class DirectoryChannel:
             return None
 
     def table(self, number: int) -> Table | None:
-        """The weights that came with a version, if any did."""
+        """The table that came with a version; None if none did, or if it is not what was published."""
+        path = self._folder(number) / TABLE
         try:
-            return Table.from_json(read_regular(self._folder(number) / TABLE, MOST_BYTES))
-        except (OSError, TaskError):
+            manifest = parse_json(read_regular(path.with_name(MANIFEST)))
+            data = read_regular(path, MOST_BYTES)
+            same = digest(hash_pieces(path, int(manifest["piece_size"]))) == manifest["files"][TABLE]["blake3"]
+            return Table.from_json(data) if same else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, TaskError):
             return None
 
     def is_whole(self, number: int) -> bool:

@@ -245,11 +245,10 @@ class Coordinator:
     # Requests of the trainer and of validators
 
     async def announce(self, signed: Signed, number: int, root: str, table: Table | None) -> None:
-        tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
-
         def work(db: Connection, node: Node, now: float) -> None:
             registry.must_train(self.terms, node.address)
             leasing.must_be_newest(db, signed.time)
+            tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
             leasing.announce(db, self.terms, number, root, now, tabled)
             leasing.note_newest(db, signed.time)
 
