@@ -1,6 +1,7 @@
 """Roles of a run in this process, with tasks that a random model answers right about half the time."""
 
 import io
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,22 @@ class Coin:
 
     def score(self, task: Task, answer: str) -> float:
         return float(ord(answer[0]) % 2) if answer else 0.0
+
+
+JUDGE = """
+def score(entry, answer):
+    return {"n": 0.0, "a": 1.0}.get(entry["question"][0], float(len(answer) % 2))
+"""
+
+
+def mixed_tasks(path: Path) -> list[dict[str, Any]]:
+    """A table of tasks that are solved never, always and sometimes, a third each, and words without end."""
+    lines = [{"question": f"{kind} {n}", "split": "train"} for n in range(10) for kind in ("never", "always", "some")]
+    (path / "mix.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"question": "some x", "split": "heldout"}])))
+    (path / "judge.py").write_text(JUDGE)
+    mix = {"source": f"file/{path / 'mix.jsonl'}", "reward": f"python/{path / 'judge.py'}:score", "weight": 3.0}
+    words = {"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 5}}
+    return [mix, words]
 
 
 def make_config(source: Path | str, **changes: Any) -> RunConfig:

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,24 +28,10 @@ from shoal.validate.evidence import read_bundle
 from shoal.validate.finding import Verdict
 from shoal.validate.validator import Validator
 
-from ..swarm import base_version, make_config, make_run, make_worker
+from ..swarm import base_version, make_config, make_run, make_worker, mixed_tasks
 from ..world import SAMPLING, model_dir, weights
 
 VERSIONS = 3
-JUDGE = """
-def score(entry, answer):
-    return {"n": 0.0, "a": 1.0}.get(entry["question"][0], float(len(answer) % 2))
-"""
-
-
-def two_sources(path: Path) -> list[dict[str, Any]]:
-    """A table of tasks that are solved never, always and sometimes, and words without end."""
-    lines = [{"question": f"{kind} {n}", "split": "train"} for n in range(10) for kind in ("never", "always", "some")]
-    (path / "mix.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (path / "judge.py").write_text(JUDGE)
-    mix = {"source": f"file/{path / 'mix.jsonl'}", "reward": f"python/{path / 'judge.py'}:score"}
-    words = {"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 5}}
-    return [mix, words]
 
 
 @dataclass(slots=True)
@@ -81,7 +66,7 @@ class Hall:
 def hall(tmp_path: Path) -> Hall:
     config = make_config(
         model_dir("short"),
-        tasks=two_sources(tmp_path),
+        tasks=mixed_tasks(tmp_path),
         sampling=SAMPLING["short"] | {"max_prompt_tokens": 24},
         sampler={"kind": "difficulty"},
         train={"groups_per_step": 64},
