@@ -23,7 +23,7 @@ from shoal.tasks.sampler import MOST_BINS, Part, Table
 from ..conftest import LIMITS, ROOT, answering, make_lease
 from .world import COORDINATOR, TRAINER, World, key_of, world_at
 
-WEIGHTED = {"sampler": {"kind": "difficulty"}}
+WEIGHTED: dict[str, Any] = {"sampler": {"kind": "difficulty"}}
 OTHER_ROOT = "cd" * 32
 
 
@@ -212,17 +212,16 @@ def between(world: World, change: Callable[[dict[str, Any]], Any]) -> Iterator[s
         yield url
 
 
-def by_another(tree: dict[str, Any]) -> dict[str, Any]:
-    forged = SignedTable.sign("test", 1, ROOT, table(7, 7), Key(b"\x09" * 32))
-    return json.loads(forged.model_dump_json())
+def by_another(tree: dict[str, Any]) -> bytes:
+    return SignedTable.sign("test", 1, ROOT, table(7, 7), Key(b"\x09" * 32)).model_dump_json().encode()
 
 
-def of_another_run(tree: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(SignedTable.sign("other", 1, ROOT, table(7, 7), COORDINATOR).model_dump_json())
+def of_another_run(tree: dict[str, Any]) -> bytes:
+    return SignedTable.sign("other", 1, ROOT, table(7, 7), COORDINATOR).model_dump_json().encode()
 
 
-def of_another_version(tree: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(SignedTable.sign("test", 0, ROOT, table(7, 7), COORDINATOR).model_dump_json())
+def of_another_version(tree: dict[str, Any]) -> bytes:
+    return SignedTable.sign("test", 0, ROOT, table(7, 7), COORDINATOR).model_dump_json().encode()
 
 
 def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:

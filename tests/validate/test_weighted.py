@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -150,7 +151,8 @@ def test_a_bundle_without_its_table_convicts_nobody(hall: Hall) -> None:
     found = judge_again(read_bundle(bundle), bundle.parent)
     assert found is not None
     assert found.check == "version"
-    for rubbish in ([], {"parts": []}, {"parts": honest["parts"] * 2}, "x", 1):
+    rubbish_of: list[Any] = [[], {"parts": []}, {"parts": honest["parts"] * 2}, "x", 1]
+    for rubbish in rubbish_of:
         bundle.write_text(json.dumps(tree | {"table": rubbish}))
         with pytest.raises(RolloutError, match="not an evidence bundle"):
             read_bundle(bundle)
