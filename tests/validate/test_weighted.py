@@ -158,6 +158,18 @@ def test_a_bundle_without_its_table_convicts_nobody(hall: Hall) -> None:
             read_bundle(bundle)
 
 
+def test_a_bundle_with_samples_of_no_source_is_judged_all_the_same(hall: Hall) -> None:
+    lease = hall.hand_in("cheat", lambda _: hall.tables[0])
+    bundle = hall.run.path / hall.verdict(lease).evidence
+    tree = json.loads(bundle.read_text())
+    tree["table"] = json.loads(hall.tables[0].to_json())
+    tree["rollouts"][1]["source"] = "nowhere"
+    bundle.write_text(json.dumps(tree))
+    found = judge_again(read_bundle(bundle), bundle.parent)
+    assert found is not None
+    assert (found.check, found.sample) == ("tasks", tree["first"] + 1)
+
+
 def test_a_bundle_with_the_table_that_was_drawn_by_refutes_the_accusation(hall: Hall) -> None:
     lease = hall.hand_in("cheat", lambda _: hall.tables[0])
     bundle = hall.run.path / hall.verdict(lease).evidence

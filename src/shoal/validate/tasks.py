@@ -30,11 +30,11 @@ def check_tasks(
         except Exception as error:  # sources and tokenizers are foreign code; no honest worker got past this either
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
             return Finding(CHECK, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
-        if (first.source, first.task) != (task.source, task.index):
-            rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
-            claimed, drawn = f"{first.source} task {first.task}", f"{task.source} task {task.index}"
-            return Finding(CHECK, rule, claimed, drawn, where)
         for number, sample in enumerate(group, where):
+            if (sample.source, sample.task) != (task.source, task.index):
+                rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
+                claimed, drawn = f"{sample.source} task {sample.task}", f"{task.source} task {task.index}"
+                return Finding(CHECK, rule, claimed, drawn, number)
             if sample.prompt != prompt:
                 rule = f"the prompt of {task.source} task {task.index} is as the task words it"
                 return Finding(CHECK, rule, shown(sample.prompt), shown(prompt), number)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, ShoalError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
@@ -266,7 +266,8 @@ class Validator:
         return str(target.relative_to(self.run_dir.path))
 
     def _table_of(self, submission: Submission | None) -> Table | None:
-        with suppress(RolloutError):
+        """What the file's maker had to draw by; without it there is still a verdict, if no such evidence."""
+        with suppress(ShoalError):
             return self.checks.table_of(submission.lease) if submission else None
         return None
 
