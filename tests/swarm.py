@@ -1,6 +1,7 @@
 """Roles of a run in this process, with tasks that a random model answers right about half the time."""
 
 import io
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,22 @@ class Coin:
         return float(ord(answer[0]) % 2) if answer else 0.0
 
 
+JUDGE = """
+def score(entry, answer):
+    return {"n": 0.0, "a": 1.0}.get(entry["question"][0], float(len(answer) % 2))
+"""
+
+
+def mixed_tasks(path: Path) -> list[dict[str, Any]]:
+    """A table of tasks that are solved never, always and sometimes, a third each, and words without end."""
+    lines = [{"question": f"{kind} {n}", "split": "train"} for n in range(10) for kind in ("never", "always", "some")]
+    (path / "mix.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"question": "some x", "split": "heldout"}])))
+    (path / "judge.py").write_text(JUDGE)
+    mix = {"source": f"file/{path / 'mix.jsonl'}", "reward": f"python/{path / 'judge.py'}:score", "weight": 3.0}
+    words = {"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 5}}
+    return [mix, words]
+
+
 def make_config(source: Path | str, **changes: Any) -> RunConfig:
     """TREE with this base model; `train={...}` and the like change single keys of a table."""
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in TREE.items()}
@@ -79,7 +96,7 @@ def make_worker(
     status, metrics = run.status(name), run.metrics(name)
     channel, store = run.channel(), run.store()
     tasks = tasks or Coin()
-    maker = Maker(config, policy, engine, tasks, InProcess(tasks))
+    maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
     return Worker(name, config, channel, store, maker, status, metrics, base_version(run))
 
 

@@ -215,6 +215,17 @@ class LengthConfig(_Table):
     )
 
 
+class SamplerConfig(_Table):
+    """Which tasks are asked: all alike, or those more often that are solved sometimes."""
+
+    kind: Literal["uniform", "difficulty"] = Field(
+        "uniform", description="difficulty draws by a table of weights that is published with every version."
+    )
+    floor: float = Field(0.1, ge=0.001, le=1, description="Weight of what is always or never solved; the most is 1.")
+    smoothing: float = Field(2.0, gt=0, description="Answers that a task's rate is taken to have had at its source's.")
+    memory: float = Field(0.98, ge=0, le=1, description="What an answer counts for after each step, of before.")
+
+
 class AuditConfig(_Table):
     """The judgement of rollouts before they are trained on."""
 
@@ -337,6 +348,7 @@ class RunConfig(_Table):
     tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
     sampling: SamplingConfig = SamplingConfig()
     length: LengthConfig = LengthConfig()
+    sampler: SamplerConfig = SamplerConfig()
     train: TrainConfig = TrainConfig()
     workers: WorkerConfig = WorkerConfig()
     cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one a table.")

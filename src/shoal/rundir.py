@@ -18,11 +18,12 @@ from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.exchange.interfaces import Version, WeightSource, roots_of
 from shoal.exchange.rollouts import DirectoryStore, Rules
-from shoal.exchange.weights import DirectoryChannel
+from shoal.exchange.weights import TABLE, DirectoryChannel
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.rollout.lease import NODE_NAME
 from shoal.rollout.record import Limits
+from shoal.tasks.sampler import Sampler, Table
 from shoal.tasks.source import draw
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
@@ -99,8 +100,14 @@ class RunDir:
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
         source: WeightSource | None = None,
     ) -> DirectoryStore:
-        roots = roots_of(source or self.channel())
-        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, roots, refused)
+        here, roots = self.channel(), roots_of(source or self.channel())
+
+        def table_of(number: int) -> Table | None:
+            """That of the version as the source has it: another one may bear its number here by now."""
+            version = here.version(number)
+            return here.table(number) if version is not None and version.root == roots(number) else None
+
+        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, roots, refused, table_of)
 
     def metrics(self, role: str) -> MetricsWriter:
         return MetricsWriter(self.path / "metrics" / f"{role}.jsonl")
@@ -150,6 +157,7 @@ def _rules(config: RunConfig) -> Rules:
         most_groups=config.train.most_groups,
         groups_per_submission=config.workers.groups_per_submission,
         lease_s=config.workers.lease_s,
+        weighted=config.sampler.kind != "uniform",
     )
 
 
@@ -190,8 +198,10 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     if base is not None:
         with channel.publish(0) as staging:
             for file in base.iterdir():
-                if file.is_file() and file.suffix in MODEL_FILES:
+                if file.is_file() and file.suffix in MODEL_FILES and file.name != TABLE:
                     shutil.copy2(file, staging)
+            if (table := _first_table(config)) is not None:
+                (staging / TABLE).write_text(table.to_json())
     return run
 
 
@@ -211,6 +221,16 @@ def settled(config: RunConfig, path: Path, may_change: Sequence[str] = MAY_CHANG
     if prepared:
         check_unchanged(open_run(path).config, config, path, may_change)
     return config
+
+
+def _first_table(config: RunConfig) -> Table | None:
+    """The weights that come with the base model: all alike, but for the sources' own."""
+    from shoal.tasks.build import build_source
+
+    if config.sampler.kind == "uniform":
+        return None
+    sampler = Sampler(build_source(config.tasks), config.sampler)
+    return sampler.table(sampler.start())
 
 
 def _newest_whole(channel: DirectoryChannel) -> Version | None:

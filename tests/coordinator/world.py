@@ -27,6 +27,7 @@ from shoal.swarm.server import serving
 from shoal.swarm.signing import sign_request
 from shoal.swarm.store import SwarmStore
 from shoal.swarm.terms import Terms
+from shoal.tasks.sampler import Table
 
 from ..conftest import LIMITS, ROOT, make_submission
 
@@ -78,6 +79,8 @@ class World:
     plants: Plants | None = None
     pause_s: float = 10.0
     url: str = ""
+    table: Table | None = None
+    """What versions are announced with."""
     _open: ExitStack = field(default_factory=ExitStack)
     _stores: dict[str, SwarmStore] = field(default_factory=dict)
 
@@ -137,7 +140,7 @@ class World:
 
     def announce(self, number: int = 0) -> None:
         for each in range(number + 1):
-            self.trainer._link.announce(each, ROOT)
+            self.trainer._link.announce(each, ROOT, self.table)
 
     def lease(self, name: str, version: int = 0) -> Lease | None:
         key = key_of(name)

@@ -37,7 +37,7 @@ def planting(world: World) -> PlantingMaker:
     judge = InProcess(gym())
     roots = {version.number: version.root for version in VERSIONS}
     checks = Checks(world.config, world.workers, gym(), judge, roots.get)
-    return PlantingMaker(world.config, world.workers, engine, gym(), judge, PLANTS, checks)
+    return PlantingMaker(world.config, world.workers, engine, gym(), judge, plants=PLANTS, checks=checks)
 
 
 def place(world: World, letter: str, way: str = "", after: int = 0) -> Lease:

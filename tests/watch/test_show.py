@@ -8,8 +8,9 @@ from rich.console import Console
 from shoal.errors import ShoalError
 from shoal.watch.show import condition, print_status
 from shoal.watch.status import RoleStatus, State
+from shoal.watch.summary import print_summary, summarise
 
-from .conftest import put_status
+from .conftest import append, put_status
 
 
 def shown(run_dir: Path) -> str:
@@ -32,6 +33,17 @@ def test_status_shows_progress_roles_waits_numbers_and_what_happened(run_dir: Pa
     assert "trainer waits on worker-0, worker-1 (dead): rollouts of step 40 (" in text
     for part in ("submission 3 of step 40", "dead", "0.333 → 0.871", "worker-1 ended with code -9 and was restarted"):
         assert part in text
+
+
+def test_what_a_sampler_weighs_is_in_the_status_and_in_the_summary(tmp_path: Path) -> None:
+    weighed = {"words": {"share": 0.75, "rate": 0.5, "weight": 1.0}, "sums": {"share": 0.25, "rate": 0.01}, "bad": 1}
+    append(tmp_path / "metrics/trainer.jsonl", {"event": "step", "step": 0, "sampler": weighed})
+    out = io.StringIO()
+    print_summary(summarise(tmp_path), Console(file=out, width=120))
+    for text in (shown(tmp_path), out.getvalue()):
+        for part in ("tasks of words", "75% of those asked, solved 0.500, weight 1.000", "solved 0.010, weight –"):
+            assert part in text
+        assert "bad" not in text
 
 
 def test_status_of_a_run_that_has_only_begun_is_shown(tmp_path: Path) -> None:

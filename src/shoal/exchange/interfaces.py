@@ -9,6 +9,7 @@ from typing import Protocol
 from shoal.rollout.lease import Lease
 from shoal.rollout.pacing import StepCount
 from shoal.rollout.record import Submission
+from shoal.tasks.sampler import Table
 from shoal.validate.finding import Verdict
 
 
@@ -86,6 +87,10 @@ class LeaseStore(Protocol):
 
     def lease(self, node: str, version: int) -> Lease | None:
         """Leave to work with `version`, or None while everything it may serve is provided for."""
+        ...
+
+    def table(self, lease: Lease) -> Table | None:
+        """What a lease draws its tasks by, None where all are asked alike; a RolloutError if it was taken back."""
         ...
 
     def put(self, lease: Lease, data: bytes) -> None:

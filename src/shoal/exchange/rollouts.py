@@ -22,6 +22,7 @@ from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import NODE_NAME, Lease
 from shoal.rollout.pacing import StepCount, next_grant
 from shoal.rollout.record import Limits, Submission, Summary, read_rollouts, read_summary
+from shoal.tasks.sampler import Table
 from shoal.validate.finding import Finding, Verdict
 
 NUMBERED = re.compile(r"\d{4,9}")
@@ -41,13 +42,15 @@ class Rules:
     most_groups: int
     groups_per_submission: int
     lease_s: float
+    weighted: bool = False
+    """Whether tasks are drawn by tables of weights."""
 
 
 class DirectoryStore:
     """Leases, submissions and verdicts of a run in one directory.
 
     `root_of` names the content of a version: a file made with anything else under that number is refused. `refused` is
-    told of each file that is turned away.
+    told of each file that is turned away. `table_of` gives the weights that came with a version.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class DirectoryStore:
         limits: Limits | None = None,
         root_of: Callable[[int], str | None] = lambda _: None,
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
+        table_of: Callable[[int], Table | None] = lambda _: None,
     ) -> None:
         self._path = path
         self._rules = rules
         self._limits = limits
         self._root_of = root_of
         self._refused = refused
+        self._table_of = table_of
         self._summaries: dict[Path, Summary] = {}
         self._judged: set[Path] = set()
 
@@ -113,6 +118,14 @@ class DirectoryStore:
             except FileExistsError:
                 continue  # another node was faster; count again
             return lease
+
+    def table(self, lease: Lease) -> Table | None:
+        if not self._rules.weighted:
+            return None
+        table = self._table_of(lease.oldest)
+        if table is None:
+            raise RolloutError(f"{lease}: the table of weights of version {lease.oldest} is not here (any more)")
+        return table
 
     def put(self, lease: Lease, data: bytes) -> None:
         if self._read_lease(lease.step, lease.submission) != lease:

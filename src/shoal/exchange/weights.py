@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import WeightsError
+from shoal.errors import TaskError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import STAGING, numbered, parse_json, read_regular, remove_staging, whole_directory, write_whole
 from shoal.shardcast.publish import piece_size_for
 from shoal.shardcast.records import digest, digest_root
 from shoal.shardcast.store import content_of, files_of, hash_pieces
+from shoal.tasks.sampler import MOST_BYTES, Table
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
+TABLE = "table.json"  # what leases draw tasks by, where they do: a part of the version like its weights
 RETRACTED = "retracted.json"
 
 
@@ -61,6 +63,17 @@ class DirectoryChannel:
             manifest = parse_json(read_regular(self._folder(number) / MANIFEST))
             return Version(number, str(manifest["root"])) if manifest["version"] == number else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def table(self, number: int) -> Table | None:
+        """The table that came with a version; None if none did, or if it is not what was published."""
+        path = self._folder(number) / TABLE
+        try:
+            manifest = parse_json(read_regular(path.with_name(MANIFEST)))
+            data = read_regular(path, MOST_BYTES)
+            same = digest(hash_pieces(path, int(manifest["piece_size"]))) == manifest["files"][TABLE]["blake3"]
+            return Table.from_json(data) if same else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, TaskError):
             return None
 
     def is_whole(self, number: int) -> bool:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from shoal.config import LengthConfig
+from shoal.config import LengthConfig, SamplerConfig
 from shoal.errors import RolloutError
 from shoal.files import parse_json
 from shoal.tasks.length import budgeted, target_of
+from shoal.tasks.sampler import Table, pick
 from shoal.tasks.source import Task, TaskSource, draw
 
 # Nodes name themselves, and files are named after them.
@@ -72,7 +73,26 @@ class Lease:
         return f"lease step {self.step} submission {self.submission} of {self.node}"
 
 
-def asked(tasks: TaskSource, lease: Lease, group: int, length: LengthConfig) -> Task:
-    """The task of a group: which one, in what words and with what length budget follows from the lease."""
-    task = tasks.task("train", lease.task_index(group))
+def no_table(_lease: Lease) -> Table | None:
+    """For runs in which all tasks are asked alike."""
+    return None
+
+
+def checked_table(lease: Lease, table: Table | None, config: SamplerConfig) -> Table | None:
+    """The table that a lease draws by, which must be there where the run draws by one: another draw is another task."""
+    if (table is None) != (config.kind == "uniform"):
+        raise RolloutError(
+            f"{lease}: sampler.kind is {config.kind!r}, and there is {'no' if table is None else 'a'} table of weights"
+        )
+    return table
+
+
+def asked(tasks: TaskSource, lease: Lease, group: int, length: LengthConfig, table: Table | None = None) -> Task:
+    """The task of a group: which one, in what words and with what length budget follows from the lease.
+
+    Where tasks are drawn by weight, the table is that of the oldest version that the lease allows: the lease fixes it,
+    whichever version its holder works with.
+    """
+    index = lease.task_index(group)
+    task = tasks.task("train", index) if table is None else pick(tasks, table, lease.seed, group, index)
     return budgeted(task, target_of(length, lease.seed, group), length)

@@ -5,7 +5,7 @@ differ from those who do not (`shoal.attacks`).
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,10 @@ from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy
 from shoal.rl.advantages import group_advantages
 from shoal.rollout.engine import Completion, Engine, Request
-from shoal.rollout.lease import Lease, asked
+from shoal.rollout.lease import Lease, asked, checked_table, no_table
 from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_parts, write_rollouts
 from shoal.tasks.length import target_of, with_lengths
+from shoal.tasks.sampler import Table
 from shoal.tasks.source import Judge, Score, Task, TaskSource
 
 
@@ -33,6 +34,7 @@ class Maker:
     engine: Engine
     tasks: TaskSource
     judge: Judge
+    table_of: Callable[[Lease], Table | None] = no_table
 
     def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
         """The submission and the bytes to hand in."""
@@ -70,7 +72,8 @@ class Maker:
 
     def draw(self, lease: Lease) -> list[Task]:
         """The task of each group, with its length budget."""
-        return [asked(self.tasks, lease, group, self.config.length) for group in range(lease.groups)]
+        table = checked_table(lease, self.table_of(lease), self.config.sampler)
+        return [asked(self.tasks, lease, group, self.config.length, table) for group in range(lease.groups)]
 
     def prompt(self, task: Task) -> tuple[int, ...]:
         ids = tuple(self.policy.encode(task.prompt))

@@ -31,6 +31,7 @@ from shoal.swarm.plants import LIFE, MOST_KEYS, Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.store import SwarmStore
 from shoal.tasks.build import build_source
+from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.checks import Checks
 from shoal.watch.metrics import MetricsWriter
@@ -56,7 +57,7 @@ def ways(config: RunConfig) -> tuple[str, ...]:
     return (*COMPUTED, *(SEEDED if config.sampling.mode == "seeded" else ()), *SEEN_AT_ONCE)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PlantingMaker(Maker):
     """Makes what is due at a lease's place: an honest file, or a bad one."""
 
@@ -74,7 +75,9 @@ class PlantingMaker(Maker):
         return made
 
     def _bad(self, way: str, lease: Lease, version: Version) -> tuple[Submission, bytes]:
-        return attack_named(way)(self.config, self.policy, self.engine, self.tasks, self.judge).file(lease, version)
+        kind = attack_named(way)
+        maker = kind(self.config, self.policy, self.engine, self.tasks, self.judge, self.table_of)
+        return maker.file(lease, version)
 
     def _is_rejected(self, submission: Submission) -> bool:
         """Whether an honest validator blames the node for it."""
@@ -159,6 +162,9 @@ class PlanterStore:
             identity.is_spent = True
             return None
 
+    def table(self, lease: Lease) -> Table | None:
+        return self._identities[-1].store.table(lease)
+
     def put(self, lease: Lease, data: bytes) -> None:
         identity = self._identities[-1]
         letter = self._plants.letter(lease.step, lease.submission)
@@ -234,6 +240,6 @@ def start_planter(run: RunDir, reach: Reach) -> None:
         on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
         planting = PlanterStore(run, reach.join, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:
-            checks = Checks(config, policy, tasks, judge, roots_of(channel))
-            maker = PlantingMaker(config, policy, engine, tasks, judge, plants, checks)
+            checks = Checks(config, policy, tasks, judge, roots_of(channel), store.table)
+            maker = PlantingMaker(config, policy, engine, tasks, judge, store.table, plants=plants, checks=checks)
             Worker(NAME, config, channel, store, maker, status, metrics, base).run()

@@ -97,12 +97,13 @@ class Worker:
             return
         began = time.monotonic()
         self.status.working(f"step {lease.step} submission {lease.submission} with version {version.number}")
-        submission, data = self.maker.file(lease, version)
-        seconds = time.monotonic() - began
         try:
+            submission, data = self.maker.file(lease, version)
+            seconds = time.monotonic() - began
             self.store.put(lease, data)
         except RolloutError as error:
             self.metrics.write("note", text=str(error))
+            time.sleep(LOOK_FOR_LEASES_S)
             return
         rewards = [r.reward for r in submission.rollouts if r.reward is not None]
         solved = [r.task_reward for r in submission.rollouts if r.task_reward is not None]
@@ -150,6 +151,6 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach
 
             kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
-            maker = kind(config, policy, engine, tasks, judge)
             store = place.open_store(None, ignore_refused)
+            maker = kind(config, policy, engine, tasks, judge, store.table)
             Worker(place.node, config, channel, store, maker, status, metrics, base).run()

@@ -34,7 +34,7 @@ class AnnouncedChannel:
         version = self._channel.version(number)
         if version is None:
             raise WeightsError(f"version {number}: was removed the moment it was published; is the run's disk shared?")
-        self._link.announce(number, version.root)
+        self._link.announce(number, version.root, self._channel.table(number))
 
     def latest(self) -> Version | None:
         return self._channel.latest()

@@ -32,6 +32,7 @@ from shoal.swarm.guard import SIGNED, Guard
 from shoal.swarm.leasing import NoLease
 from shoal.swarm.overview import Overview
 from shoal.swarm.refusal import Refusal
+from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import BODY, EMPTY, NONCE, RECIPIENT, SIGNATURE, TIME, Signed
 from shoal.validate.finding import Finding, Verdict
 
@@ -194,6 +195,14 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def task_file(sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$")]) -> FileResponse:
         return FileResponse(coordinator.task_file(sha256), media_type="application/octet-stream")
 
+    @app.get(
+        "/v1/tables/{version}",
+        summary="The weights that leases whose oldest version this is draw their tasks by.",
+        response_model=SignedTable,
+    )
+    async def table(version: Annotated[int, InPath(ge=0, lt=10**9)]) -> Response:
+        return Response(await coordinator.table(version), media_type="application/json")
+
     @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
     async def beacons() -> list[m.BeaconOut]:
         return [m.BeaconOut(number=n, value=value, drawn=drawn) for n, value, drawn in await coordinator.beacons()]
@@ -341,7 +350,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def announce(
         number: Annotated[int, InPath(ge=0, lt=10**9)], body: m.VersionIn, by: Signed = signed
     ) -> m.Done:
-        await coordinator.announce(by, number, body.root)
+        await coordinator.announce(by, number, body.root, body.table)
         return m.Done(changed=True)
 
     @app.delete("/v1/versions", summary="Take versions back that no checkpoint backs.")

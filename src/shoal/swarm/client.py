@@ -25,7 +25,9 @@ from shoal.keys import Key
 from shoal.swarm import messages as m
 from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
 from shoal.swarm.refusal import STATUS, Refusal
+from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import EMPTY, sign_request
+from shoal.tasks.sampler import Table
 from shoal.watch.history import one_line
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
@@ -100,13 +102,20 @@ class Link:
         said = {"doing": one_line(doing)[:200], "waits_on": one_line(waits_on)[:64], "version": version}
         return self.ask(m.OrderOut, "POST", "/v1/heartbeats", said).model_dump()
 
-    def announce(self, number: int, root: str) -> None:
-        """Makes a policy version known; leases for it are given from then on."""
-        self.send("PUT", f"/v1/versions/{number}", {"root": root})
+    def announce(self, number: int, root: str, table: Table | None = None) -> None:
+        """Makes a policy version known; leases for it are given from then on, and draw tasks by its table."""
+        weights = {} if table is None else {"table": table.model_dump(mode="json")}
+        self.send("PUT", f"/v1/versions/{number}", {"root": root, **weights})
 
     def retract(self, after: int) -> list[int]:
         """Takes policy versions above a number back; says which."""
         return self.ask(m.Numbers, "DELETE", f"/v1/versions?after={after}").numbers
+
+    def table(self, number: int) -> SignedTable:
+        """What leases whose oldest version this is draw their tasks by, as the coordinator signed it."""
+        signed = self.look(SignedTable, f"/v1/tables/{number}")
+        signed.check(self.card.run, number, self.card.coordinator)
+        return signed
 
     def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         """Makes a signed request with a JSON body; the answer as it was parsed."""

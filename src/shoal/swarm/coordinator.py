@@ -34,11 +34,13 @@ from shoal.swarm.overview import Overview, overview
 from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, Role
+from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import Nonces, Signed
 from shoal.swarm.states import State
 from shoal.swarm.tables import beacons, nodes, nonces
 from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
+from shoal.tasks.sampler import Table
 from shoal.validate.finding import Verdict
 
 T = TypeVar("T")
@@ -106,6 +108,7 @@ class Coordinator:
         self._plants = plants
         self._seen: tuple[float, Overview] | None = None
         self._card: tuple[list[str], SignedCard] | None = None
+        self._tables: dict[int, bytes] = {}
         self._workers = 0
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
@@ -247,14 +250,16 @@ class Coordinator:
 
     # Requests of the trainer and of validators
 
-    async def announce(self, signed: Signed, number: int, root: str) -> None:
+    async def announce(self, signed: Signed, number: int, root: str, table: Table | None) -> None:
         def work(db: Connection, node: Node, now: float) -> None:
             registry.must_train(self.terms, node.address)
             leasing.must_be_newest(db, signed.time)
-            leasing.announce(db, self.terms, number, root, now)
+            tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
+            leasing.announce(db, self.terms, number, root, now, tabled)
             leasing.note_newest(db, signed.time)
 
         await self._act(signed, work)
+        self._tables = {}
 
     async def retract(self, signed: Signed, after: int) -> list[int]:
         def work(db: Connection, node: Node, _now: float) -> list[int]:
@@ -264,7 +269,9 @@ class Coordinator:
             leasing.note_newest(db, signed.time)
             return gone
 
-        return await self._act(signed, work)
+        gone = await self._act(signed, work)
+        self._tables = {}
+        return gone
 
     async def filed(
         self, signed: Signed, first: int, last: int, accept: bool | None, beyond: int, wait_s: float
@@ -339,6 +346,13 @@ class Coordinator:
 
     async def newest(self) -> int | None:
         return await self._do(leasing.newest_version)
+
+    async def table(self, number: int) -> bytes:
+        """The signed table of weights that came with a version, as JSON: every node asks for it once a step."""
+        known = self._tables  # which another one replaces when versions change
+        if number not in known:
+            known[number] = (await self._do(lambda db: leasing.table_of(db, number))).encode()
+        return known[number]
 
     async def explain(self, step: int, submission: int) -> Explanation:
         return await self._do(lambda db: judging.explain(db, step, submission))

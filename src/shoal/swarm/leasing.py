@@ -3,6 +3,7 @@
 Functions of a transaction and a time; each decides before it writes.
 """
 
+import hashlib
 import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -19,8 +20,9 @@ from shoal.swarm.outbox import remember_steps
 from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
+from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.states import Event, State, after, may_lease
-from shoal.swarm.tables import beacons, versions
+from shoal.swarm.tables import beacons, versions, weights
 from shoal.swarm.terms import Terms
 
 # Signal rates are judged by this many steps before the newest version's, as in the directory store.
@@ -35,8 +37,11 @@ class NoLease:
     reason: str
 
 
-def announce(db: Connection, terms: Terms, number: int, root: str, now: float) -> None:
-    """Makes a version known. The same again changes nothing; another content under a known number is refused.
+def announce(
+    db: Connection, terms: Terms, number: int, root: str, now: float, table: SignedTable | None = None
+) -> None:
+    """Makes a version known, and what tasks are drawn by from then on. The same again changes nothing; another content
+    under a known number is refused.
 
     The step before the one that yielded it is over for everybody by now, and goes to the ledger; at the end all are.
     """
@@ -45,9 +50,43 @@ def announce(db: Connection, terms: Terms, number: int, root: str, now: float) -
         raise Refusal(
             "taken", f"version {number}: is announced as {known[:12]}, not {root[:12]}; retract it before another one"
         )
+    if (table is not None) != bool(terms.tables):
+        which = (
+            "by a table of weights, which must come with it" if terms.tables else "alike, without a table of weights"
+        )
+        raise Refusal(
+            "malformed", f"version {number}: this run draws tasks {which}; is its sampler.kind the trainer's?"
+        )
+    if table is not None:
+        _keep_table(db, terms, table)
     if known is None:
         db.execute(versions.insert().values(number=number, root=root, announced=now))
         remember_steps(db, number if number >= terms.steps else number - 1)
+
+
+def _keep_table(db: Connection, terms: Terms, signed: SignedTable) -> None:
+    """Decides before it writes. Leases draw by the last few; older ones cannot be announced otherwise all the same."""
+    number = signed.version
+    digest = hashlib.sha256(signed.table.to_json().encode()).hexdigest()
+    known = db.execute(select(weights.c.sha256).where(weights.c.version == number)).scalar()
+    if known is not None and known != digest:
+        raise Refusal(
+            "taken", f"version {number}: its table of weights is {known[:12]}, not {digest[:12]}; retract it first"
+        )
+    newest = max(number, newest_version(db) or 0)
+    if known is None:
+        db.execute(weights.insert().values(version=number, sha256=digest))
+    if number > newest - terms.tables:
+        db.execute(weights.update().where(weights.c.version == number).values(signed=signed.model_dump_json()))
+    db.execute(weights.update().where(weights.c.version <= newest - terms.tables).values(signed=None))
+
+
+def table_of(db: Connection, number: int) -> str:
+    """The signed table that came with a version."""
+    found = db.execute(select(weights.c.signed).where(weights.c.version == number)).scalar()
+    if found is None:
+        raise Refusal("unknown", f"version {number}: there is no table of weights of it, or none any more")
+    return str(found)
 
 
 def retract(db: Connection, after_version: int) -> list[int]:
@@ -56,6 +95,7 @@ def retract(db: Connection, after_version: int) -> list[int]:
     numbers = list(db.execute(select(versions.c.number).where(gone).order_by(versions.c.number)).scalars())
     if numbers:
         db.execute(versions.delete().where(gone))
+    db.execute(weights.delete().where(weights.c.version > after_version))
     return numbers
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shoal.swarm.card import Address
+from shoal.tasks.sampler import Table
 
 
 def _plain(text: str) -> str:
@@ -89,6 +90,7 @@ class VerdictIn(_In):
 
 class VersionIn(_In):
     root: Root = Field(description="Root hash of the version's content.")
+    table: Table | None = Field(None, description="What tasks are drawn by, in runs that draw by weight.")
 
 
 class BanIn(_In):

@@ -25,12 +25,16 @@ from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.refusal import Refusal
+from shoal.swarm.signed_table import SignedTable
+from shoal.tasks.sampler import Table
 from shoal.validate.finding import Finding, Value, Verdict
 
 # How long the coordinator holds a question for files that are not there yet: its answer comes when they do.
 LONG_POLL_S = 0.5
 SUSPENDED_RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
+# Tables of weights at hand: those of all leases that can be out, at the largest async level.
+KEPT_TABLES = 64
 
 
 class SwarmStore:
@@ -54,6 +58,8 @@ class SwarmStore:
         self._known: dict[tuple[int, int], tuple[str, int]] = {}
         self._next_ask: tuple[int, float] = (-1, 0.0)
         self._config: RunConfig | None = None
+        self._roots: dict[int, str] = {}
+        self._tables: dict[int, SignedTable] = {}
 
     def lease(self, node: str, version: int) -> Lease | None:
         """Asks no more often than the coordinator wishes while there is no work for this version."""
@@ -73,13 +79,34 @@ class SwarmStore:
             return None
         signed = SignedLease.from_tree(answer.lease)
         signed.check(self._link.card.coordinator)
-        self._config = self._config or self._link.card.run_config()
-        signed.check_fits(self._config)
+        signed.check_fits(self._run_config())
         lease = signed.lease
         if (lease.run, lease.node) != (self._link.card.run, node):
             raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
         self._next_ask = (-1, 0.0)
+        self._roots = signed.versions
         return lease
+
+    def table(self, lease: Lease) -> Table | None:
+        """That of the version as the lease names it, or, for whoever judges, as it is known here: after one was taken
+        back, another may bear its number."""
+        if self._run_config().sampler.kind == "uniform":
+            return None
+        number = lease.oldest
+        root = self._roots.get(number) or self._root_of(number)
+        if (kept := self._tables.get(number)) is None or kept.root != root:
+            try:
+                kept = self._link.table(number)
+            except Refusal as refusal:
+                raise RolloutError(f"{lease}: {refusal.reason}") from None
+            self._tables = {n: table for n, table in self._tables.items() if n > number - KEPT_TABLES} | {number: kept}
+        if root is not None and kept.root != root:
+            raise RolloutError(f"{lease}: version {number} is {kept.root[:12]} by now, and was {root[:12]}")
+        return kept.table
+
+    def _run_config(self) -> RunConfig:
+        self._config = self._config or self._link.card.run_config()
+        return self._config
 
     def put(self, lease: Lease, data: bytes) -> None:
         most = self._link.card.max_upload

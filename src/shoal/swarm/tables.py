@@ -57,6 +57,15 @@ versions = Table(
     Column("announced", Double, nullable=False),
 )
 
+# What leases draw tasks by, one a version; of old versions the hash alone is kept.
+weights = Table(
+    "weights",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("sha256", String(64), nullable=False),
+    Column("signed", Text),
+)
+
 beacons = Table(
     "beacons",
     metadata,

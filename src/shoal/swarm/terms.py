@@ -35,6 +35,8 @@ class Terms:
     max_upload: int
     heartbeat_s: float
     requests_per_s: float
+    tables: int = 0
+    """Versions whose tables of weights are kept; 0 where all tasks are asked alike and there are none."""
 
     @classmethod
     def of(cls, config: RunConfig, trainer: str, validators: frozenset[str]) -> "Terms":
@@ -59,4 +61,5 @@ class Terms:
             max_upload=most_file_bytes(config),
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
+            tables=0 if config.sampler.kind == "uniform" else config.keep.versions,
         )

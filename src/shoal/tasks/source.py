@@ -109,6 +109,7 @@ class Mixture:
         # Whose a task is is told by the name it bears, which is a member's where the source itself is a mixture.
         self._owners = {leaf: source for source in sources for leaf in leaves_of(source)}
         self._bounds = [bound / sum(weights) for bound in accumulate(weights)]
+        self._shares = [weight / sum(weights) for weight in weights]
 
     def task(self, split: Split, index: int) -> Task:
         point = draw("mixture", index) / 2**64
@@ -119,6 +120,12 @@ class Mixture:
     @property
     def leaves(self) -> tuple[str, ...]:
         return tuple(self._owners)
+
+    @property
+    def members(self) -> dict[str, tuple[TaskSource, float]]:
+        """Each source, and its share of the tasks."""
+        pairs = zip(self._sources.items(), self._shares, strict=True)
+        return {name: (source, share) for (name, source), share in pairs}
 
     def owner(self, name: str) -> TaskSource:
         """The source whose tasks bear that name."""
@@ -132,6 +139,11 @@ def leaves_of(source: TaskSource) -> tuple[str, ...]:
     """The names that a source's tasks bear."""
     found: tuple[str, ...] = getattr(source, "leaves", (source.name,))
     return found
+
+
+def members_of(source: TaskSource) -> dict[str, tuple[TaskSource, float]]:
+    """The sources of a mixture with their shares, or the one source itself."""
+    return source.members if isinstance(source, Mixture) else {source.name: (source, 1.0)}
 
 
 def part_of(source: TaskSource, name: str) -> TaskSource:

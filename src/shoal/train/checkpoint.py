@@ -6,7 +6,7 @@ generator state to keep; the learning rate follows from the number of updates.
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from shoal.errors import ModelError
 from shoal.files import numbered, parse_json, read_regular, remove_staging, sha256_file, whole_directory
 from shoal.models.load import WEIGHTS, Policy, trainable
+from shoal.tasks.sampler import Rates, rates_from_tree, rates_to_tree
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -34,6 +35,8 @@ class Progress:
     version: int
     bad_steps: int
     used: dict[int, dict[int, int]]
+    rates: Rates | None = field(default=None, repr=False)
+    """What the sampler knows of the tasks, where there is one."""
 
 
 def save_checkpoint(
@@ -49,6 +52,7 @@ def save_checkpoint(
             "version": progress.version,
             "bad_steps": progress.bad_steps,
             "used": progress.used,
+            "rates": None if progress.rates is None else rates_to_tree(progress.rates),
             "sha256": {name: sha256_file(staging / name) for name in (WEIGHTS, OPTIMIZER)},
         }
         (staging / STATE).write_text(json.dumps(state))
@@ -70,7 +74,8 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
                     raise ValueError(f"{name} does not match its hash")
             weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
             used = {int(k): {int(s): int(v) for s, v in made.items()} for k, made in state["used"].items()}
-            progress = Progress(int(state["version"]), int(state["bad_steps"]), used)
+            rates = rates_from_tree(state["rates"]) if state.get("rates") is not None else None
+            progress = Progress(int(state["version"]), int(state["bad_steps"]), used, rates)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             damaged.append(f"checkpoint {folder.name}: damaged ({error}); passed over")
             lost = lost or any((folder / name).exists() for name in (STATE, WEIGHTS, OPTIMIZER))

@@ -9,7 +9,7 @@ Versions that no checkpoint backs are retracted on resume, and what was generate
 import copy
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from safetensors.torch import save_file
@@ -17,11 +17,14 @@ from safetensors.torch import save_file
 from shoal.config import RunConfig
 from shoal.errors import DivergedError, NoSignalError, WaitError
 from shoal.exchange.interfaces import RolloutStore, WeightChannel
+from shoal.exchange.weights import TABLE
 from shoal.files import locked, whole_directory
 from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.rollout.record import Submission
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.swarm.member import HERE, Reach
+from shoal.tasks.build import build_source
+from shoal.tasks.sampler import Answered, Rates, Sampler
 from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step
@@ -47,9 +50,13 @@ class Trainer:
     progress: Progress = field(default_factory=lambda: Progress(0, 0, {}))
     publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publisher"))
     publishing: Future[None] | None = None
+    sampler: Sampler | None = None
+    """Says which tasks are asked more often, where the run has one."""
 
     def run(self) -> None:
         """Trains from wherever the last checkpoint left off to the last step."""
+        if self.sampler is not None:
+            self.progress = replace(self.progress, rates=self.sampler.start())
         self._resume()
         while self.progress.version < self.config.steps:
             began = time.monotonic()
@@ -120,7 +127,7 @@ class Trainer:
             raise run_removed(self.run_dir.path)
         bad = self.progress.bad_steps + 1 if not result.losses else 0
         used = {s.lease.submission: s.version for s in submissions}
-        self.progress = Progress(step + 1, bad, self.progress.used | {step: used})
+        self.progress = Progress(step + 1, bad, self.progress.used | {step: used}, self._rates(submissions))
         last = step + 1 == self.config.steps
         if last or (step + 1) % self.config.train.checkpoint_every == 0:
             keep = self.config.keep.checkpoints
@@ -128,6 +135,18 @@ class Trainer:
         self._publish()
         if self.config.keep.rollouts:
             self.store.forget(step + 1 - self.config.keep.rollouts)
+
+    def _rates(self, submissions: list[Submission]) -> Rates | None:
+        """What is known of the tasks now; answers without signal tell as much of them as others."""
+        if self.sampler is None or self.progress.rates is None:
+            return None
+        answers = [
+            Answered(sample.source, sample.task, reward >= 1.0)
+            for submission in submissions
+            for sample in submission.rollouts
+            if (reward := sample.task_reward) is not None
+        ]
+        return self.sampler.after(self.progress.rates, answers)
 
     def _publish(self) -> None:
         """Hands a copy of the weights to a thread that writes them: the next step does not wait for the disk."""
@@ -138,9 +157,14 @@ class Trainer:
             for name, t in self.policy.weights().items()
         }
 
+        rates = self.progress.rates
+        table = self.sampler.table(rates) if self.sampler is not None and rates is not None else None
+
         def write() -> None:
             with self.channel.publish(number) as staging:
                 save_file(weights, staging / WEIGHTS)
+                if table is not None:
+                    (staging / TABLE).write_text(table.to_json())
 
         self.publishing = self.publisher.submit(write)
 
@@ -187,9 +211,16 @@ class Trainer:
             train_s=now - trained,
             step_s=now - began,
             skipped=not result.losses,
+            **self._drawn(),
             **result.metrics(),
             **self.status.shares(),
         )
+
+    def _drawn(self) -> dict[str, object]:
+        """Of each source, how often it is solved and what its tasks weigh by now."""
+        if self.sampler is None or self.progress.rates is None:
+            return {}
+        return {"sampler": self.sampler.report(self.progress.rates)}
 
     def _stop_if_diverged(self, step: int) -> None:
         bad, most = self.progress.bad_steps, self.config.train.max_bad_steps
@@ -258,4 +289,7 @@ def start_trainer(run: RunDir, reach: Reach = HERE) -> None:
         store = open_store(
             limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
         )
-        Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics).run()
+        trainer = Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics)
+        if config.sampler.kind != "uniform":
+            trainer.sampler = Sampler(build_source(config.tasks), config.sampler)
+        trainer.run()

@@ -52,7 +52,8 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     for number, sample in enumerate(bundle.rollouts, bundle.first):
         check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
     with Scorer(bundle.config.tasks) as judge:
-        checks = Checks(bundle.config, policy, build_source(bundle.config.tasks), judge, lambda _: bundle.root)
+        tasks = build_source(bundle.config.tasks)
+        checks = Checks(bundle.config, policy, tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
         found = rerun(bundle, checks.cheap)
         free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
         if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.config import RunConfig
+from shoal.errors import RolloutError
 from shoal.models.load import Policy
+from shoal.rollout.lease import Lease, checked_table, no_table
 from shoal.rollout.record import Submission
 from shoal.tasks.length import target_of, with_lengths
-from shoal.tasks.source import Judge, TaskSource
+from shoal.tasks.sampler import Table, check_fits
+from shoal.tasks.source import Judge, TaskSource, part_of
 from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding
 from shoal.validate.prefill import Replayed, replay
@@ -16,6 +19,7 @@ from shoal.validate.rewards import check_rewards
 from shoal.validate.sampling import check_free, check_logprobs, check_seeded
 from shoal.validate.tasks import check_tasks
 from shoal.validate.termination import check_termination
+from shoal.validate.version import CHECK as VERSION
 from shoal.validate.version import check_version
 
 # Answers of a file are scored for so long before it is known that they were drawn, and not made up to take long.
@@ -31,17 +35,30 @@ class Checks:
     tasks: TaskSource
     judge: Judge
     root_of: Callable[[int], str | None]
+    table_of: Callable[[Lease], Table | None] = no_table
 
     def cheap(self, submission: Submission) -> Finding | None:
         """What needs no model; every file must pass it."""
         config = self.config
         return (
             check_version(submission, self.root_of)
-            or check_tasks(submission, self.tasks, self.policy.encode, config.length)
+            or self.drawn(submission)
             or check_lengths(submission, self.policy.hidden_size)
             or check_termination(submission, self.policy.eos_ids, config.sampling.max_new_tokens)
             or self.rewards(submission, HASTE_S)
         )
+
+    def drawn(self, submission: Submission) -> Finding | None:
+        """Whether the tasks are those that the lease draws. A table that is not to be had was taken back with its
+        version, which is nobody's fault."""
+        lease = submission.lease
+        try:
+            table = checked_table(lease, self.table_of(lease), self.config.sampler)
+        except RolloutError as error:
+            return Finding(VERSION, "the table that a lease draws by is published", lease.oldest, str(error))
+        if table is not None:
+            check_fits(self.tasks, table)
+        return check_tasks(submission, self.tasks, self.policy.encode, self.config.length, table)
 
     def costly(self, submissions: Sequence[Submission]) -> Iterator[Finding | None]:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed."""
@@ -70,7 +87,7 @@ class Checks:
     def rewards(self, submission: Submission, seconds: float = math.inf) -> Finding | None:
         """A finding of `scorer` says that our own one failed, or was not done in time."""
         answers = [
-            (self.tasks.task("train", sample.task), self.policy.decode(sample.completion))
+            (part_of(self.tasks, sample.source).task("train", sample.task), self.policy.decode(sample.completion))
             for sample in submission.rollouts
         ]
         length, seed = self.config.length, submission.lease.seed

@@ -27,6 +27,7 @@ from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission
 from shoal.shardcast.assemble import link_or_copy
 from shoal.shardcast.store import files_of
+from shoal.tasks.sampler import Table
 from shoal.validate.finding import Finding
 
 FORMAT = 1
@@ -50,6 +51,8 @@ class Bundle:
     rollouts: list[Rollout]
     file: bytes | None
     """The file itself where it could not even be read, if it is small."""
+    table: Table | None = None
+    """What the lease draws its tasks by, where the run has such tables."""
 
     @property
     def submission(self) -> Submission:
@@ -59,7 +62,12 @@ class Bundle:
 
 
 def bundle_of(
-    config: RunConfig, path: Path, lease: Lease | None, submission: Submission | None, finding: Finding
+    config: RunConfig,
+    path: Path,
+    lease: Lease | None,
+    submission: Submission | None,
+    finding: Finding,
+    table: Table | None = None,
 ) -> Bundle:
     """What is worth keeping of a rejected file."""
     sha256 = ""
@@ -75,9 +83,8 @@ def bundle_of(
         group = rollouts[finding.sample].group
         first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
         rollouts = [sample for sample in rollouts if sample.group == group]
-    return Bundle(
-        config, finding, sha256, submission.lease, submission.version, submission.weights, first, rollouts, None
-    )
+    lease, version, root = submission.lease, submission.version, submission.weights
+    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table)
 
 
 def write_bundle(bundle: Bundle, target: Path) -> None:
@@ -94,6 +101,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
             {**asdict(sample), "proof": base64.b64encode(sample.proof).decode()} for sample in bundle.rollouts
         ],
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
+        "table": bundle.table.model_dump(mode="json") if bundle.table else None,
     }
     write_whole(target, json.dumps(tree).encode())
 
@@ -115,6 +123,7 @@ def read_bundle(path: Path) -> Bundle:
             first=int(tree["first"]),
             rollouts=ROLLOUTS.validate_python(rows),
             file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
+            table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
         )
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is no hash")

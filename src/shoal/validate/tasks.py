@@ -5,6 +5,7 @@ from collections.abc import Callable
 from shoal.config import LengthConfig
 from shoal.rollout.lease import asked
 from shoal.rollout.record import Submission
+from shoal.tasks.sampler import Table
 from shoal.tasks.source import TaskSource
 from shoal.validate.finding import Finding, shown
 
@@ -17,22 +18,23 @@ def check_tasks(
     tasks: TaskSource,
     encode: Callable[[str], list[int]],
     length: LengthConfig = NO_BUDGET,
+    table: Table | None = None,
 ) -> Finding | None:
     """Every group must answer the task that its lease draws, in the tokens that its prompt has."""
     where = 0
     for group in submission.groups():
         first = group[0]
         try:
-            task = asked(tasks, submission.lease, first.group, length)
+            task = asked(tasks, submission.lease, first.group, length, table)
             prompt = encode(task.prompt)
         except Exception as error:  # sources and tokenizers are foreign code; no honest worker got past this either
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
             return Finding(CHECK, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
-        if (first.source, first.task) != (task.source, task.index):
-            rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
-            claimed, drawn = f"{first.source} task {first.task}", f"{task.source} task {task.index}"
-            return Finding(CHECK, rule, claimed, drawn, where)
         for number, sample in enumerate(group, where):
+            if (sample.source, sample.task) != (task.source, task.index):
+                rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
+                claimed, drawn = f"{sample.source} task {sample.task}", f"{task.source} task {task.index}"
+                return Finding(CHECK, rule, claimed, drawn, number)
             if sample.prompt != prompt:
                 rule = f"the prompt of {task.source} task {task.index} is as the task words it"
                 return Finding(CHECK, rule, shown(sample.prompt), shown(prompt), number)

@@ -7,13 +7,14 @@ claim, and of the others an answer or two. A node whose files are rejected gets 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, ShoalError, WaitError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
@@ -22,6 +23,7 @@ from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.swarm.juror import Juror
 from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
+from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
@@ -252,7 +254,8 @@ class Validator:
         folder = self.run_dir.path / "evidence"
         target = folder / f"step-{upload.step:06d}-{upload.submission:04d}.json"
         try:
-            bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding)
+            table = self._table_of(submission)
+            bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding, table)
             write_bundle(bundle, target)
             if audited and submission is not None:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
@@ -261,6 +264,12 @@ class Validator:
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""
         return str(target.relative_to(self.run_dir.path))
+
+    def _table_of(self, submission: Submission | None) -> Table | None:
+        """What the file's maker had to draw by; without it there is still a verdict, if no such evidence."""
+        with suppress(ShoalError):
+            return self.checks.table_of(submission.lease) if submission else None
+        return None
 
     def _say(
         self,
@@ -315,7 +324,8 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
         store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         with Scorer(config.tasks) as judge:
-            checks = Checks(config, policy, build_source(config.tasks), judge, roots_of(channel))
+            tasks = build_source(config.tasks)
+            checks = Checks(config, policy, tasks, judge, roots_of(channel), store.table)
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)

@@ -16,6 +16,7 @@ NONE = "–"
 THREE_ACROSS, TWO_ACROSS = 104, 72
 ALL_COLUMNS = 72
 NUMBERS = 12
+SOURCES = 12
 DOING = 2
 STATE_STYLES = {
     "starting": "dim",
@@ -91,6 +92,20 @@ def numbers(history: History, width: int, rows: int | None = None) -> Table:
         pairs = [(Text(name, "dim"), Text(value, "bold")) for name, value in cells[row : row + across]]
         table.add_row(*(_on_one_line(part) for pair in pairs for part in pair))
     return table
+
+
+def drawn(step: Entry) -> list[tuple[str, str]]:
+    """Of each source that a sampler weighs: how often it is asked, and how often it is solved."""
+    found = step.get("sampler")
+    said = "{} of those asked, solved {}, weight {}"
+    weighed = [(name, one) for name, one in found.items() if isinstance(one, dict)] if isinstance(found, dict) else []
+    return [
+        (
+            f"tasks of {one_line(name)}",
+            said.format(figure(one, "share", ".0%"), figure(one, "rate"), figure(one, "weight")),
+        )
+        for name, one in weighed[:SOURCES]
+    ]
 
 
 def numbers_across(width: int) -> int:

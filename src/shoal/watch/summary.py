@@ -13,7 +13,7 @@ from rich.text import Text
 from shoal.watch.contributions import Contribution, contributions_table, read_contributions
 from shoal.watch.history import SUPERVISOR, run_directory
 from shoal.watch.metrics import Entry, number, read_metrics, read_steps
-from shoal.watch.panels import NONE, clock
+from shoal.watch.panels import NONE, clock, drawn
 from shoal.watch.status import role_order
 
 Interval = tuple[float, float]
@@ -44,6 +44,8 @@ class Summary:
     staleness_max: float | None
     mismatch_mean: float | None
     contributions: list[Contribution]
+    drawn: list[tuple[str, str]]
+    """Sources that a sampler weighs, as the last step left them."""
 
 
 def summarise(run_dir: Path) -> Summary:
@@ -80,6 +82,7 @@ def summarise(run_dir: Path) -> Summary:
         staleness_max=max(_numbers(steps, "staleness_max"), default=None),
         mismatch_mean=_mean(_numbers(steps, "mismatch")),
         contributions=contributions,
+        drawn=drawn(steps[-1]) if steps else [],
     )
 
 
@@ -143,6 +146,7 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "best reward of a step", _figure(summary.best_reward, ".3f")
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"
+    yield from summary.drawn
     yield "rollout files refused", str(summary.rollouts_refused)
     if summary.banned:
         yield "nodes put out", ", ".join(f"{node} ({check})" for node, check in sorted(summary.banned.items()))

@@ -1,0 +1,90 @@
+"""A whole swarm in this process: tables go from the trainer through the coordinator to worker and validator."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.exchange.interfaces import roots_of
+from shoal.models.load import load
+from shoal.rundir import RunDir, limits_of
+from shoal.swarm.member import Reach
+from shoal.tasks.build import build_source
+from shoal.tasks.sampler import Table
+from shoal.tasks.source import InProcess
+from shoal.train.trainer import start_trainer
+from shoal.validate.audit import Audits
+from shoal.validate.checks import Checks
+from shoal.validate.validator import Validator
+
+from ..swarm import base_version, entries, make_config, make_run, make_worker, mixed_tasks
+from .world import TRAINER, VALIDATOR, World, key_of
+
+STEPS = 4
+CHANGES: dict[str, Any] = {
+    "steps": STEPS,
+    "sampler": {"kind": "difficulty"},
+    "audit": {"rate": 1.0},
+    "swarm": {"relays": ["http://127.0.0.1:1"], "leases": 4},
+}
+
+
+class Role(threading.Thread):
+    """Works beside the trainer, and says at the end what went wrong."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self.failed: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self.failed = error
+
+
+def validator_of(run: RunDir, world: World, tables: list[tuple[int, Table | None]]) -> Validator:
+    policy, tasks, channel = load(run.base_model), build_source(run.config.tasks), run.channel()
+    store = world.store(VALIDATOR, limits=limits_of(run.config, policy.vocab))
+    store._root_of = roots_of(channel)
+
+    def table_of(lease: Any) -> Table | None:
+        found = store.table(lease)
+        tables.append((lease.oldest, found))
+        return found
+
+    checks = Checks(run.config, policy, tasks, InProcess(tasks), roots_of(channel), table_of)
+    status, metrics = run.status("validator"), run.metrics("validator")
+    return Validator(run, channel, store, checks, Audits(run.config.audit), status, metrics, base_version(run))
+
+
+def test_a_swarm_draws_by_tables_and_every_file_of_an_honest_worker_is_accepted(tmp_path: Path, tiny_dir: Path) -> None:
+    config = make_config(tiny_dir, tasks=mixed_tasks(tmp_path), **CHANGES)
+    run = make_run(tmp_path / "run", config)
+    TRAINER.save(run.path / "keys" / "trainer.key")
+    world = World(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", config)
+    world.start()
+    used: list[tuple[int, Table | None]] = []
+    try:
+        worker = make_worker(run, tasks=build_source(config.tasks))
+        worker.name = key_of("a").address
+        worker.store = world.store(key_of("a"))
+        worker.maker.table_of = worker.store.table
+        roles = [Role(worker.run), Role(validator_of(run, world, used).run)]
+        start_trainer(run, Reach(join=world.url))
+        for role in roles:
+            role.join(60)
+            assert role.failed is None
+    finally:
+        world.end()
+    verdicts = entries(run, "validator", "verdict")
+    assert len(verdicts) >= STEPS
+    assert [entry["reason"] for entry in verdicts if not entry["accept"]] == []
+    assert all(entry["audited"] for entry in verdicts)
+    published = {number: run.channel().table(number) for number in range(STEPS + 1)}
+    assert all(table == published[number] for number, table in used)
+    assert {number for number, _ in used} == set(range(STEPS - 1))  # the oldest that steps 0..3 allow
+    steps = entries(run, "trainer", "step")
+    assert [entry["sampler"].keys() for entry in steps] == [{"mix", "spell_backward"}] * STEPS
