@@ -114,6 +114,10 @@ class Ledger(Protocol):
 
     def totals(self) -> Totals: ...
 
+    def give_gas(self, key: Key, wei: int) -> None:
+        """Sees to it, out of the key's own money, that validators can pay for their votes where these cost anything."""
+        ...
+
     @property
     def spent_s(self) -> float: ...
 

@@ -19,10 +19,10 @@ from eth_account import Account as Signer
 from hexbytes import HexBytes
 from requests.exceptions import RequestException
 from web3 import HTTPProvider, Web3
-from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3RPCError
+from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3Exception, Web3RPCError
 from web3.types import TxParams, TxReceipt, Wei
 
-from shoal.errors import LedgerError
+from shoal.errors import AwayError, LedgerError
 from shoal.files import write_whole
 from shoal.keys import Key, checksummed
 
@@ -37,7 +37,7 @@ KNOWN = ("already known", "already imported", "nonce too low", "transaction alre
 T = TypeVar("T")
 
 
-class ChainError(LedgerError):
+class ChainError(AwayError):
     """The chain, its node or an empty purse is in the way for now; what was to be entered can be entered later."""
 
 
@@ -73,10 +73,16 @@ class Sent:
 
 
 class Chain:
-    """A chain behind one RPC address."""
+    """A chain behind one RPC address. Without a journal nothing that was sent is sent again."""
 
     def __init__(
-        self, url: str, journal: Path, *, wait_s: float = 120.0, answer_s: float = ANSWER_S, confirmations: int = 1
+        self,
+        url: str,
+        journal: Path | None = None,
+        *,
+        wait_s: float = 120.0,
+        answer_s: float = ANSWER_S,
+        confirmations: int = 1,
     ) -> None:
         self.url, self._journal = url, journal
         self._wait_s, self._confirmations = wait_s, confirmations
@@ -118,6 +124,10 @@ class Chain:
                 if _has_no_money(error):
                     raise
                 raise ChainError(f"chain {self.url}: does not say {what} ({error})") from error
+            except (Web3Exception, ValueError) as error:
+                raise ChainError(
+                    f"chain {self.url}: answers strangely when asked for {what} ({error!r:.200})"
+                ) from error
 
     def _pause(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
@@ -257,7 +267,8 @@ class Chain:
 
     def _keep(self, sent: Iterable[Sent]) -> None:
         self._sent = list(sent)[-KEPT:]
-        write_whole(self._journal, json.dumps([asdict(one) for one in self._sent]).encode())
+        if self._journal:
+            write_whole(self._journal, json.dumps([asdict(one) for one in self._sent]).encode())
 
 
 def _in_block(sent: Sent, receipt: TxReceipt) -> Sent:
@@ -269,7 +280,9 @@ def _has_no_money(error: Web3RPCError) -> bool:
     return "insufficient" in str(error).lower()
 
 
-def _read(journal: Path) -> list[Sent]:
+def _read(journal: Path | None) -> list[Sent]:
+    if journal is None:
+        return []
     try:
         return [Sent(**tree) for tree in json.loads(journal.read_bytes())]
     except FileNotFoundError:

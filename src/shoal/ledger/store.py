@@ -116,6 +116,9 @@ class SqliteLedger:
     def catch_up(self) -> None:
         """Nobody else writes here."""
 
+    def give_gas(self, key: Key, wei: int) -> None:
+        """Votes cost nothing here."""
+
     def stop(self) -> None:
         """The disk is not waited for long."""
 
