@@ -90,7 +90,6 @@ class EvmLedger:
     def at(cls, chain: Chain, address: str, run: str) -> Self:
         """The ledger of a run that is there already, if it is one."""
         ledger = cls(chain, address.lower(), run)
-        chain.tend()
         ledger.catch_up()
         return ledger
 
@@ -111,7 +110,6 @@ class EvmLedger:
         with self._busy:
             began = time.monotonic()
             try:
-                self.chain.tend()
                 self.catch_up()
                 found, refused = list[bool](), list[Refused]()
                 for act in acts:
@@ -173,8 +171,10 @@ class EvmLedger:
     # What others entered
 
     def catch_up(self) -> None:
-        """Reads what is new; all of it again where the chain has changed its mind, or something is missing."""
+        """Reads what is new, after sending again what the chain has lost of ours; all of it where the chain has changed
+        its mind, or something is missing."""
         with self._busy:
+            self.chain.tend()
             read = self._read
             newest = self.chain.ask("the newest block", lambda: self.chain.web3.eth.get_block("latest"))
             head = (int(newest["number"]), bytes(newest["hash"]).hex())
@@ -342,7 +342,6 @@ class EvmLedger:
                 if address != key.address and self._given.get(address, -1) < spoken:
                     has = self.chain.balance(address)
                     if has < wei // 2:
-                        self.chain.tend()
                         self.chain.pay(key, address, wei - has)
                     self._given[address] = spoken
 

@@ -1,8 +1,8 @@
 """Talking to a chain through a node that may be late, away, or change its mind.
 
 Reading is repeated until the node answers or `wait_s` is over. A transaction is signed once, written down, and the same
-bytes are sent until a block has them, also by the next process: whatever gets lost on the way, it happens once. What was
-sent lately is kept, so that a reorganisation that drops it is noticed and it is sent again.
+bytes are sent until a block has them, also by the next process: whatever gets lost on the way, it happens once. What
+was sent lately is kept, so that a reorganisation that drops it is noticed and it is sent again.
 """
 
 import json
@@ -200,8 +200,7 @@ class Chain:
                 self._keep(there if one == sent else one for one in self._sent)
                 continue
             self._keep(one for one in self._sent if one != sent)
-            if sent.block >= 0:
-                raise ChainError(f"{sent.what}: was undone by a reorganisation of the chain, and is refused now")
+            LOG.warning("chain %s: %s is refused now; whoever needs it enters it anew", self.url, sent.what)
         return len(gone)
 
     def _again(self, sent: Sent) -> TxReceipt | None:

@@ -44,7 +44,8 @@ class Book:
         self.config = config
         """With the contract, where the ledger is one."""
         self._beacons = links
-        self._open = 0  # batches before this one are settled
+        self._seen: State | None = None
+        self._open = 0  # batches before this one are settled in the state that was seen
         self._begun = False
         self._gas_at = 0.0
 
@@ -140,6 +141,8 @@ class Book:
         """Settles every batch whose validators have all said what they found, or were given long enough."""
 
         def due(state: State) -> list[int]:
+            if state is not self._seen:  # a chain that was reorganised may have unsettled something
+                self._seen, self._open = state, 0
             while self._open < len(state.batches) and _is_closed(state, self._open):
                 self._open += 1
             return [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]

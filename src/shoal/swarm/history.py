@@ -1,8 +1,8 @@
 """A run's ledger to one of its members: followed with everything checked, and spoken on with the member's key.
 
 Where the ledger is the coordinator's file, it goes through the coordinator, and validators sign heads: each for a
-history that it has checked from its first entry on, and never for one that contradicts a head it signed before. Where it
-is a contract, members talk to the chain themselves, and the coordinator is not asked.
+history that it has checked from its first entry on, and never for one that contradicts a head it signed before. Where
+it is a contract, members talk to the chain themselves, and the coordinator is not asked.
 """
 
 import socket
@@ -67,7 +67,6 @@ class OnChain:
         self.ledger, self._link = ledger, link
 
     def catch_up(self) -> State:
-        self.ledger.chain.tend()
         self.ledger.catch_up()
         state = self.ledger.look(lambda state: state)
         if state.coordinator != (expected := self._link.card.coordinator):
