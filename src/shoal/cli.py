@@ -597,6 +597,23 @@ def ledger_challenge(
     challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
 
 
+@ledger.command("withdraw")
+def ledger_withdraw(
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    key: NodeKey = None,
+) -> None:
+    """Take out what this machine has earned and no challenge can void any more.
+
+    A contract pays it to the key's address, which pays the gas. From a file, it is noted as paid out, and the run's
+    owner pays.
+    """
+    from shoal.keys import Key
+    from shoal.swarm.challenge import withdraw
+    from shoal.swarm.identity import default_key
+
+    withdraw(join, Key.load(key or default_key()), console)
+
+
 @ledger.command("arbitrate")
 def ledger_arbitrate(
     run: Run,

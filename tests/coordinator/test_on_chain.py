@@ -1,7 +1,9 @@
 """A run whose ledger is a contract: the same acts, on a chain that may be away, slow or reorganised meanwhile."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,20 @@ from shoal.ledger.interface import Standing
 from shoal.ledger.record import read_record
 from shoal.ledger.rpc import ChainError, NoGasError
 from shoal.ledger.state import State
-from shoal.swarm.ask import ask_directory
-from shoal.swarm.challenge import arbitrate, challenge
+from shoal.swarm import book, history
+from shoal.swarm.ask import _ledger_says
+from shoal.swarm.book import Book
+from shoal.swarm.challenge import arbitrate, challenge, withdraw
 from shoal.swarm.history import record_at
 from shoal.swarm.juror import Juror
+from shoal.swarm.purses import show_gas
 from shoal.swarm.refusal import Refusal
-from shoal.validate.votes import Votes
+from shoal.swarm.terms import Terms
+from shoal.validate.finding import Verdict
+from shoal.validate.votes import Vote, Votes
 
 from .test_book import EVIDENCE, TOKENS, announce, judge
-from .world import COORDINATOR, VALIDATOR, World, key_of, world_at
+from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
 
@@ -45,6 +52,7 @@ def chain() -> Iterator[Anvil]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployed, "WAIT_S", 2.0)
+    monkeypatch.setattr(book, "MOST_BATCHES", 100)
 
 
 @pytest.fixture
@@ -105,9 +113,9 @@ def run_a_step(world: World, votes: Votes, juror: Juror) -> None:
     keep(world)
 
 
-def said(print_it: object, *arguments: object) -> str:
-    console = Console(width=200, record=True, quiet=False, file=Path("/dev/null").open("w"))
-    print_it(*arguments, console)  # type: ignore[operator]
+def said(show: Callable[[Console], None]) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(console)
     return console.export_text()
 
 
@@ -131,12 +139,12 @@ def test_the_cheater_is_slashed_on_the_chain_and_everybody_reads_the_same(
 def test_people_ask_the_contract_as_they_ask_a_file(world: World, votes: Votes, juror: Juror) -> None:
     run_a_step(world, votes, juror)
     for record in (read_record(world.path), record_at(world.url)):
-        table = said(show_earnings, record)
+        table = said(partial(show_earnings, record))
         assert f"{world.config.ledger.slash:,}" in table
         assert "suspended" in table
-        assert "reveal batch=0 votes=ar" in said(show_ledger, record, 20)
-        assert "0/1 rejected" in said(show_node, record, BAD)
-    proof = said(verify_ledger, world.path, COORDINATOR.address, None, None)
+        assert "reveal batch=0 votes=ar" in said(partial(show_ledger, record, 20))
+        assert "0/1 rejected" in said(partial(show_node, record, BAD))
+    proof = said(partial(verify_ledger, world.path, COORDINATOR.address, None, None))
     assert "verified" in proof
     assert "heads are the chain's own" in proof
     with pytest.raises(LedgerError, match="everybody reads it from the chain"):
@@ -232,9 +240,7 @@ def test_three_validators_commit_and_reveal_on_the_chain_with_gas_of_the_coordin
 ) -> None:
     keys = [key_of(f"judge-{n}") for n in range(3)]
     terms = {"rpc": chain.url, "drawn": 3, "quorum": 2}
-    with world_at(
-        tmp_path, f"sqlite:///{tmp_path / 'state.db'}", [key.address for key in keys], ledger=terms
-    ) as world:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", [key.address for key in keys], ledger=terms) as world:
         notes = [Votes(tmp_path / f"votes-{n}.jsonl") for n in range(3)]
         links = [world.store(key, "validator")._link for key in keys]
         jurors = [Juror(link, notes[n], tmp_path / f"judge-{n}" / "head.json") for n, link in enumerate(links)]
@@ -257,9 +263,6 @@ def test_three_validators_commit_and_reveal_on_the_chain_with_gas_of_the_coordin
 
 def judge_as(world: World, key: Key, votes: Votes) -> None:
     store = world.store(key, "validator")
-    from shoal.validate.finding import Verdict
-    from shoal.validate.votes import Vote
-
     for upload in store.waiting(0, 3):
         _, sha256 = store.read(upload)
         votes.note(upload.step, upload.submission, Vote("a", sha256, TOKENS))
@@ -308,11 +311,6 @@ def test_a_validator_without_gas_goes_on_judging_and_votes_once_it_has_some(chai
 
 
 def test_a_coordinator_without_gas_says_whom_to_give_it(chain: Anvil, tmp_path: Path) -> None:
-    from shoal.swarm.book import Book
-    from shoal.swarm.terms import Terms
-
-    from .world import make_config
-
     poor = key_of("poor coordinator")
     config = make_config(ledger={"rpc": chain.url})
     terms = Terms.of(config, "", frozenset([VALIDATOR.address]))
@@ -322,13 +320,8 @@ def test_a_coordinator_without_gas_says_whom_to_give_it(chain: Anvil, tmp_path: 
 
 
 def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: World, tmp_path: Path) -> None:
-    from shoal.swarm.book import Book
-    from shoal.swarm.terms import Terms
-
-    from .world import make_config
-
     terms = Terms.of(world.config, "", frozenset([VALIDATOR.address]))
-    with pytest.raises(LedgerError, match="set ledger.rpc to a node of its chain"):
+    with pytest.raises(LedgerError, match=r"set ledger\.rpc to a node of its chain"):
         Book.open(world.path / "ledger.db", COORDINATOR, make_config(), terms)
     other = make_config(ledger={"rpc": chain.url, "contract": "0x" + "11" * 20})
     with pytest.raises(LedgerError, match="its contract is 0x"):
@@ -343,10 +336,38 @@ def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: 
 
 def test_why_says_what_the_contract_has(world: World, votes: Votes, juror: Juror) -> None:
     run_a_step(world, votes, juror)
-    with pytest.raises(Exception, match="run"):  # this world has no run file: only the ledger's part is looked at
-        ask_directory(world.path, "0/1")
-    from shoal.swarm.ask import _ledger_says
-
     lines = _ledger_says(world.path, 0, 1)
     assert any("said rejected" in line for line in lines)
     assert lines[-1] == "rejected"
+    assert _ledger_says(world.path, 7, 7) == ["its step is not entered yet"]
+
+
+def test_a_node_takes_out_what_the_contract_owes_it(chain: Anvil, world: World, votes: Votes, juror: Juror) -> None:
+    run_a_step(world, votes, juror)
+    chain.enrich(GOOD)
+    with pytest.raises(LedgerError, match="short"):
+        withdraw(world.url, key_of("good"), Console(quiet=True))
+    for number in range(3, 3 + 2 * world.config.ledger.window):
+        announce(world, number)
+    keep(world)
+    assert f"{TOKENS} credits paid out" in said(partial(withdraw, world.url, key_of("good")))
+    assert folded(world).accounts[GOOD].paid == TOKENS
+
+
+def test_gas_is_shown_and_given_on_a_development_chain(chain: Anvil, tmp_path: Path) -> None:
+    config = make_config(ledger={"rpc": chain.url})
+    assert said(partial(show_gas, config, tmp_path, False)).count(" 0 wei") == 2
+    assert said(partial(show_gas, config, tmp_path, True)).count("100,000,000,000,000,000,000 wei") == 2
+    with pytest.raises(LedgerError, match="needs no gas"):
+        show_gas(make_config(), tmp_path, False, Console(quiet=True))
+
+
+def test_a_node_of_the_chain_that_the_card_names_is_not_asked_if_it_lies_nearer_than_the_coordinator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rpc = world.config.ledger.rpc
+    monkeypatch.setattr(history, "_distance", lambda url: 0 if url == rpc else 3)
+    with pytest.raises(LedgerError, match="lies nearer to this machine"):
+        record_at(world.url)
+    monkeypatch.setenv(deployed.OWN_RPC, f"{rpc}/")
+    assert record_at(world.url).state.coordinator == COORDINATOR.address

@@ -9,10 +9,14 @@ from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import Address, Record, Terms
-from shoal.ledger.evm import EvmLedger
 from shoal.ledger.record import CONTRACT_FILE
-from shoal.ledger.rpc import Chain
 from shoal.ledger.store import LEDGER_FILE
+
+try:
+    from shoal.ledger.evm import EvmLedger
+    from shoal.ledger.rpc import Chain
+except ImportError as error:
+    raise LedgerError(f"{error.name} is not installed, which talks to a chain: pip install 'shoal-rl[chain]'") from None
 
 JOURNAL = "sent.json"
 OWN_RPC = "SHOAL_RPC"

@@ -25,7 +25,7 @@ from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of
 from shoal.ledger.merkle import keccak_text
 from shoal.ledger.refusal import Code, Refused
-from shoal.ledger.rpc import Chain, Reverted, Sent
+from shoal.ledger.rpc import Chain, ChainError, Reverted, Sent
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import State, Status
 
@@ -215,9 +215,9 @@ class EvmLedger:
         where = f"chain {self.chain.url}"
         code = self.chain.ask("the contract's code", lambda: self.chain.web3.eth.get_code(self._contract.address))
         if not code.startswith(bytes.fromhex(compiled().runtime.removeprefix("0x"))):
-            raise LedgerError(
-                f"{where}: at {self.address} is no ledger of this version of Shoal; is it the right chain, and not one "
-                "that was begun anew?"
+            raise ChainError(
+                f"{where}: at {self.address} is no ledger of this version of Shoal; is it the right chain, not behind, "
+                "and not begun anew?"
             )
         functions = self._contract.functions
         if self._ask(functions.RUN()) != keccak_text(self._run):

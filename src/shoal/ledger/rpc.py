@@ -172,7 +172,7 @@ class Chain:
         needed, has = int(wanted.get("value", 0)) + gas * price, self.balance(sender)
         if not gas or has < needed:
             raise NoGasError(
-                f"{what}: {checksummed(sender)} has {has} wei on chain {self.url} and needs "
+                f"{what}: {checksummed(sender.lower())} has {has} wei on chain {self.url} and needs "
                 f"{needed if gas else f'more than {max(has, needed)}'} for it; send it some (on a development chain: "
                 "shoal ledger gas RUN --dev). A run's coordinator gives its validators ledger.gas"
             )

@@ -1,5 +1,7 @@
-"""Objecting to a verdict: anyone who has joined may, with evidence; the arbiter replays it and rules."""
+"""What a member says on the ledger by hand. Objecting to a verdict: anyone who has joined may, with evidence, which the
+arbiter replays before it rules. Taking out what was earned."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from rich.console import Console
 from shoal.errors import LedgerError
 from shoal.files import sha256_file
 from shoal.keys import Key
-from shoal.ledger.acts import Challenge, Rule
+from shoal.ledger.acts import Challenge, Rule, Withdraw
 from shoal.ledger.commands import OUTCOMES
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
@@ -36,6 +38,15 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
     raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
+
+
+def withdraw(join: str, key: Key, console: Console) -> None:
+    """Takes out what the key's address has earned for good, and what of its stake has left."""
+    with Link(join, key, ASK_S) as link:
+        ledger = access(link)
+        before = ledger.catch_up().paid_out
+        ledger.say(Withdraw(id=secrets.token_hex(8)))
+        console.print(f"{ledger.catch_up().paid_out - before:,} credits paid out to {key.address}", highlight=False)
 
 
 def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool], console: Console) -> tuple[int, int]:

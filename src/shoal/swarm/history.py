@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from shoal.errors import LedgerError, RolloutError
+from shoal.errors import AwayError, LedgerError, RolloutError
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import Act, Head
-from shoal.ledger.chain import History
+from shoal.ledger.chain import History, TamperedError
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.record import Record, record_of
 from shoal.ledger.state import State
@@ -67,7 +67,12 @@ class OnChain:
         self.ledger, self._link = ledger, link
 
     def catch_up(self) -> State:
-        self.ledger.catch_up()
+        try:
+            self.ledger.catch_up()
+        except TamperedError as error:  # all was read twice; another node of the chain may know more
+            raise AwayError(
+                f"{self.ledger.place}: its node leaves something out, or the coordinator: {error}"
+            ) from None
         state = self.ledger.look(lambda state: state)
         if state.coordinator != (expected := self._link.card.coordinator):
             raise LedgerError(f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {expected}")
