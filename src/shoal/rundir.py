@@ -49,6 +49,7 @@ MAY_CHANGE = (
     "swarm",
     "ledger.rpc",
     "ledger.gas",
+    "ledger.confirmations",
     "train.threads",
     "train.checkpoint_every",
 )
