@@ -217,6 +217,11 @@ def test_a_history_that_breaks_a_rule_is_not_followed(
     )
     with pytest.raises(TamperedError, match="does not have the hash"):
         juror.work()
+    juror.prompt(0)
+    assert juror._thread is not None
+    juror._thread.join()
+    with pytest.raises(TamperedError, match="does not have the hash"):
+        juror.prompt(0)
 
 
 def statement(world: World, key: Key, act: Deposit | Reveal) -> dict[str, object]:

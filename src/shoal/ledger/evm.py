@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeVar, get_args
 
+from eth_typing import HexStr
 from web3.contract.contract import ContractFunction
 from web3.exceptions import BlockNotFound
 from web3.types import TxParams, Wei
@@ -79,7 +80,7 @@ class EvmLedger:
         try:
             sent = chain.send(key, "the contract", data)
         except Reverted as error:
-            raise Refused(_known(error.code), f"open: the contract refuses the terms ({error.code})") from None
+            raise Refused(_code_of(error.code), f"open: the contract refuses the terms ({error.code})") from None
         receipt = chain.ask("the contract", lambda: chain.web3.eth.get_transaction_receipt(sent.hash))  # type: ignore[arg-type]
         address = receipt["contractAddress"]
         if address is None:
@@ -131,7 +132,7 @@ class EvmLedger:
         function, arguments, value = call_of(act, lambda batch: self._leaves(batch, act.name), self._step)
         data = self._contract.encode_abi(function, arguments)
         if isinstance(act, Work):
-            data = type(data)(f"{data}{packed(act.leaves).hex()}")
+            data = HexStr(f"{data}{packed(act.leaves).hex()}")
         try:
             transaction: TxParams = {"to": self._contract.address, "data": data, "value": Wei(value)}
             self.last = self.chain.send(key, act.name, transaction)
@@ -140,7 +141,7 @@ class EvmLedger:
             if (known := self._known(key.address, act)) is not None:
                 return known
             raise Refused(
-                _known(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})"
+                _code_of(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})"
             ) from None
         return True
 
@@ -369,5 +370,5 @@ def _shown(value: object) -> object:
     return asdict(value) if isinstance(value, Standing) else value
 
 
-def _known(code: str) -> Code:
+def _code_of(code: str) -> Code:
     return code if code in get_args(Code) else "not-allowed"  # type: ignore[return-value]
