@@ -8,49 +8,27 @@ same fold as the embedded ledger's makes the state out of the logs: `look` reads
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self, TypeVar, get_args
+from dataclasses import asdict
+from typing import Self, TypeVar, get_args
 
 from eth_typing import HexStr
-from web3.contract.contract import ContractFunction
-from web3.exceptions import BlockNotFound
 from web3.types import TxParams, Wei
 
 from shoal.errors import LedgerError
 from shoal.keys import Key, checksummed
-from shoal.ledger.acts import Act, Deposit, Fund, Leaf, Open, Terms, Work
-from shoal.ledger.calls import act_of, as_logged, call_of, packed, unpacked
-from shoal.ledger.chain import TamperedError
+from shoal.ledger.acts import Act, Leaf, Terms, Work
+from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of
+from shoal.ledger.log import Log, term_names
 from shoal.ledger.merkle import keccak_text
 from shoal.ledger.refusal import Code, Refused
-from shoal.ledger.rpc import Chain, ChainError, Reverted, Sent
-from shoal.ledger.rules import apply, opened
+from shoal.ledger.rpc import Chain, Reverted, Sent
 from shoal.ledger.state import State, Status
 
 STATUSES: tuple[Status, ...] = ("active", "suspended", "banned")
-RANGE = 2000
-"""Blocks whose logs are asked for at once: nodes that serve many give no more."""
 T = TypeVar("T")
-Place = tuple[int, str]
-"""A block: its number and its hash."""
-
-
-@dataclass(slots=True)
-class Read:
-    """What was read of the contract's log so far, and what it adds up to."""
-
-    state: State
-    next: int
-    """The block from which on it is not read yet."""
-    head: Place | None = None
-    """The last block that was read."""
-    last: Place | None = None
-    """The last block that had an act."""
-    lines: list[Line] = field(default_factory=list)
-    acts: dict[tuple[str, str], Act] = field(default_factory=dict)
 
 
 class EvmLedger:
@@ -60,9 +38,7 @@ class EvmLedger:
         self.chain, self.address, self._run = chain, address, run
         self._contract = chain.web3.eth.contract(address=chain.web3.to_checksum_address(address), abi=compiled().abi)
         self._busy = threading.RLock()  # who talks to the chain
-        self._lock = threading.Lock()  # who reads or changes the state
-        self._read: Read | None = None
-        self._times: dict[int, int] = {}
+        self._log = Log(chain, self._contract, run)
         self._given: dict[str, int] = {}
         self.spent_s = 0.0
         """Seconds that entering took."""
@@ -74,7 +50,7 @@ class EvmLedger:
         code = compiled()
         factory = chain.web3.eth.contract(abi=code.abi, bytecode=code.bytecode)
         values = {**terms.model_dump(), "arbiter": checksummed(terms.arbiter), "beacon": bytes.fromhex(terms.beacon)}
-        struct = tuple(values[name] for name in _term_names())
+        struct = tuple(values[name] for name in term_names())
         call = factory.constructor(keccak_text(run), struct, [checksummed(address) for address in terms.validators])
         data: TxParams = {"data": call.data_in_transaction}
         try:
@@ -147,9 +123,8 @@ class EvmLedger:
 
     def _known(self, author: str, act: Act) -> bool | None:
         """False if this very act was entered; None if none of its name was; Refused if another was."""
-        meant, read = as_logged(author, act), self._read
-        assert read is not None
-        found = read.acts.get((author, meant.name))
+        meant = as_logged(author, act)
+        found = self._log.entered(author, meant.name)
         if found is not None and found != meant:
             raise Refused("taken", f"{act.name}: {author} has entered another of that name")
         return None if found is None else False
@@ -172,124 +147,20 @@ class EvmLedger:
     # What others entered
 
     def catch_up(self) -> None:
-        """Reads what is new, after sending again what the chain has lost of ours; all of it where the chain has changed
-        its mind, or something is missing."""
+        """Sends again what the chain has lost of ours, and reads what is new."""
         with self._busy:
             self.chain.tend()
-            read = self._read
-            newest = self.chain.ask("the newest block", lambda: self.chain.web3.eth.get_block("latest"))
-            head = (int(newest["number"]), bytes(newest["hash"]).hex())
-            if read is not None and read.head == head:
-                return
-            if read is not None and not self._is_there(read.head):
-                read = self._without_what_is_gone(read)
-            if read is not None:
-                try:
-                    self._extend(read, head)
-                    return
-                except TamperedError:
-                    pass  # a node that was behind left something out
-            fresh = self._begin()
-            self._extend(fresh, head)
-            with self._lock:
-                self._read = fresh
-
-    def _without_what_is_gone(self, read: Read) -> Read | None:
-        """The same up to the last act, if the chain still has that."""
-        if not self._is_there(read.last):
-            return None
-        assert read.last is not None
-        read.next = read.last[0] + 1
-        return read
-
-    def _is_there(self, place: Place | None) -> bool:
-        if place is None:
-            return False
-        try:
-            block = self.chain.ask("a block", lambda: self.chain.web3.eth.get_block(place[0]))
-        except BlockNotFound:
-            return False
-        return bytes(block["hash"]).hex() == place[1]
-
-    def _begin(self) -> Read:
-        """Nothing of a contract that is of our making and of this run."""
-        where = f"chain {self.chain.url}"
-        code = self.chain.ask("the contract's code", lambda: self.chain.web3.eth.get_code(self._contract.address))
-        if not code.startswith(bytes.fromhex(compiled().runtime.removeprefix("0x"))):
-            raise ChainError(
-                f"{where}: at {self.address} is no ledger of this version of Shoal; is it the right chain, not behind, "
-                "and not begun anew?"
-            )
-        functions = self._contract.functions
-        if self._ask(functions.RUN()) != keccak_text(self._run):
-            raise LedgerError(f"{where}: the ledger at {self.address} is of another run than {self._run}")
-        values = dict(zip(_term_names(), self._ask(functions.TERMS()), strict=True))
-        values |= {"arbiter": values["arbiter"].lower(), "beacon": bytes(values["beacon"]).hex()}
-        coordinator = self._ask(functions.COORDINATOR()).lower()
-        # The validators that it began with are in its log, as those that came later are.
-        state = opened(self._run, coordinator, Open(terms=Terms(**values, validators=())))
-        return Read(state, self._ask(functions.BEGAN()))
-
-    def _extend(self, read: Read, head: Place) -> None:
-        while read.next <= head[0]:
-            last = min(read.next + RANGE - 1, head[0])
-            for log in self._logs(read.next, last):
-                self._take(read, log)
-            read.next = last + 1
-        read.head = head
-
-    def _logs(self, first: int, last: int) -> list[Any]:
-        event = self._contract.events.Entered()
-        found = self.chain.ask("what was entered", lambda: event.get_logs(from_block=first, to_block=last))
-        return sorted(found, key=lambda log: (log["blockNumber"], log["logIndex"]))
-
-    def _take(self, read: Read, log: Any) -> None:
-        logged, number, digest = log["args"], len(read.lines), bytes(log["transactionHash"])
-        author, state = logged["author"].lower(), read.state
-        try:
-            act = act_of(
-                author,
-                logged,
-                lambda batch: len(state.batches[batch].leaves),
-                lambda _: self._handed_in(digest, logged),
-            )
-            # Here money is what it is: anybody may bring it in.
-            by = state.coordinator if isinstance(act, Fund | Deposit) else author
-            with self._lock:
-                apply(state, by, act)
-        except (LedgerError, IndexError) as error:
-            raise TamperedError(
-                number, f"of block {log['blockNumber']}, transaction 0x{digest.hex()}: {error}"
-            ) from None
-        place = (int(log["blockNumber"]), bytes(log["blockHash"]).hex())
-        read.last = place
-        read.lines.append(Line(number, author, act, f"0x{digest.hex()}", place[0]))
-        read.acts[author, act.name] = act
-
-    def _handed_in(self, digest: bytes, logged: Any) -> Sequence[Leaf]:
-        """The submissions of a batch, out of the transaction that entered it."""
-        found = self.chain.ask("a transaction", lambda: self.chain.web3.eth.get_transaction(digest))  # type: ignore[arg-type]
-        if found.get("to") != self._contract.address:
-            raise LedgerError("the coordinator enters work with transactions of its own, not through another contract")
-        data = bytes(found["input"])
-        _, called = self._contract.decode_function_input(found["input"])
-        return unpacked(data, int(logged["one"]), bytes(called["root"]), int(called["count"]))
+            self._log.catch_up()
 
     def look(self, reader: Callable[[State], T]) -> T:
-        """Reads the state as it was when it was caught up with last; the chain may be away."""
-        with self._lock:
-            if self._read is None:
-                raise LedgerError(f"{self.place}: was not read yet; is its node up?")
-            return reader(self._read.state)
+        return self._log.look(reader)
 
     def lines(self) -> Sequence[Line]:
-        return self._read.lines if self._read else ()
+        return self._log.lines()
 
     def time_of(self, line: Line) -> int:
-        if line.at not in self._times:
-            block = self.chain.ask("a block", lambda: self.chain.web3.eth.get_block(line.at))
-            self._times[line.at] = 1000 * int(block["timestamp"])
-        return self._times[line.at]
+        """Milliseconds since 1970."""
+        return self._log.time_of(line)
 
     def check(self) -> None:
         """LedgerError unless the contract has what the rules make of its log: every balance, jury and outcome."""
@@ -312,26 +183,26 @@ class EvmLedger:
     # The contract's own words
 
     def node(self, address: str) -> Standing | None:
-        registered, *amounts, status = self._ask(self._contract.functions.node(checksummed(address)))
+        registered, *amounts, status = self._log.ask(self._contract.functions.node(checksummed(address)))
         numbers: tuple[int, int, int, int, int, int, int] = tuple(amounts)
         return Standing(*numbers, STATUSES[status]) if registered else None
 
     def judge(self, address: str) -> int | None:
-        is_judge, standing = self._ask(self._contract.functions.judge(checksummed(address)))
+        is_judge, standing = self._log.ask(self._contract.functions.judge(checksummed(address)))
         return int(standing) if is_judge else None
 
     def jury(self, batch: int) -> tuple[str, ...]:
-        return tuple(address.lower() for address in self._ask(self._contract.functions.jury(batch)))
+        return tuple(address.lower() for address in self._log.ask(self._contract.functions.jury(batch)))
 
     def outcomes(self, batch: int) -> str:
-        settled, count, accepted, rejected, excluded = self._ask(self._contract.functions.outcomes(batch))
+        settled, count, accepted, rejected, excluded = self._log.ask(self._contract.functions.outcomes(batch))
         if not settled:
             return ""
         kinds = (("a", accepted), ("r", rejected), ("x", excluded))
         return "".join(next((kind for kind, mask in kinds if mask >> i & 1), "v") for i in range(count))
 
     def totals(self) -> Totals:
-        return Totals(*self._ask(self._contract.functions.totals()))
+        return Totals(*self._log.ask(self._contract.functions.totals()))
 
     def give_gas(self, key: Key, wei: int) -> None:
         """Fills up what is less than half of it; after the first time, only for a validator that has spoken since."""
@@ -351,14 +222,6 @@ class EvmLedger:
 
     def close(self) -> None:
         self.chain.stop()
-
-    def _ask(self, function: ContractFunction) -> Any:
-        return self.chain.ask(function.fn_name, function.call)
-
-
-def _term_names() -> list[str]:
-    fields = next(entry for entry in compiled().abi if entry["type"] == "constructor")["inputs"][1]["components"]
-    return [field["name"] for field in fields]
 
 
 def _must_equal(what: str, found: object, expected: object) -> None:
