@@ -14,6 +14,7 @@ from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_w
 
 if TYPE_CHECKING:
     from shoal.config import RunConfig
+    from shoal.ledger.record import Record
     from shoal.rundir import RunDir
 
 app = typer.Typer(
@@ -645,6 +646,21 @@ def identity_import(
 ledger = typer.Typer(help="Check, read or copy a run's ledger: who joined, did what, judged it, earned and lost.")
 app.add_typer(ledger, name="ledger", no_args_is_help=True)
 LedgerOf = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, a ledger.db or an export.")]
+AnyLedger = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, a ledger.db, an export, or a coordinator's URL.")
+]
+
+
+def _record(where: str) -> "Record":
+    """A ledger, checked from its first entry to its last."""
+    with console.status(f"verifying the ledger of {where}"):
+        if where.startswith(("http://", "https://")):
+            from shoal.swarm.history import record_at
+
+            return record_at(where)
+        from shoal.ledger.record import read_record
+
+        return read_record(Path(where))
 
 
 @ledger.command("verify")
@@ -658,7 +674,8 @@ def ledger_verify(
 ) -> None:
     """Check every link, signature and rule from the first entry to the last; the first bad entry is named.
 
-    A file verifies with nothing beside it, on any machine: shoal ledger verify run.jsonl
+    A file verifies with nothing beside it, on any machine: shoal ledger verify run.jsonl. Of a run whose ledger is a
+    contract, the contract's log is folded by the rules and compared with every balance that it has.
     """
     from shoal.ledger.commands import verify_ledger
 
@@ -667,12 +684,12 @@ def ledger_verify(
 
 @ledger.command("show")
 def ledger_show(
-    path: LedgerOf, count: Annotated[int, typer.Option("-n", min=1, help="How many of the last entries.")] = 20
+    run: AnyLedger, count: Annotated[int, typer.Option("-n", min=1, help="How many of the last entries.")] = 20
 ) -> None:
     """Show the last entries."""
     from shoal.ledger.commands import show_ledger
 
-    show_ledger(path, count, console)
+    show_ledger(_record(run), count, console)
 
 
 @ledger.command("export")
@@ -683,6 +700,31 @@ def ledger_export(
     from shoal.ledger.commands import export_ledger
 
     export_ledger(path, to, console)
+
+
+@ledger.command("gas")
+def ledger_gas(
+    run: Target,
+    dev: Annotated[
+        bool, typer.Option("--dev", help="Give each some, from the first account of a development chain (anvil).")
+    ] = False,
+    settings: Settings = None,
+    out: Out = None,
+) -> None:
+    """Show what coordinator and validators have on the run's chain to pay for transactions; before a run, too.
+
+    Whoever sends a transaction pays its gas: the coordinator for joining, work and settling, a validator for its votes,
+    which ledger.gas gives it, a node for taking out what it earned, a challenger and the arbiter for theirs.
+    """
+    from shoal.config import load_config
+    from shoal.rundir import default_path, open_run
+    from shoal.swarm.purses import show_gas
+
+    if run.is_dir():
+        show_gas(open_run(run).config, run, dev, console)
+        return
+    config = load_config(run, settings or [])
+    show_gas(config, out or default_path(config), dev, console)
 
 
 @ledger.command("challenge")
@@ -699,6 +741,23 @@ def ledger_challenge(
     from shoal.swarm.identity import default_key
 
     challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
+
+
+@ledger.command("withdraw")
+def ledger_withdraw(
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    key: NodeKey = None,
+) -> None:
+    """Take out what this machine has earned and no challenge can void any more.
+
+    A contract pays it to the key's address, which pays the gas. From a file, it is noted as paid out, and the run's
+    owner pays.
+    """
+    from shoal.keys import Key
+    from shoal.swarm.challenge import withdraw
+    from shoal.swarm.identity import default_key
+
+    withdraw(join, Key.load(key or default_key()), console)
 
 
 @ledger.command("arbitrate")
@@ -719,22 +778,22 @@ def ledger_arbitrate(
 
 
 @app.command()
-def earnings(path: LedgerOf) -> None:
+def earnings(run: AnyLedger) -> None:
     """Show who contributed how many tokens, what was accepted, earned and slashed."""
     from shoal.ledger.commands import show_earnings
 
-    show_earnings(path, console)
+    show_earnings(_record(run), console)
 
 
 @app.command()
 def node(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or how it begins.")],
-    path: LedgerOf,
+    run: AnyLedger,
 ) -> None:
     """Show one contributor's history: stake, work, verdicts, earnings."""
     from shoal.ledger.commands import show_node
 
-    show_node(path, address, console)
+    show_node(_record(run), address, console)
 
 
 def main() -> None:

@@ -24,8 +24,12 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
+RPC_URL = r"^(https?://\S+)?$"
+CONTRACT = r"^(0x[0-9a-f]{40})?$"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
+    RPC_URL: "must be the URL of a chain's node, as in http://127.0.0.1:8545, or empty",
+    CONTRACT: "must be an address in small letters, 0x and 40 hexadecimal digits, or empty",
     HAS_QUESTION: "must contain {question}, which stands for the task's own text",
     HAS_TARGET: "must contain {target}, which stands for the number of tokens",
 }
@@ -326,6 +330,19 @@ class LedgerConfig(_Table):
         "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none.",
     )
     arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
+    rpc: str = Field(
+        "",
+        pattern=RPC_URL,
+        description="URL of an EVM chain's node, which the run card tells everybody: the ledger is a contract there, "
+        "and credits are wei. The coordinator's own file if empty.",
+    )
+    contract: str = Field(
+        "", pattern=CONTRACT, description="Address of the contract; the coordinator deploys one if empty."
+    )
+    gas: Credits = Field(
+        10**16, description="Wei that the coordinator keeps each validator in, for its votes on a chain; 0: nothing."
+    )
+    confirmations: int = Field(1, ge=1, le=1000, description="Blocks that a transaction must be deep to be believed.")
 
     @model_validator(mode="after")
     def _decides(self) -> Self:

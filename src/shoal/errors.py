@@ -77,6 +77,10 @@ class LedgerError(ShoalError):
     """An entry that the rules refuse, a history that was tampered with, or a chain that does not answer."""
 
 
+class AwayError(LedgerError):
+    """A ledger that cannot be reached or paid for now; what was to be entered can be entered later."""
+
+
 def first_line(error: Exception) -> str:
     """What a library's error says, short enough for a message of ours; what SQLAlchemy wraps is what it says."""
     said = str(getattr(error, "orig", None) or error)

@@ -19,8 +19,7 @@ from shoal.config import load_config
 from shoal.errors import ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
-from shoal.ledger.export import verify_file
-from shoal.ledger.store import LEDGER_FILE
+from shoal.ledger.record import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, run_removed
 from shoal.swarm.client import Link
@@ -143,7 +142,7 @@ def _note_contributions(run: RunDir, join: str, metrics: MetricsWriter) -> None:
     try:
         with Link(join, Key.create(), wait_s=ASK_S) as link:
             nodes = link.get("/v1/status")["nodes"]
-        accounts = verify_file(run.path / LEDGER_FILE).state.accounts
+        accounts = read_record(run.path).state.accounts
         for node in nodes:
             if account := accounts.get(node["address"]):
                 node |= {"earned": account.earned_ever - account.voided, "slashed": account.slashed}

@@ -41,7 +41,19 @@ TAKEOVER_S = 10.0
 # A base model may have to be built first.
 PREPARE_S = 300.0
 # A run may be continued with these changed; anything else would make its past and its future two different runs.
-MAY_CHANGE = ("steps", "wait_s", "workers", "eval", "keep", "swarm", "train.threads", "train.checkpoint_every")
+MAY_CHANGE = (
+    "steps",
+    "wait_s",
+    "workers",
+    "eval",
+    "keep",
+    "swarm",
+    "ledger.rpc",
+    "ledger.gas",
+    "ledger.confirmations",
+    "train.threads",
+    "train.checkpoint_every",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shoal.ledger.chain import TamperedError
 from shoal.ledger.entry import Statement
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
+from shoal.ledger.store import SqliteLedger
 from shoal.swarm import book as book_module
 from shoal.swarm.challenge import arbitrate, challenge
 from shoal.swarm.juror import Juror
@@ -216,10 +217,17 @@ def test_a_history_that_breaks_a_rule_is_not_followed(
     )
     with pytest.raises(TamperedError, match="does not have the hash"):
         juror.work()
+    juror.prompt(0)
+    assert juror._thread is not None
+    juror._thread.join()
+    with pytest.raises(TamperedError, match="does not have the hash"):
+        juror.prompt(0)
 
 
 def statement(world: World, key: Key, act: Deposit | Reveal) -> dict[str, object]:
-    name = world.book._ledger.name
+    ledger = world.book._ledger
+    assert isinstance(ledger, SqliteLedger)
+    name = ledger.name
     tree: dict[str, object] = Statement.sign(key, "test", name, act).model_dump(mode="json")
     return tree
 

@@ -171,7 +171,7 @@ def test_a_validator_that_accepts_everything_loses_its_standing_and_the_honest_o
 
 
 def planters_of(world: World) -> set[str]:
-    return planters(history(world), read_file(world.path / "ledger.db"))
+    return planters(history(world), (entry.statement.act for entry in read_file(world.path / "ledger.db")))
 
 
 def test_what_is_known_to_be_bad_never_reaches_the_trainer_whoever_accepts_it(planted: World) -> None:

@@ -56,6 +56,7 @@ def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, 
         entered += expected == ""
     assert entered > 15
     compare(state, ledger)
+    ledger.check()  # what its log adds up to, for whoever has nothing else, is the same
     assert balance(chain, ledger) == state.total() == state.brought_in - state.paid_out
 
 
@@ -116,7 +117,7 @@ def test_another_process_goes_on_where_one_was_killed_even_after_a_reorganisatio
     first = int(chain.ask("eth_blockNumber"), 16)
     court.vote(batch, "a")
     chain.ask("anvil_reorg", int(chain.ask("eth_blockNumber"), 16) - first, [])
-    again = EvmLedger.at(Chain(chain.url, tmp_path / "sent.json"), ledger.address, RUN, tmp_path / "batches")
+    again = EvmLedger.at(Chain(chain.url, tmp_path / "sent.json"), ledger.address, RUN)
     assert not again.enter(COORDINATOR, Fund(id="budget", amount=100_000))
     assert again.enter(COORDINATOR, Settle(batch=batch))
     assert again.outcomes(batch) == "a"
@@ -178,7 +179,7 @@ def test_a_node_that_answers_late_makes_nothing_happen_twice(chain: Anvil, tmp_p
     ledger = evm_ledger(chain, tmp_path)
     with slow_node(chain, late_s=1.0) as url:
         rpc = Chain(url, tmp_path / "late.json", wait_s=20.0, answer_s=0.3)
-        late = EvmLedger.at(rpc, ledger.address, RUN, tmp_path / "batches")
+        late = EvmLedger.at(rpc, ledger.address, RUN)
         assert late.enter(COORDINATOR, Fund(id="once", amount=5))
         assert not late.enter(COORDINATOR, Fund(id="once", amount=5))
     assert ledger.totals().treasury == 5
@@ -186,13 +187,13 @@ def test_a_node_that_answers_late_makes_nothing_happen_twice(chain: Anvil, tmp_p
 
 def test_a_node_that_never_answers_is_said_to_be_away(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="did not answer"):
-        Chain("http://127.0.0.1:9", tmp_path / "sent.json", wait_s=0.5)
+        Chain("http://127.0.0.1:9", tmp_path / "sent.json", wait_s=0.5).balance(STRANGER.address)
 
 
 def test_what_the_block_refuses_is_refused_by_name(chain: Anvil, tmp_path: Path) -> None:
     """Two who register the same node at once: each would be taken, one is."""
     ledger = evm_ledger(chain, tmp_path)
-    other = EvmLedger.at(Chain(chain.url, tmp_path / "other.json"), ledger.address, RUN, tmp_path / "batches")
+    other = EvmLedger.at(Chain(chain.url, tmp_path / "other.json"), ledger.address, RUN)
     act, answers = Register(node=STRANGER.address), list[str]()
 
     def enter(ledger: EvmLedger, key: Key) -> None:
@@ -221,7 +222,7 @@ def test_what_is_no_ledger_of_ours_or_of_another_run_is_refused(chain: Anvil, tm
     ledger = evm_ledger(chain, tmp_path)
     for address, run in ((STRANGER.address, RUN), (ledger.address, "other")):
         with pytest.raises(LedgerError):
-            EvmLedger.at(ledger.chain, address, run, tmp_path / "b")
+            EvmLedger.at(ledger.chain, address, run)
 
 
 def test_heads_are_the_chains_own_affair(chain: Anvil, tmp_path: Path) -> None:

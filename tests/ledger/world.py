@@ -70,7 +70,7 @@ def sqlite_ledger(path: Path, **changes: Any) -> SqliteLedger:
 
 def evm_ledger(chain: Anvil, path: Path, **changes: Any) -> EvmLedger:
     rpc = Chain(chain.url, path / "sent.json", wait_s=20.0)
-    return EvmLedger.deploy(rpc, COORDINATOR, RUN, make_terms(**changes), path / "batches")
+    return EvmLedger.deploy(rpc, COORDINATOR, RUN, make_terms(**changes))
 
 
 def leaf(submission: int, node: Key = NODES[0], tokens: int = 10) -> Leaf:

@@ -124,7 +124,7 @@ def _on_chain(chain: Anvil, scratch: Path, size: Size, progress: Progress) -> di
         chain.enrich(key.address)
     progress.stage("chain: the contract and its nodes")
     rpc = Chain(chain.url, scratch / "sent.json")
-    ledger = EvmLedger.deploy(rpc, coordinator, RUN, make_terms(coordinator, validators, links), scratch / "batches")
+    ledger = EvmLedger.deploy(rpc, coordinator, RUN, make_terms(coordinator, validators, links))
     nodes = [Key.create().address for _ in range(NODES)]
     for node in nodes:
         ledger.enter(coordinator, Register(node=node))

@@ -1,7 +1,7 @@
 """`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger's file."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -11,26 +11,25 @@ from rich.text import Text
 from shoal.errors import LedgerError
 from shoal.keys import checked_address, checksummed, short
 from shoal.ledger.acts import Act, Open, Settle, Work
-from shoal.ledger.chain import History, find_fork, verify
+from shoal.ledger.chain import find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.export import export, read_file, verify_file
+from shoal.ledger.interface import Line
+from shoal.ledger.record import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
-from shoal.ledger.store import LEDGER_FILE
 
 LEAST_PREFIX = 6  # characters of an address, 0x among them
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
 
 
-def ledger_file(path: Path) -> Path:
-    """The ledger of a run's directory, or the file itself."""
-    return path / LEDGER_FILE if path.is_dir() else path
-
-
 def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other: Path | None, console: Console) -> None:
-    """Checks a file, and says how far others vouch for it."""
-    path = ledger_file(path)
+    """Checks a file, and says how far others vouch for it; or a contract."""
     address = checked_address(coordinator) if coordinator else None
+    if is_on_chain(path) and not kept and not other:
+        verify_contract(path, address, console)
+        return
+    path = ledger_file(path)
     with console.status(f"verifying {path}") as shown:
         history = verify_file(path, address, read_heads(kept) if kept else (), lambda n: shown.update(f"entry {n:,}"))
         fork = find_fork(read_file(path), verified(other)) if other else None
@@ -49,6 +48,30 @@ def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other:
         raise LedgerError(str(fork))
 
 
+def verify_contract(run: Path, coordinator: str | None, console: Console) -> None:
+    """Folds the contract's log by the rules, and compares every balance with what the contract itself has."""
+    from shoal.ledger.deployed import reading, remembered
+
+    known = remembered(run)
+    assert known is not None
+    with console.status(f"reading contract {known.contract}"):
+        ledger = reading(known)
+        ledger.check()
+    state = ledger.look(lambda state: state)
+    if coordinator not in (None, state.coordinator):
+        raise LedgerError(f"{ledger.place}: is {state.coordinator}'s, the coordinator should be {coordinator}")
+    if ledger.chain.id != known.chain:
+        raise LedgerError(f"{ledger.place}: that chain has id {ledger.chain.id}, the run's has {known.chain}")
+    console.print(f"[bold green]verified[/] {len(ledger.lines()):,} acts of run {state.run}", highlight=False)
+    console.print(f"contract     {checksummed(ledger.address)}, chain {known.chain}", highlight=False)
+    console.print(f"coordinator  {checksummed(state.coordinator)}", highlight=False)
+    console.print("every balance that the contract has is what the rules make of its log; heads are the chain's own")
+    console.print(
+        f"{state.brought_in:,} wei brought in, {state.paid_out:,} paid out; the contract holds the rest",
+        highlight=False,
+    )
+
+
 def verified(path: Path) -> Iterable[Entry]:
     entries = list(read_file(ledger_file(path)))
     verify(entries)
@@ -63,39 +86,39 @@ def read_heads(path: Path) -> list[Statement]:
         raise LedgerError(f"heads {path}: cannot be read ({error.strerror})") from error
 
 
-def show_ledger(path: Path, count: int, console: Console) -> None:
+def show_ledger(record: Record, count: int, console: Console) -> None:
     """The last entries, one a line."""
-    history, entries = _verified(path, console)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("entry", "time (UTC)", "author", "act", "hash"):
         table.add_column(column, overflow="fold" if column == "act" else "ellipsis", no_wrap=column != "act")
-    for entry in entries[-count:]:
-        who = _who(history.state, entry.statement.author)
-        said = Text(_sentence(entry.statement.act))
-        table.add_row(str(entry.number), _time(entry), who, said, entry.hash[:12])
+    for line in record.lines[-count:]:
+        said = Text(_sentence(line.act))
+        table.add_row(str(line.number), _time(record, line), _who(record.state, line.author), said, line.hash[:12])
     console.print(table)
 
 
 def export_ledger(path: Path, to: Path, console: Console) -> None:
     """Writes a file that verifies alone."""
-    _, entries = _verified(path, console)
+    path = ledger_file(path)
+    with console.status(f"verifying {path}"):
+        entries = verified(path)
     count = export(entries, to)
     console.print(f"{to}: {count:,} entries; check it anywhere with: shoal ledger verify {to}", highlight=False)
 
 
-def show_earnings(path: Path, console: Console) -> None:
+def show_earnings(record: Record, console: Console) -> None:
     """Who contributed what and what came of it."""
-    history, entries = _verified(path, console)
-    console.print(earnings_table(history.state, planters(history.state, entries)))
-    for judge in history.state.judges.values():
+    state = record.state
+    console.print(earnings_table(state, planters(state, (line.act for line in record.lines))))
+    for judge in state.judges.values():
         console.print(f"validator {short(checksummed(judge.address))}: {_standing(judge)}", highlight=False)
 
 
-def planters(state: State, entries: Iterable[Entry]) -> set[str]:
+def planters(state: State, acts: Iterable[Act]) -> set[str]:
     """Addresses that planted something, as far as it was opened: they are the run's owner's."""
     found = set()
-    for entry in entries:
-        if isinstance(act := entry.statement.act, Settle) and act.plants:
+    for act in acts:
+        if isinstance(act, Settle) and act.plants:
             leaves = state.batches[act.batch].leaves
             found |= {leaf.node for leaf, letter in zip(leaves, act.plants, strict=True) if letter != "."}
     return found
@@ -137,10 +160,9 @@ def _meant(state: State, address: str) -> str:
     return found[0]
 
 
-def show_node(path: Path, address: str, console: Console) -> None:
+def show_node(record: Record, address: str, console: Console) -> None:
     """One contributor's history."""
-    history, entries = _verified(path, console)
-    state = history.state
+    state = record.state
     who = _meant(state, address)
     account = state.accounts[who]
     has = holdings(state, account)
@@ -154,9 +176,9 @@ def show_node(path: Path, address: str, console: Console) -> None:
     )
     if who in state.judges:
         console.print(f"validator: {_standing(state.judges[who])}", highlight=False)
-    for entry in entries:
-        for line in _concerning(state, entry, who):
-            console.print(f"{entry.number:6}  {_time(entry)}  {line}", markup=False, highlight=False)
+    for line in record.lines:
+        for said in _concerning(state, line, who):
+            console.print(f"{line.number:6}  {_time(record, line)}  {said}", markup=False, highlight=False)
 
 
 def _standing(judge: Judge) -> str:
@@ -186,15 +208,8 @@ def explain(state: State, step: int, submission: int) -> list[str]:
     raise LedgerError(f"submission {step}/{submission}: is not in this ledger")
 
 
-def _verified(path: Path, console: Console) -> tuple[History, Sequence[Entry]]:
-    path = ledger_file(path)
-    with console.status(f"verifying {path}"):
-        entries = list(read_file(path))
-        return verify(entries), entries
-
-
-def _time(entry: Entry) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.time / 1000))
+def _time(record: Record, line: Line) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.time_of(line) / 1000))
 
 
 def _who(state: State, address: str) -> str:
@@ -214,9 +229,9 @@ def _sentence(act: Act) -> str:
     return f"{act.kind} {' '.join(f'{name}={value}' for name, value in fields.items())}"
 
 
-def _concerning(state: State, entry: Entry, who: str) -> Iterator[str]:
+def _concerning(state: State, line: Line, who: str) -> Iterator[str]:
     """What an entry says of one address."""
-    act = entry.statement.act
+    act = line.act
     if isinstance(act, Work):
         mine = [leaf.submission for leaf in act.leaves if leaf.node == who]
         if mine:
@@ -231,5 +246,5 @@ def _concerning(state: State, entry: Entry, who: str) -> Iterator[str]:
                 vote = batch.reveals[who].votes[index]
                 right = "right" if vote == act.plants[index] else "wrong"
                 yield f"{batch.step}/{leaf.submission} {known}: judged {right}, {OUTCOMES[vote]}"
-    elif who in (entry.statement.author, getattr(act, "node", ""), getattr(act, "challenger", "")):
+    elif who in (line.author, getattr(act, "node", ""), getattr(act, "challenger", "")):
         yield _sentence(act)

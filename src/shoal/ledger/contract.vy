@@ -88,10 +88,16 @@ struct Totals:
     brought_in: uint256
     paid_out: uint256
 
+# Everything that the rules need of an act, so that anybody adds up the same state from the logs alone, whoever sent the
+# transaction; but for the submissions of a batch, which stand in the coordinator's own, after what `work` is called with.
 event Entered:
     author: indexed(address)
     kind: indexed(uint256)
     key: indexed(uint256)
+    one: uint256
+    two: uint256
+    three: uint256
+    evidence: DynArray[bytes32, MOST_LEAVES]
 
 MOST_LEAVES: constant(uint256) = 256
 MOST_JUDGES: constant(uint256) = 32
@@ -116,6 +122,7 @@ RULE: constant(uint256) = 11
 COORDINATOR: public(immutable(address))
 RUN: public(immutable(bytes32))
 TERMS: public(immutable(Terms))
+BEGAN: public(immutable(uint256))  # the block from which on there are entries
 
 clock: uint256
 beacon: bytes32
@@ -146,6 +153,7 @@ def __init__(run: bytes32, terms: Terms, validators: DynArray[address, MOST_JUDG
     COORDINATOR = msg.sender
     RUN = run
     TERMS = terms
+    BEGAN = block.number
     self.beacon = terms.beacon
     for validator: address in validators:
         assert not self.is_judge[validator], "mismatch"
@@ -158,19 +166,20 @@ def _admit(validator: address):
     self.standing[validator] = FULL_STANDING
     self.judges.append(validator)
     self.accounts[validator].registered = True
+    self._enter(REGISTER, convert(validator, uint256) | 1 << 160, 0, 0, 0)
 
 
 @internal
-def _once(kind: uint256, name: bytes32):
+def _once(kind: uint256, name: bytes32, one: uint256, two: uint256):
     id: bytes32 = keccak256(abi_encode(msg.sender, kind, name))
     assert not self.done[id], "taken"
     self.done[id] = True
-    log Entered(author=msg.sender, kind=kind, key=convert(name, uint256))
+    self._enter(kind, convert(name, uint256), one, two, 0)
 
 
 @internal
-def _enter(kind: uint256, key: uint256):
-    log Entered(author=msg.sender, kind=kind, key=key)
+def _enter(kind: uint256, key: uint256, one: uint256, two: uint256, three: uint256):
+    log Entered(author=msg.sender, kind=kind, key=key, one=one, two=two, three=three, evidence=[])
 
 
 # Nodes and their credits
@@ -184,13 +193,13 @@ def register(node: address, validator: bool):
     else:
         assert not self.accounts[node].registered, "taken"
         self.accounts[node].registered = True
-    self._enter(REGISTER, convert(node, uint256) | convert(validator, uint256) << 160)
+        self._enter(REGISTER, convert(node, uint256), 0, 0, 0)
 
 
 @external
 @payable
 def fund(name: bytes32):
-    self._once(FUND, name)
+    self._once(FUND, name, msg.value, 0)
     self.treasury += msg.value
     self.brought_in += msg.value
 
@@ -199,7 +208,7 @@ def fund(name: bytes32):
 @payable
 def deposit(name: bytes32, node: address):
     assert self.accounts[node].registered, "unknown"
-    self._once(DEPOSIT, name)
+    self._once(DEPOSIT, name, msg.value, convert(node, uint256))
     self.accounts[node].stake += msg.value
     self.brought_in += msg.value
 
@@ -208,7 +217,7 @@ def deposit(name: bytes32, node: address):
 def unbond(name: bytes32, amount: uint256):
     assert self.accounts[msg.sender].registered, "unknown"
     assert amount > 0 and self.accounts[msg.sender].stake >= amount, "short"
-    self._once(UNBOND, name)
+    self._once(UNBOND, name, amount, 0)
     self.accounts[msg.sender].stake -= amount
     self.accounts[msg.sender].leaving += amount
     self.accounts[msg.sender].leaves_at = self.clock + 2 * TERMS.patience + 2 * TERMS.window
@@ -218,7 +227,7 @@ def unbond(name: bytes32, amount: uint256):
 @nonreentrant
 def withdraw(name: bytes32):
     assert self.accounts[msg.sender].registered, "unknown"
-    self._once(WITHDRAW, name)
+    self._once(WITHDRAW, name, 0, 0)
     self._turn(msg.sender)
     amount: uint256 = self.accounts[msg.sender].earned
     self.accounts[msg.sender].earned = 0
@@ -298,7 +307,7 @@ def work(batch: uint256, step: uint256, root: bytes32, count: uint256, beacon: b
     self.batches[batch].entered = self.clock
     self.batches[batch].count = count
     self.batches[batch].plants = plants
-    self._enter(WORK, batch)
+    self._enter(WORK, batch, step, convert(beacon, uint256), convert(plants, uint256))
 
 
 @internal
@@ -347,7 +356,7 @@ def commit(batch: uint256, sealed: bytes32):
     assert self.batches[batch].reveals == 0 and patient, "late"
     self.votes[batch][msg.sender].sealed = sealed
     self.batches[batch].commits += 1
-    self._enter(COMMIT, batch)
+    self._enter(COMMIT, batch, convert(sealed, uint256), 0, 0)
 
 
 @external
@@ -373,7 +382,15 @@ def reveal(
     self.votes[batch][msg.sender].accepted = accepted
     self.votes[batch][msg.sender].rejected = rejected
     self.batches[batch].reveals += 1
-    self._enter(REVEAL, batch)
+    log Entered(
+        author=msg.sender,
+        kind=REVEAL,
+        key=batch,
+        one=accepted,
+        two=rejected,
+        three=convert(salt, uint256),
+        evidence=evidence,
+    )
 
 
 @internal
@@ -436,7 +453,7 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
     self.batches[batch].rejected = rejected & ~excluded
     self.batches[batch].excluded = excluded
     self._judge_judges(batch, good, bad)
-    self._enter(SETTLE, batch)
+    self._enter(SETTLE, batch | convert(opened, uint256) << 32, good, bad, convert(salt, uint256))
 
 
 @internal
@@ -525,7 +542,7 @@ def challenge(batch: uint256, index: uint256, accept: bool, evidence: bytes32):
             contested = True
     assert contested, "pointless"
     self.challenges[batch][index][msg.sender] = 1 if accept else 2
-    self._enter(CHALLENGE, batch << 8 | index)
+    self._enter(CHALLENGE, batch << 8 | index, convert(accept, uint256), convert(evidence, uint256), 0)
 
 
 @internal
@@ -546,7 +563,7 @@ def rule(
     assert claim != 0, "unknown"
     assert claim != 3, "taken"
     assert self._holds(batch, index, leaf, proof), "mismatch"
-    self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256))
+    self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256), convert(upheld, uint256), 0, 0)
     if not upheld:
         bond: uint256 = min(TERMS.bond, self.accounts[challenger].stake)
         self.accounts[challenger].stake -= bond
@@ -658,12 +675,6 @@ def judge(who: address) -> (bool, uint256):
 @view
 def jury(batch: uint256) -> DynArray[address, MOST_JUDGES]:
     return self.juries[batch]
-
-
-@external
-@view
-def step_of(batch: uint256) -> uint256:
-    return self.batches[batch].step
 
 
 @external

@@ -1,11 +1,15 @@
 """What a ledger is to whoever writes to it or asks it, wherever it lies."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol, TypeVar
 
 from shoal.keys import Key
 from shoal.ledger.acts import Act
-from shoal.ledger.state import Status
+from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.state import State, Status, holdings, leases, status
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,33 @@ class Totals:
     paid_out: int
 
 
+def standing_of(state: State, address: str) -> Standing | None:
+    """None for an address that is not registered."""
+    account = state.accounts.get(address)
+    if account is None:
+        return None
+    return Standing(
+        **asdict(holdings(state, account)),
+        accepted=account.accepted,
+        offences=account.offences,
+        leases=leases(state, account),
+        status=status(state, account),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An act in its place among all: what people are shown."""
+
+    number: int
+    author: str
+    act: Act
+    hash: str
+    """Of the entry, or of the transaction."""
+    at: int
+    """When: milliseconds since 1970, or the number of a block."""
+
+
 class Ledger(Protocol):
     """An append-only record under the rules of `rules.py`."""
 
@@ -43,6 +74,26 @@ class Ledger(Protocol):
     def enter(self, key: Key, act: Act) -> bool:
         """Enters an act, signed with its author's key; False if it was there already. `Refused` says which rule it
         breaks. When it returns, the entry is durable."""
+        ...
+
+    def enter_all(self, key: Key, acts: Sequence[Act]) -> list[bool]:
+        """The same of several in their order; a refusal of any is raised after all are done."""
+        ...
+
+    def take(self, statement: Statement) -> bool:
+        """Enters what its author signed elsewhere. A chain refuses it: there, authors send transactions."""
+        ...
+
+    def entries(self, first: int, most: int) -> list[Entry]:
+        """Entries from a number on. A chain refuses it: it is read there."""
+        ...
+
+    def catch_up(self) -> None:
+        """Takes in what others have entered."""
+        ...
+
+    def look(self, reader: Callable[[State], T]) -> T:
+        """Reads the state as of the last `catch_up` or entry, without waiting for anybody; LedgerError before that."""
         ...
 
     def node(self, address: str) -> Standing | None:
@@ -62,5 +113,16 @@ class Ledger(Protocol):
         ...
 
     def totals(self) -> Totals: ...
+
+    def give_gas(self, key: Key, wei: int) -> None:
+        """Sees to it, out of the key's own money, that validators can pay for their votes where these cost anything."""
+        ...
+
+    @property
+    def spent_s(self) -> float: ...
+
+    def stop(self) -> None:
+        """Ends what waits; from any thread."""
+        ...
 
     def close(self) -> None: ...

@@ -1,27 +1,30 @@
 """Talking to a chain through a node that may be late, away, or change its mind.
 
-Reading is repeated until the node answers or `wait_s` is over. A transaction is signed once and the same bytes are sent
-until a block has them: whatever gets lost on the way, it happens once. What was sent lately is kept, so that a
-reorganisation that drops it is noticed and it is sent again.
+Reading is repeated until the node answers or `wait_s` is over. A transaction is signed once, written down, and the same
+bytes are sent until a block has them, also by the next process: whatever gets lost on the way, it happens once. What
+was sent lately is kept, so that a reorganisation that drops it is noticed and it is sent again.
 """
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from eth_account import Account as Signer
+from hexbytes import HexBytes
 from requests.exceptions import RequestException
 from web3 import HTTPProvider, Web3
-from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3RPCError
-from web3.types import TxParams, TxReceipt
+from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3Exception, Web3RPCError
+from web3.types import TxParams, TxReceipt, Wei
 
-from shoal.errors import LedgerError
+from shoal.errors import AwayError, LedgerError
 from shoal.files import write_whole
-from shoal.keys import Key
+from shoal.keys import Key, checksummed
 
 LOG = logging.getLogger("shoal.ledger")
 ANSWER_S = 10.0
@@ -34,6 +37,14 @@ KNOWN = ("already known", "already imported", "nonce too low", "transaction alre
 T = TypeVar("T")
 
 
+class ChainError(AwayError):
+    """The chain, its node or an empty purse is in the way for now; what was to be entered can be entered later."""
+
+
+class NoGasError(ChainError):
+    """An address that cannot pay for its transaction."""
+
+
 class Reverted(Exception):
     """The contract refuses; `code` is what it says."""
 
@@ -42,30 +53,54 @@ class Reverted(Exception):
         self.code = code
 
 
+class NotTaken(Exception):
+    """A transaction that a node will not have, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A transaction that a block has."""
+    """A transaction that was signed, and the block that has it; -1 while none is known."""
 
     what: str
+    sender: str
+    count: int
+    """How many the sender sent before: no two with the same count are ever in blocks."""
     raw: str
     hash: str
-    block: int
-    block_hash: str
-    gas: int
+    block: int = -1
+    block_hash: str = ""
+    gas: int = 0
 
 
 class Chain:
-    """A chain behind one RPC address."""
+    """A chain behind one RPC address. Without a journal nothing that was sent is sent again."""
 
     def __init__(
-        self, url: str, journal: Path, *, wait_s: float = 120.0, answer_s: float = ANSWER_S, confirmations: int = 1
+        self,
+        url: str,
+        journal: Path | None = None,
+        *,
+        wait_s: float = 120.0,
+        answer_s: float = ANSWER_S,
+        confirmations: int = 1,
     ) -> None:
         self.url, self._journal = url, journal
         self._wait_s, self._confirmations = wait_s, confirmations
         provider = HTTPProvider(url, request_kwargs={"timeout": answer_s}, exception_retry_configuration=None)
         self.web3 = Web3(provider)
-        self.id: int = self.ask("its id", lambda: self.web3.eth.chain_id)
         self._sent = _read(journal)
+        self._stopped = threading.Event()
+
+    @cached_property
+    def id(self) -> int:
+        return self.ask("its id", lambda: self.web3.eth.chain_id)
+
+    def stop(self) -> None:
+        """Ends what waits for the chain, in any thread."""
+        self._stopped.set()
+
+    def balance(self, address: str) -> int:
+        return self.ask("a balance", lambda: self.web3.eth.get_balance(self.web3.to_checksum_address(address)))
 
     def ask(self, what: str, question: Callable[[], T]) -> T:
         """The answer of the node, which is asked again while it is away."""
@@ -77,54 +112,112 @@ class Chain:
                 raise Reverted(_code(error)) from None
             except (RequestException, OSError) as error:
                 if time.monotonic() > deadline:
-                    raise LedgerError(
+                    raise ChainError(
                         f"chain {self.url}: did not answer for {self._wait_s:.0f} s while asked for {what} "
                         f"({type(error).__name__}); is the node up?"
                     ) from error
-                time.sleep(pause)
+                self._pause(pause)
                 pause = min(2 * pause, 2.0)
+            except (BlockNotFound, TransactionNotFound):
+                raise
+            except Web3RPCError as error:
+                if _has_no_money(error):
+                    raise
+                raise ChainError(f"chain {self.url}: does not say {what} ({error})") from error
+            except (Web3Exception, ValueError) as error:
+                raise ChainError(
+                    f"chain {self.url}: answers strangely when asked for {what} ({error!r:.200})"
+                ) from error
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise ChainError(f"chain {self.url}: is waited for no longer, for this process ends")
 
     def send(self, key: Key, what: str, transaction: TxParams) -> Sent:
         """Signs and sends, and waits until a block has it. `Reverted` if the contract refuses, then or before."""
         sender = self.web3.to_checksum_address(key.address)
         wanted: TxParams = {**transaction, "from": sender}
-        gas = self.ask(f"the price of {what}", lambda: self.web3.eth.estimate_gas(wanted))
-        base = self.ask("the newest block", lambda: self.web3.eth.get_block("latest"))["baseFeePerGas"]
-        tip = self.ask("the usual tip", lambda: self.web3.eth.max_priority_fee)
+        fees = self._fees(what, wanted)
         count = self.ask("the sender's count", lambda: self.web3.eth.get_transaction_count(sender, "pending"))
-        fees = {"gas": gas + gas // 4, "maxFeePerGas": 2 * base + tip, "maxPriorityFeePerGas": tip}
         fields = {**transaction, **fees, "nonce": count, "chainId": self.id}
-        raw = Signer.sign_transaction(fields, key.export()).raw_transaction
-        receipt = self._deliver(what, bytes(raw))
+        raw = bytes(Signer.sign_transaction(fields, key.export()).raw_transaction)
+        signed = Sent(what, sender, count, raw.hex(), f"0x{Web3.keccak(raw).hex()}")
+        self._keep([*self._sent, signed])
+        try:
+            receipt = self._deliver(signed)
+        except NotTaken as error:
+            self._keep(one for one in self._sent if one != signed)
+            raise ChainError(f"{what}: the node of chain {self.url} does not take it ({error})") from error
         if receipt["status"] == 0:  # something came between asking and the block
-            try:
-                self.web3.eth.call(wanted, receipt["blockNumber"])
-                code = ""
-            except ContractLogicError as error:
-                code = _code(error)
-            raise Reverted(code)
-        sent = _sent(what, bytes(raw), receipt)
-        self._keep([*self._sent, sent])
+            self._keep(one for one in self._sent if one != signed)
+            raise Reverted(self._why(wanted, receipt))
+        sent = _in_block(signed, receipt)
+        self._keep(sent if one == signed else one for one in self._sent)
         return sent
 
+    def pay(self, key: Key, to: str, amount: int) -> None:
+        """Wei for somebody else's gas."""
+        self.send(key, f"gas for {to}", {"to": self.web3.to_checksum_address(to), "value": Wei(amount)})
+
+    def _fees(self, what: str, wanted: TxParams) -> TxParams:
+        """What a transaction may cost; NoGasError if its sender cannot pay that."""
+        base = self.ask("the newest block", lambda: self.web3.eth.get_block("latest"))["baseFeePerGas"]
+        tip = self.ask("the usual tip", lambda: self.web3.eth.max_priority_fee)
+        price, sender = 2 * base + tip, str(wanted["from"])
+        try:
+            gas = self.ask(f"the price of {what}", lambda: self.web3.eth.estimate_gas(wanted))
+        except Web3RPCError:
+            gas = 0
+        gas += gas // 4
+        needed, has = int(wanted.get("value", 0)) + gas * price, self.balance(sender)
+        if not gas or has < needed:
+            raise NoGasError(
+                f"{what}: {checksummed(sender.lower())} has {has} wei on chain {self.url} and needs "
+                f"{needed if gas else f'more than {max(has, needed)}'} for it; send it some (on a development chain: "
+                "shoal ledger gas RUN --dev). A run's coordinator gives its validators ledger.gas"
+            )
+        return {"gas": gas, "maxFeePerGas": Wei(price), "maxPriorityFeePerGas": tip}
+
+    def _why(self, wanted: TxParams, receipt: TxReceipt) -> str:
+        try:
+            self.web3.eth.call(wanted, receipt["blockNumber"])
+        except ContractLogicError as error:
+            return _code(error)
+        except (RequestException, OSError, Web3RPCError):
+            pass
+        return ""
+
     def tend(self) -> int:
-        """Sends again what a reorganisation dropped; how much that was."""
+        """Sends again what no block has: because a reorganisation dropped it, or nobody lived to see it. How much."""
         if not self._sent or self._is_there(self._sent[-1]):
             return 0
-        dropped = [sent for sent in self._sent if not self._is_there(sent)]
-        LOG.warning("chain %s: was reorganised; %d transactions are sent again", self.url, len(dropped))
-        again = {}
-        for sent in dropped:
-            receipt = self._deliver(sent.what, bytes.fromhex(sent.raw))
-            if receipt["status"] == 0:
-                raise LedgerError(f"{sent.what}: was undone by a reorganisation of the chain, and is refused now")
-            again[sent.hash] = _sent(sent.what, bytes.fromhex(sent.raw), receipt)
-        self._keep([again.get(sent.hash, sent) for sent in self._sent])
-        return len(dropped)
+        gone = [sent for sent in self._sent if not self._is_there(sent)]
+        LOG.warning("chain %s: %d transactions are in no block, and are sent again", self.url, len(gone))
+        for sent in gone:
+            receipt = self._again(sent)
+            if receipt is not None and receipt["status"] == 1:
+                there = _in_block(sent, receipt)
+                self._keep(there if one == sent else one for one in self._sent)
+                continue
+            self._keep(one for one in self._sent if one != sent)
+            LOG.warning("chain %s: %s is refused now; whoever needs it enters it anew", self.url, sent.what)
+        return len(gone)
 
-    def _deliver(self, what: str, raw: bytes) -> TxReceipt:
+    def _again(self, sent: Sent) -> TxReceipt | None:
+        """None if no block can ever have it: another transaction of the same sender has its place, or the node says
+        no."""
+        count = self.ask("the sender's count", lambda: self.web3.eth.get_transaction_count(sent.sender, "latest"))  # type: ignore[arg-type]
+        if count > sent.count and not self._is_there(sent):
+            return None
+        try:
+            return self._deliver(sent)
+        except NotTaken as error:
+            LOG.warning("chain %s: does not take %s again: %s", self.url, sent.what, error)
+            return None
+
+    def _deliver(self, sent: Sent) -> TxReceipt:
         """Sends the same bytes until they are in a block with enough blocks on top."""
-        digest = Web3.keccak(raw)
+        what, raw, digest = sent.what, bytes.fromhex(sent.raw), HexBytes(sent.hash)
         deadline, send_at, pause = time.monotonic() + self._wait_s, 0.0, POLL_S[0]
         while True:
             if time.monotonic() >= send_at:
@@ -140,47 +233,55 @@ class Chain:
             except TransactionNotFound:
                 pass
             if time.monotonic() > deadline:
-                raise LedgerError(
-                    f"{what}: transaction 0x{digest.hex()} is in no block, or not deep enough, after "
+                raise ChainError(
+                    f"{what}: transaction {sent.hash} is in no block, or not deep enough, after "
                     f"{self._wait_s:.0f} s; it may still come: enter it again, which changes nothing if it has"
                 )
-            time.sleep(pause)
+            self._pause(pause)
             pause = min(2 * pause, POLL_S[1])
 
     def _push(self, what: str, raw: bytes) -> None:
-        try:
-            self.ask(f"taking {what}", lambda: self.web3.eth.send_raw_transaction(raw))
-        except (Web3RPCError, ValueError) as error:
-            if not any(known in str(error).lower() for known in KNOWN):
-                raise LedgerError(f"{what}: the chain's node does not take it ({error})") from error
+        def push() -> None:
+            try:
+                self.web3.eth.send_raw_transaction(raw)
+            except (Web3RPCError, ValueError) as error:
+                if not any(known in str(error).lower() for known in KNOWN):
+                    raise NotTaken(str(error)) from error
+
+        self.ask(f"taking {what}", push)
 
     def _is_there(self, sent: Sent) -> bool:
         try:
-            block = self.ask("a block", lambda: self.web3.eth.get_block(sent.block))
-            if block["hash"].hex() == sent.block_hash:
-                return True
+            if sent.block >= 0:
+                block = self.ask("a block", lambda: self.web3.eth.get_block(sent.block))
+                if block["hash"].hex() == sent.block_hash:
+                    return True
+        except BlockNotFound:
+            pass
+        try:
             self.ask("a receipt", lambda: self.web3.eth.get_transaction_receipt(sent.hash))  # type: ignore[arg-type]
             return True
-        except (BlockNotFound, TransactionNotFound):
+        except TransactionNotFound:
             return False
 
     def _keep(self, sent: Iterable[Sent]) -> None:
         self._sent = list(sent)[-KEPT:]
-        write_whole(self._journal, json.dumps([asdict(one) for one in self._sent]).encode())
+        if self._journal:
+            write_whole(self._journal, json.dumps([asdict(one) for one in self._sent]).encode())
 
 
-def _sent(what: str, raw: bytes, receipt: TxReceipt) -> Sent:
-    return Sent(
-        what,
-        raw.hex(),
-        f"0x{bytes(receipt['transactionHash']).hex()}",
-        receipt["blockNumber"],
-        bytes(receipt["blockHash"]).hex(),
-        receipt["gasUsed"],
-    )
+def _in_block(sent: Sent, receipt: TxReceipt) -> Sent:
+    place = bytes(receipt["blockHash"]).hex()
+    return replace(sent, block=receipt["blockNumber"], block_hash=place, gas=receipt["gasUsed"])
 
 
-def _read(journal: Path) -> list[Sent]:
+def _has_no_money(error: Web3RPCError) -> bool:
+    return "insufficient" in str(error).lower()
+
+
+def _read(journal: Path | None) -> list[Sent]:
+    if journal is None:
+        return []
     try:
         return [Sent(**tree) for tree in json.loads(journal.read_bytes())]
     except FileNotFoundError:

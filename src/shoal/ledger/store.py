@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
@@ -23,10 +22,10 @@ from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Head, Open, Terms
 from shoal.ledger.entry import Entry, Statement
-from shoal.ledger.interface import Standing, Totals
+from shoal.ledger.interface import Standing, Totals, standing_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import opened
-from shoal.ledger.state import State, holdings, leases, status
+from shoal.ledger.state import State
 
 LEDGER_FILE = "ledger.db"  # in a run's directory
 MOST_TOGETHER = 512
@@ -111,24 +110,24 @@ class SqliteLedger:
             self._jobs.put(job)
         return [answer.result(ANSWER_S) for _, answer in jobs]
 
+    def enter_all(self, key: Key, acts: Sequence[Act]) -> list[bool]:
+        return self.take_all([Statement.sign(key, self.run, self.name, act) for act in acts])
+
+    def catch_up(self) -> None:
+        """Nobody else writes here."""
+
+    def give_gas(self, key: Key, wei: int) -> None:
+        """Votes cost nothing here."""
+
+    def stop(self) -> None:
+        """The disk is not waited for long."""
+
     def cosign(self, key: Key) -> bool:
         """Enters a validator's signature on the newest entry."""
         return self.enter(key, self.head)
 
     def node(self, address: str) -> Standing | None:
-        with self._lock:
-            state = self._history.state
-            account = state.accounts.get(address)
-            if account is None:
-                return None
-            has = holdings(state, account)
-            return Standing(
-                **asdict(has),
-                accepted=account.accepted,
-                offences=account.offences,
-                leases=leases(state, account),
-                status=status(state, account),
-            )
+        return self.look(lambda state: standing_of(state, address))
 
     def judge(self, address: str) -> int | None:
         with self._lock:

@@ -76,7 +76,7 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(task) for task in (coordinator.keep(), coordinator.tidy())]
+        tasks = [asyncio.create_task(task) for task in (coordinator.keep(), coordinator.tell(), coordinator.tidy())]
         try:
             yield
         finally:
@@ -366,7 +366,10 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.get("/v1/ledger/entries", summary="Entries of the ledger from a number on, a line of JSON each.")
     async def entries(first: First = 0) -> m.LinesOut:
-        found = await asyncio.to_thread(coordinator.book.entries, first, MOST_ENTRIES)
+        try:
+            found = await asyncio.to_thread(coordinator.book.entries, first, MOST_ENTRIES)
+        except Refused as error:
+            raise Refusal("unknown", str(error)) from None
         return m.LinesOut(lines=[entry.to_line() for entry in found])
 
     @app.get("/v1/ledger/nodes/{address}", summary="A node's stake, earnings and standing.")

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from shoal.errors import LedgerError, SwarmError
 from shoal.keys import Key, checksummed, short
-from shoal.ledger.chain import TamperedError
 from shoal.ledger.commands import explain as sentences
-from shoal.ledger.export import verify_file
+from shoal.ledger.record import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import open_run
 from shoal.swarm import messages as m
@@ -42,20 +41,19 @@ def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
         raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
     with reading(run) as db:
         told = asdict(explain(db, *named_submission(submission)))
-    told["ledger"] = _ledger_says(run_dir / LEDGER_FILE, told["step"], told["submission"])
+    told["ledger"] = _ledger_says(run_dir, told["step"], told["submission"])
     if told["verdict"] and told["verdict"]["evidence"]:
         told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
     return told
 
 
-def _ledger_says(path: Path, step: int, submission: int) -> list[str]:
+def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
     """What the ledger has of a submission; nothing while its step is not entered."""
-    if not path.exists():
+    if not is_on_chain(run_dir) and not (run_dir / LEDGER_FILE).exists():
         return []
+    state = read_record(run_dir).state
     try:
-        return sentences(verify_file(path).state, step, submission)[1:]
-    except TamperedError:
-        raise
+        return sentences(state, step, submission)[1:]
     except LedgerError:
         return ["its step is not entered yet"]
 

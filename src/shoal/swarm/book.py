@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from shoal.config import LedgerConfig, RunConfig
-from shoal.errors import StorageError
+from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.draw import draw
 from shoal.ledger.entry import Entry, Statement
-from shoal.ledger.interface import Standing
+from shoal.ledger.interface import Ledger, Standing, standing_of
+from shoal.ledger.record import is_on_chain
 from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
 from shoal.swarm.database import Database, read_fact, write_fact
@@ -32,29 +33,53 @@ from shoal.swarm.terms import Terms
 T = TypeVar("T")
 # Batches that a run's chain of beacons is long enough for; a step takes one, or one for every 256 files.
 MOST_BATCHES = 1 << 16
+GAS_EVERY_S = 10.0
 
 
 class Book:
     """The coordinator's hand on the ledger."""
 
-    def __init__(
-        self, path: Path, ledger: SqliteLedger, key: Key, config: LedgerConfig, links: Sequence[bytes]
-    ) -> None:
+    def __init__(self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes]) -> None:
         self._path = path
         self._began = time.monotonic()
         self._ledger = ledger
         self._key = key
-        self._config = config
+        self.config = config
+        """With the contract, where the ledger is one."""
         self._beacons = links
-        self._open = 0  # batches before this one are settled
-        ledger.enter(key, Fund(id="treasury", amount=config.fund))
+        self._seen: State | None = None
+        self._open = 0  # batches before this one are settled in the state that was seen
+        self._begun = False
+        self._gas_at = 0.0
 
     @classmethod
     def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
-        """The ledger of a run in a file, begun if there is none."""
+        """The ledger of a run in a file, or the contract that its config names, begun if there is none."""
         links = run_beacons(key, config.name)
-        ledger = SqliteLedger.open(path, key, config.name, ledger_terms(config, key, terms, links[0]))
-        return cls(path, ledger, key, config.ledger, links)
+        law, wanted, is_known = ledger_terms(config, key, terms, links[0]), config.ledger, is_on_chain(path.parent)
+        if not wanted.rpc and is_known:
+            raise LedgerError(f"run {path.parent}: its ledger is a contract; set ledger.rpc to a node of its chain")
+        if not wanted.rpc:
+            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links)
+        else:
+            from shoal.ledger.deployed import contract_of  # needs more packages than a file
+
+            deep = wanted.confirmations
+            contract = contract_of(path.parent, key, config.name, wanted.rpc, wanted.contract, law, deep)
+            config_of = wanted.model_copy(update={"contract": contract.address})
+            book = cls(path, contract, key, config_of, links)
+        if not is_known:  # else its chain may be away
+            book._begin()
+        return book
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._enter([Fund(id="treasury", amount=self.config.fund)])
+            self._begun = True
+
+    def stop(self) -> None:
+        """Ends what waits for the ledger."""
+        self._ledger.stop()
 
     def close(self) -> None:
         """Also notes what the ledger took of the coordinator's time, beside it."""
@@ -64,22 +89,34 @@ class Book:
             write_whole(self._path.with_suffix(".json"), json.dumps(took).encode())
 
     def keep(self, database: Database) -> None:
-        """Enters what was noted, and settles what was judged. Not from the database's own thread."""
+        """Enters what was noted, and settles what was judged. Not from the database's own thread.
+
+        Whatever goes wrong on the way, what was not entered stays noted.
+        """
+        self._ledger.catch_up()
+        self._begin()
         for rows in noted(database):
             self._enter([act for _, kind, body in rows for act in self._acts(database, kind, json.loads(body))])
             told(database, rows[-1][0])
         self._settle(database)
+        if time.monotonic() >= self._gas_at:
+            self._gas_at = time.monotonic() + GAS_EVERY_S
+            self._ledger.give_gas(self._key, self.config.gas)
 
     @property
     def arbiter(self) -> str:
-        return self._ledger.state.terms.arbiter
+        return self.config.arbiter or self._key.address
 
     def take(self, statement: Statement) -> bool:
         """Enters what somebody else signed; False if it was there already. Refused says which rule it breaks."""
         return self._ledger.take(statement)
 
     def standing(self, node: str) -> Standing | None:
-        return self._ledger.node(node)
+        """As of when the ledger was asked last; None for a node that it does not know, or if it was never asked."""
+        try:
+            return self.look(lambda state: standing_of(state, node))
+        except LedgerError:
+            return None
 
     def look(self, reader: Callable[[State], T]) -> T:
         """Reads the state while nothing is entered."""
@@ -98,7 +135,7 @@ class Book:
             if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
                 plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
             return [Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)]
-        node, welcome = noted["node"], self._config.welcome
+        node, welcome = noted["node"], self.config.welcome
         # A node may have registered itself.
         acts: list[Act] = [] if self.look(lambda state: node in state.accounts) else [Register(node=node)]
         return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
@@ -111,7 +148,7 @@ class Book:
         A sample counts where everybody who is drawn has judged it: whoever was away is not to be taken for a liar. What
         is committed to is written down first, for it is opened as it was, whoever is killed meanwhile.
         """
-        if not self._config.plants or not files:
+        if not self.config.plants or not files:
             return ""
 
         def jury(state: State) -> set[str]:
@@ -132,14 +169,14 @@ class Book:
         return hashlib.sha256(secret.encode()).hexdigest()
 
     def _enter(self, acts: Sequence[Act]) -> None:
-        """Enters several with one wait for the disk."""
-        ledger = self._ledger
-        ledger.take_all([Statement.sign(self._key, ledger.run, ledger.name, act) for act in acts])
+        self._ledger.enter_all(self._key, acts)
 
     def _settle(self, database: Database) -> None:
         """Settles every batch whose validators have all said what they found, or were given long enough."""
 
         def due(state: State) -> list[tuple[int, bool]]:
+            if state is not self._seen:  # a chain that was reorganised may have unsettled something
+                self._seen, self._open = state, 0
             while self._open < len(state.batches) and _is_closed(state, self._open):
                 self._open += 1
             numbers = [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]

@@ -1,5 +1,7 @@
-"""Objecting to a verdict: anyone who has joined may, with evidence; the arbiter replays it and rules."""
+"""What a member says on the ledger by hand. Objecting to a verdict: anyone who has joined may, with evidence, which the
+arbiter replays before it rules. Taking out what was earned."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +10,11 @@ from rich.console import Console
 from shoal.errors import LedgerError
 from shoal.files import sha256_file
 from shoal.keys import Key
-from shoal.ledger.acts import Challenge, Rule
+from shoal.ledger.acts import Challenge, Rule, Withdraw
 from shoal.ledger.commands import OUTCOMES
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
-from shoal.swarm.history import enter, follow
+from shoal.swarm.history import access
 
 ASK_S = 30.0
 
@@ -25,17 +27,26 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
         raise LedgerError(f"evidence {evidence}: no such file; give the bundle that shoal replay was given")
     step, number = named_submission(submission)
     with Link(join, key, ASK_S) as link:
-        history = follow(link)
-        for batch in history.state.batches:
+        ledger = access(link)
+        for batch in ledger.catch_up().batches:
             for index, leaf in enumerate(batch.leaves):
                 if (batch.step, leaf.submission) == (step, number):
                     letter = "a" if claim == "accept" else "r"
                     proof = sha256_file(evidence)
                     act = Challenge(batch=batch.number, index=index, claim=letter, evidence=proof)  # type: ignore[arg-type]
-                    enter(link, history, act)
+                    ledger.say(act)
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
     raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
+
+
+def withdraw(join: str, key: Key, console: Console) -> None:
+    """Takes out what the key's address has earned for good, and what of its stake has left."""
+    with Link(join, key, ASK_S) as link:
+        ledger = access(link)
+        before = ledger.catch_up().paid_out
+        ledger.say(Withdraw(id=secrets.token_hex(8)))
+        console.print(f"{ledger.catch_up().paid_out - before:,} credits paid out to {key.address}", highlight=False)
 
 
 def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool], console: Console) -> tuple[int, int]:
@@ -46,10 +57,11 @@ def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool
     bundles = {sha256_file(path): path for path in sorted(evidence.glob("*.json"))}
     upheld = refuted = 0
     with Link(join, key, ASK_S) as link:
-        history = follow(link)
-        if key.address != history.state.terms.arbiter:
-            raise LedgerError(f"{key.address}: is not this run's arbiter, who is {history.state.terms.arbiter}")
-        for batch in history.state.batches:
+        ledger = access(link)
+        state = ledger.catch_up()
+        if key.address != state.terms.arbiter:
+            raise LedgerError(f"{key.address}: is not this run's arbiter, who is {state.terms.arbiter}")
+        for batch in list(state.batches):
             for (index, who), one in list(batch.challenges.items()):
                 if index in batch.rulings or (index, who) in batch.answered:
                     continue
@@ -59,7 +71,7 @@ def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool
                     continue
                 accusation_holds = replay(bundles[one.evidence])
                 right = accusation_holds == (one.claim == "r")
-                enter(link, history, Rule(batch=batch.number, index=index, challenger=who, upheld=right))
+                ledger.say(Rule(batch=batch.number, index=index, challenger=who, upheld=right))
                 console.print(f"{name}: challenge of {who} {'upheld' if right else 'refuted'}")
                 upheld, refuted = upheld + right, refuted + (not right)
     return upheld, refuted

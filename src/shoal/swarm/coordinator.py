@@ -165,10 +165,11 @@ class Coordinator:
         return granted, retry
 
     def _leases_of(self, node: str) -> int:
-        """How many leases the ledger lets a node hold; none while it does not know it yet."""
+        """How many leases the ledger lets a node hold. One that it does not know yet has no stake: a chain may take
+        its time, and before the node's work it hears of the node."""
         standing = self.book.standing(node)
         if standing is None or standing.status == "active":
-            return standing.leases if standing else 0
+            return standing.leases if standing else self.terms.probation_leases
         raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
 
     async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:
@@ -382,6 +383,7 @@ class Coordinator:
         joined = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined)).scalars()))
         relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
         if self._card is None or self._card[0] != relays:
+            config = self._config.model_copy(update={"ledger": self.book.config})
             card = Card(
                 schema_version=SCHEMA,
                 run=self.terms.run,
@@ -391,7 +393,7 @@ class Coordinator:
                 max_upload=self.terms.max_upload,
                 heartbeat_s=self.terms.heartbeat_s,
                 direct_uploads=self.objects.is_direct,
-                config=self._config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
+                config=config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
             )
             self._card = (relays, sign_card(card, self.key))
         return self._card[1]
@@ -399,7 +401,7 @@ class Coordinator:
     # What time brings
 
     async def keep(self) -> None:
-        """Sweeps, and tells the ledger, until cancelled."""
+        """Sweeps until cancelled."""
         last = 0.0
         while True:
             try:
@@ -408,10 +410,25 @@ class Coordinator:
                     last = time.monotonic()
                     await self.forget_nonces()
                 await self.card()  # relays come and go
-                await asyncio.to_thread(self.book.keep, self._database)
-            except Exception as error:  # a ledger or a database that is away comes back
+            except Exception as error:  # a database that is away comes back
                 LOG.warning("coordinator: %s; trying again", error)
             await asyncio.sleep(SWEEP_S)
+
+    async def tell(self) -> None:
+        """Tells the ledger until cancelled. It may be on a chain that is slow or away: nothing else waits for it."""
+        said = ""
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self.book.keep, self._database)
+                    said = ""
+                except Exception as error:  # nothing is struck out that was not entered
+                    if str(error) != said:
+                        said = str(error)
+                        LOG.warning("coordinator: %s; trying again", error)
+                await asyncio.sleep(SWEEP_S)
+        finally:
+            self.book.stop()
 
     async def tidy(self) -> None:
         """Removes orphans from the object store now and then, until cancelled."""

@@ -1,14 +1,174 @@
-"""A run's ledger over the network: followed with every entry checked, and added to with signed statements."""
+"""A run's ledger to one of its members: followed with everything checked, and spoken on with the member's key.
 
-from shoal.errors import LedgerError
+Where the ledger is the coordinator's file, it goes through the coordinator, and validators sign heads: each for a
+history that it has checked from its first entry on, and never for one that contradicts a head it signed before. Where
+it is a contract, members talk to the chain themselves, and the coordinator is not asked.
+"""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from shoal.errors import AwayError, LedgerError, RolloutError
+from shoal.files import write_whole
+from shoal.keys import Key
 from shoal.ledger import chain
-from shoal.ledger.acts import Act
-from shoal.ledger.chain import History
+from shoal.ledger.acts import Act, Head
+from shoal.ledger.chain import History, TamperedError
 from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.record import Record, record_of
+from shoal.ledger.state import State
+from shoal.shardcast.wire import distance
 from shoal.swarm.client import Link
+from shoal.swarm.refusal import Refusal
+
+if TYPE_CHECKING:
+    from shoal.ledger.evm import EvmLedger
+
+# A head is signed once this many entries have come since the last one, and when the run ends.
+HEAD_EVERY = 50
+ASK_S = 30.0
+FINISH_S, CHAIN_FINISH_S = 10.0, 120.0
 
 
-def follow(link: Link, history: History | None = None) -> History:
+class Access(Protocol):
+    """What a member does with the ledger."""
+
+    finish_s: float
+    """How long the last entries of a run may take."""
+
+    def catch_up(self) -> State: ...
+
+    def say(self, act: Act) -> None:
+        """Enters an act of the member's own; a refusal says why not."""
+        ...
+
+    def vouch(self, *, last: bool) -> State:
+        """Signs what was checked, where that is of use: now and then, and the last time. The state as it is then."""
+        ...
+
+
+def access(link: Link, kept_head: Path | None = None) -> Access:
+    """The ledger that the run card names. Beside the head a member keeps what it has sent to a chain."""
+    wanted = link.card.run_config().ledger
+    if not wanted.rpc:
+        return ThroughCoordinator(link, kept_head)
+    journal = kept_head.with_name("sent.json") if kept_head else None
+    return OnChain(_contract(link, journal), link)
+
+
+class OnChain:
+    """The ledger as a contract."""
+
+    finish_s = CHAIN_FINISH_S
+
+    def __init__(self, ledger: "EvmLedger", link: Link) -> None:
+        self.ledger, self._link = ledger, link
+
+    def catch_up(self) -> State:
+        try:
+            self.ledger.catch_up()
+        except TamperedError as error:  # all was read twice; another node of the chain may know more
+            raise AwayError(
+                f"{self.ledger.place}: its node leaves something out, or the coordinator: {error}"
+            ) from None
+        state = self.ledger.look(lambda state: state)
+        if state.coordinator != (expected := self._link.card.coordinator):
+            raise LedgerError(f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {expected}")
+        return state
+
+    def say(self, act: Act) -> None:
+        self.ledger.enter(self._link.key, act)
+
+    def vouch(self, *, last: bool) -> State:  # noqa: ARG002
+        """The chain does."""
+        return self.catch_up()
+
+
+def _contract(link: Link, journal: Path | None) -> "EvmLedger":
+    from shoal.ledger.deployed import ANSWER_S, WAIT_S, way_to
+    from shoal.ledger.evm import EvmLedger
+    from shoal.ledger.rpc import Chain
+
+    wanted, url = link.card.run_config().ledger, link.join_at.url
+    rpc = way_to(wanted.rpc)
+    if rpc == wanted.rpc and _distance(rpc) < _distance(url):
+        raise LedgerError(
+            f"run card of {url}: names a chain's node at {rpc}, which lies nearer to this machine than the coordinator "
+            "does, and is not asked; if that is meant, set SHOAL_RPC to it"
+        )
+    node = Chain(rpc, journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=wanted.confirmations)
+    return EvmLedger(node, wanted.contract, link.card.run)
+
+
+def _distance(url: str) -> int:
+    parts = urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return 0
+    return min((distance(str(address[4][0])) for address in found), default=0)
+
+
+class ThroughCoordinator:
+    """The ledger that the coordinator keeps, every entry checked."""
+
+    finish_s = FINISH_S
+
+    def __init__(self, link: Link, kept_head: Path | None) -> None:
+        self._link = link
+        self._kept = kept_head
+        self._history: History | None = None
+        self._signed = -1
+
+    def catch_up(self) -> State:
+        return self._follow().state
+
+    def say(self, act: Act) -> None:
+        history = self._history or self._follow()
+        statement = Statement.sign(self._link.key, history.state.run, history.ledger, act)
+        self._link.send("POST", "/v1/ledger/statements", statement.model_dump(mode="json"))
+
+    def vouch(self, *, last: bool) -> State:
+        history = self._follow()
+        if last or history.number - self._signed >= HEAD_EVERY:
+            self._sign_head(history)
+        return history.state
+
+    def _follow(self) -> History:
+        """Takes the entries that are new."""
+        self._history = follow(self._link, self._history)
+        self._check_kept(self._history)
+        return self._history
+
+    def _sign_head(self, history: History) -> None:
+        head = Head(number=history.number, hash=history.last.hash)
+        if head.number == self._signed or self._kept is None:
+            return
+        statement = Statement.sign(self._link.key, history.state.run, history.ledger, head)
+        write_whole(self._kept, statement.model_dump_json().encode(), durable=True)  # before anybody else has it
+        try:
+            self.say(head)
+        except (Refusal, RolloutError):
+            return
+        self._signed = head.number
+
+    def _check_kept(self, history: History) -> None:
+        """Refuses a history that is not the one whose head this validator signed before."""
+        if self._kept is None or not self._kept.exists():
+            return
+        kept = Statement.model_validate_json(self._kept.read_bytes())
+        assert isinstance(kept.act, Head)
+        if kept.ledger != history.ledger:
+            raise LedgerError(
+                f"ledger of {self._link.join_at.url}: is another one than that whose head lies in {self._kept}; was "
+                "the run begun anew? Then remove that file"
+            )
+        chain.check_head(history, kept.author, kept.act)
+
+
+def follow(link: Link, history: History | None = None, entries: list[Entry] | None = None) -> History:
     """The history that a coordinator gives out, each entry checked; of one that is known, what is new of it."""
     while lines := link.get(f"/v1/ledger/entries?first={history.number + 1 if history else 0}")["lines"]:
         for entry in map(Entry.from_line, lines):
@@ -16,6 +176,8 @@ def follow(link: Link, history: History | None = None) -> History:
                 history = _begin(link, entry)
             else:
                 chain.extend(history, entry)
+            if entries is not None:
+                entries.append(entry)
     if history is None:
         raise LedgerError(f"{link.join_at.url}: has no ledger of the coordinator {link.card.coordinator}")
     return history
@@ -32,7 +194,11 @@ def _begin(link: Link, entry: Entry) -> History:
     return history
 
 
-def enter(link: Link, history: History, act: Act) -> None:
-    """Hands in an act, signed with the link's key."""
-    statement = Statement.sign(link.key, history.state.run, history.ledger, act)
-    link.send("POST", "/v1/ledger/statements", statement.model_dump(mode="json"))
+def record_at(join: str) -> Record:
+    """The ledger of a run whose coordinator is somewhere else, for people."""
+    with Link(join, Key.create(), ASK_S) as link:
+        ledger = access(link)
+        if isinstance(ledger, OnChain):
+            return Record(ledger.catch_up(), ledger.ledger.lines(), ledger.ledger.time_of)
+        entries: list[Entry] = []
+        return record_of(follow(link, None, entries), entries)

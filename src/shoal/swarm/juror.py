@@ -1,30 +1,30 @@
-"""A validator's part in the ledger: it follows the history, checks every entry, votes where it was drawn, signs heads.
+"""A validator's part in the ledger: it follows the history, checks every entry, and votes where it was drawn.
 
-Votes come from the validator's own notes, never from what others said. Heads are signed for a history that this
-validator has checked from its first entry on, and never for one that contradicts a head it signed before.
+Votes come from the validator's own notes, never from what others said. The ledger may be slow or away, most of all one
+on a chain: files are judged meanwhile, and what is due is said when it is back.
 """
 
 import hashlib
+import logging
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.errors import LedgerError, RolloutError
-from shoal.files import write_whole
-from shoal.ledger import chain
-from shoal.ledger.acts import NO_HASH, Act, Commit, Head, Leaf, Reveal, vote_hash
-from shoal.ledger.chain import History
-from shoal.ledger.entry import Statement
+from shoal.errors import AwayError, RolloutError
+from shoal.ledger.acts import NO_HASH, Act, Commit, Leaf, Reveal, vote_hash
+from shoal.ledger.refusal import Refused
 from shoal.ledger.state import Batch, State
 from shoal.swarm.client import Link
-from shoal.swarm.history import enter, follow
+from shoal.swarm.history import Access, access
 from shoal.swarm.refusal import Refusal
 from shoal.validate.votes import Vote, Votes
 
-# A head is signed once this many entries have come since the last one, and when the run ends.
-HEAD_EVERY = 50
-FINISH_S, FINISH_LOOK_S = 10.0, 0.2
+LOG = logging.getLogger(__name__)
+FINISH_LOOK_S = 0.2
+# Between two looks while no new version is out: on a chain, what others do takes a block or two.
+AGAIN_S = 3.0
 
 
 class Juror:
@@ -34,47 +34,85 @@ class Juror:
         self._link = link
         self._votes = votes
         self._kept = kept_head
-        self._history: History | None = None
-        self._signed = -1
+        self._access: Access | None = None
+        self._thread: threading.Thread | None = None
+        self._failed: Exception | None = None
+        self._prompted, self._again_at = -1, 0.0
+        self._said = ""
 
-    def work(self, *, last: bool = False) -> None:
-        """Catches up, votes where it is due, and signs a head now and then, or for sure the `last` time."""
-        history = self._follow()
-        for act in self._due(history):
-            self._say(history, act)
-        self._follow()
-        if last or history.number - self._signed >= HEAD_EVERY:
-            self._sign_head(history)
+    @property
+    def _ledger(self) -> Access:
+        self._access = self._access or access(self._link, self._kept)
+        return self._access
 
-    def finish(self, steps: int) -> None:
-        """Votes on the last steps, which are entered a moment after the last version is out, and signs the end."""
-        deadline = time.monotonic() + FINISH_S
-        while time.monotonic() < deadline:
-            self.work()
-            if self._history is not None and _is_over(self._history.state, steps):
-                break
-            time.sleep(FINISH_LOOK_S)
-        self.work(last=True)
+    def prompt(self, version: int) -> None:
+        """Has what is due said, in a thread of its own: files are judged meanwhile. What was wrong is raised here, the
+        next time."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._failed is not None:
+            raise self._failed
+        if version == self._prompted and time.monotonic() < self._again_at:
+            return
+        self._prompted, self._again_at = version, time.monotonic() + AGAIN_S
+        self._thread = threading.Thread(target=self._aside, name="juror", daemon=True)
+        self._thread.start()
 
-    def _follow(self) -> History:
-        """Takes the entries that are new."""
-        self._history = follow(self._link, self._history)
-        self._check_kept(self._history)
-        return self._history
+    def _aside(self) -> None:
+        try:
+            self._work_if_there()
+        except Exception as error:
+            self._failed = error
 
-    def _due(self, history: History) -> Iterable[Act]:
+    def work(self, *, last: bool = False) -> State:
+        """Catches up, votes where it is due, and vouches for the history now and then, or for sure the `last` time."""
+        state = self._ledger.catch_up()
+        for act in list(self._due(state)):
+            with suppress(Refused, Refusal, RolloutError):
+                self._ledger.say(act)  # if somebody was faster, or it is too late, the history says what counts
+        return self._ledger.vouch(last=last)
+
+    def _work_if_there(self, *, last: bool = False) -> State | None:
+        """None, after saying so once, if the ledger is away."""
+        try:
+            state = self.work(last=last)
+        except AwayError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                LOG.warning("votes wait: %s", error)
+            return None
+        self._said = ""
+        return state
+
+    def finish(self, steps: int) -> bool:
+        """Votes on the last steps, which are entered a moment after the last version is out, and signs the end.
+
+        False if the ledger did not come to that end in time: the same validator, started again, votes then.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        deadline, is_over = time.monotonic() + self._ledger.finish_s, False
+        while not is_over and time.monotonic() < deadline:
+            state = self._work_if_there()
+            is_over = state is not None and _is_over(state, steps)
+            if not is_over:
+                time.sleep(FINISH_LOOK_S)
+        self._work_if_there(last=True)
+        return is_over
+
+    def _due(self, state: State) -> Iterable[Act]:
         """Commitments and votes that this validator owes."""
-        me, terms = self._link.key.address, history.state.terms
-        for batch in history.state.batches:
+        me, terms = self._link.key.address, state.terms
+        for batch in state.batches:
             if batch.outcomes or me not in batch.jury or me in batch.reveals:
                 continue
             reveal = self._reveal(batch)
             if len(batch.jury) == 1:
                 yield reveal
                 continue
-            late = history.state.clock >= batch.entered + terms.patience
+            late = state.clock >= batch.entered + terms.patience
             if me not in batch.commits and not late and not batch.reveals:
-                yield Commit(batch=batch.number, hash=vote_hash(history.state.run, me, reveal))
+                yield Commit(batch=batch.number, hash=vote_hash(state.run, me, reveal))
             elif me in batch.commits and (late or len(batch.commits) == len(batch.jury)):
                 yield reveal
 
@@ -101,32 +139,6 @@ class Juror:
         card = self._link.card
         secret = f"shoal salt\n{card.run}\n{card.coordinator}\n{batch}\n{self._link.key.export()}"
         return hashlib.sha256(secret.encode()).hexdigest()
-
-    def _sign_head(self, history: History) -> None:
-        head = Head(number=history.number, hash=history.last.hash)
-        if head.number == self._signed:
-            return
-        statement = Statement.sign(self._link.key, history.state.run, history.ledger, head)
-        write_whole(self._kept, statement.model_dump_json().encode(), durable=True)  # before anybody else has it
-        self._say(history, head)
-        self._signed = head.number
-
-    def _check_kept(self, history: History) -> None:
-        """Refuses a history that is not the one whose head this validator signed before."""
-        if not self._kept.exists():
-            return
-        kept = Statement.model_validate_json(self._kept.read_bytes())
-        assert isinstance(kept.act, Head)
-        if kept.ledger != history.ledger:
-            raise LedgerError(
-                f"ledger of {self._link.join_at.url}: is another one than that whose head lies in {self._kept}; was "
-                "the run begun anew? Then remove that file"
-            )
-        chain.check_head(history, kept.author, kept.act)
-
-    def _say(self, history: History, act: Act) -> None:
-        with suppress(Refusal, RolloutError):  # somebody was faster, or it is too late: the history says what counts
-            enter(self._link, history, act)
 
 
 def _is_over(state: State, steps: int) -> bool:

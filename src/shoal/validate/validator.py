@@ -7,7 +7,7 @@ claim, and of the others an answer or two. A node whose files are rejected gets 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Submission
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.swarm.client import Link
 from shoal.swarm.juror import Juror
 from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
@@ -77,7 +78,6 @@ class Validator:
         """Judges until the last version is out."""
         config = self.run_dir.config
         deadline = time.monotonic() + config.wait_s
-        spoke = -1
         while True:
             newest = self.channel.latest()
             if newest is None:
@@ -85,12 +85,12 @@ class Validator:
             if newest.number >= config.steps:
                 if self.juror:
                     self.status.working("voting on the last steps")
-                    self.juror.finish(config.steps)
+                    if not self.juror.finish(config.steps):
+                        self.metrics.write("note", text="the ledger has not come to its end; start this again to vote")
                 self.status.done("the run is complete")
                 return
-            if self.juror and newest.number != spoke:
-                spoke = newest.number
-                self.juror.work()
+            if self.juror:
+                self.juror.prompt(newest.number)
             # Files for steps that are trained by now come too late for anyone.
             uploads = self.store.waiting(newest.number, newest.number + config.async_level)
             early = [upload for upload in uploads if self._is_early(upload, newest)]
@@ -323,7 +323,7 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
         policy = load(channel.fetch(base), config.model.dtype)
         store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
 
-        with Scorer(config.tasks) as judge:
+        with Scorer(config.tasks) as judge, ExitStack() as lines:
             tasks = build_source(config.tasks)
             checks = Checks(config, policy, tasks, judge, roots_of(channel), store.table)
             audits = Audits(config.audit)
@@ -331,5 +331,7 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
             if place.link is not None:
                 validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
-                validator.juror = Juror(place.link, validator.votes, run.path / "nodes" / "head.json")
+                # A line of its own: the ledger is spoken with while files are judged.
+                own = lines.enter_context(Link(place.link.join_at, place.link.key, config.wait_s))
+                validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()

@@ -1,0 +1,373 @@
+"""A run whose ledger is a contract: the same acts, on a chain that may be away, slow or reorganised meanwhile."""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shoal.bench.anvil import Anvil, anvil
+from shoal.errors import BenchError, LedgerError
+from shoal.keys import Key
+from shoal.ledger import deployed
+from shoal.ledger.commands import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
+from shoal.ledger.evm import EvmLedger
+from shoal.ledger.interface import Standing
+from shoal.ledger.record import read_record
+from shoal.ledger.rpc import ChainError, NoGasError
+from shoal.ledger.state import State
+from shoal.swarm import book, history
+from shoal.swarm.ask import _ledger_says
+from shoal.swarm.book import Book
+from shoal.swarm.challenge import arbitrate, challenge, withdraw
+from shoal.swarm.history import record_at
+from shoal.swarm.juror import Juror
+from shoal.swarm.purses import show_gas
+from shoal.swarm.refusal import Refusal
+from shoal.swarm.terms import Terms
+from shoal.validate.finding import Verdict
+from shoal.validate.votes import Vote, Votes
+
+from .test_book import EVIDENCE, TOKENS, announce, judge
+from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
+
+GOOD, BAD = key_of("good").address, key_of("bad").address
+
+
+@pytest.fixture(scope="module")
+def chain() -> Iterator[Anvil]:
+    """A chain on which the coordinator has money, and nobody else."""
+    with ExitStack() as stack:
+        try:
+            chain = stack.enter_context(anvil())
+        except BenchError as error:
+            pytest.skip(f"no anvil here, and none to be had: {error}")
+        chain.enrich(COORDINATOR.address)
+        yield chain
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployed, "WAIT_S", 2.0)
+    monkeypatch.setattr(book, "MOST_BATCHES", 100)
+
+
+@pytest.fixture
+def world(chain: Anvil, tmp_path: Path) -> Iterator[World]:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", ledger={"rpc": chain.url}) as world:
+        yield world
+
+
+@pytest.fixture
+def votes(tmp_path: Path) -> Votes:
+    return Votes(tmp_path / "votes.jsonl")
+
+
+@pytest.fixture
+def juror(world: World, votes: Votes, tmp_path: Path) -> Juror:
+    return Juror(world.validator._link, votes, tmp_path / "validator" / "head.json")
+
+
+def keep(world: World) -> None:
+    """What the coordinator does every second."""
+    world.book.keep(world.database)
+
+
+def contract(world: World) -> EvmLedger:
+    """The contract as a stranger finds it."""
+    known = deployed.remembered(world.path)
+    assert known is not None
+    return deployed.reading(known)
+
+
+def folded(world: World) -> State:
+    ledger = contract(world)
+    ledger.check()
+    return ledger.look(lambda state: state)
+
+
+def standing(world: World, address: str) -> Standing:
+    found = contract(world).node(address)
+    assert found is not None
+    return found
+
+
+def work_on(world: World, votes: Votes, name: str, accept: bool = True) -> None:
+    """Somebody hands a file in, and it is judged."""
+    world.hand_in(name, world.take(name))
+    judge(world, votes, accept)
+
+
+def run_a_step(world: World, votes: Votes, juror: Juror) -> None:
+    """Step 0, with a good file and a bad one, over for everybody."""
+    announce(world, 0)
+    work_on(world, votes, "good")
+    work_on(world, votes, "bad", accept=False)
+    for number in (1, 2):
+        announce(world, number)
+    keep(world)
+    juror.work()
+    keep(world)
+
+
+def said(show: Callable[[Console], None]) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(console)
+    return console.export_text()
+
+
+def test_the_cheater_is_slashed_on_the_chain_and_everybody_reads_the_same(
+    world: World, votes: Votes, juror: Juror
+) -> None:
+    run_a_step(world, votes, juror)
+    ledger = world.config.ledger
+    assert (standing(world, BAD).stake, standing(world, BAD).status) == (ledger.welcome - ledger.slash, "suspended")
+    assert (standing(world, GOOD).locked, standing(world, GOOD).accepted) == (TOKENS, 1)
+    with pytest.raises(Refusal, match="suspended on the ledger, after 1 bad files"):
+        world.link(key_of("bad")).send("POST", "/v1/leases", {"version": 2})
+    state = folded(world)
+    assert state.batches[0].outcomes == "ar"
+    assert state.batches[0].reveals[VALIDATOR.address].evidence == (EVIDENCE,)
+    told = world.link(key_of("good")).card.run_config().ledger
+    assert (told.rpc, told.contract) == (ledger.rpc, contract(world).address)
+    assert not (world.path / "ledger.db").exists()
+
+
+def test_people_ask_the_contract_as_they_ask_a_file(world: World, votes: Votes, juror: Juror) -> None:
+    run_a_step(world, votes, juror)
+    for record in (read_record(world.path), record_at(world.url)):
+        table = said(partial(show_earnings, record))
+        assert f"{world.config.ledger.slash:,}" in table
+        assert "suspended" in table
+        assert "reveal batch=0 votes=ar" in said(partial(show_ledger, record, 20))
+        assert "0/1 rejected" in said(partial(show_node, record, BAD))
+    proof = said(partial(verify_ledger, world.path, COORDINATOR.address, None, None))
+    assert "verified" in proof
+    assert "heads are the chain's own" in proof
+    with pytest.raises(LedgerError, match="everybody reads it from the chain"):
+        export_ledger(world.path, world.path / "x.jsonl", Console(quiet=True))
+    with pytest.raises(Refusal, match="this run's ledger is contract 0x"):
+        world.link(key_of("good")).get("/v1/ledger/entries?first=0")
+
+
+def test_a_chain_that_is_away_holds_up_nobody_and_misses_nothing(tmp_path: Path, votes: Votes) -> None:
+    with anvil() as own, ExitStack() as stack:
+        own.enrich(COORDINATOR.address)
+        database = f"sqlite:///{tmp_path / 'state.db'}"
+        world = stack.enter_context(world_at(tmp_path, database, ledger={"rpc": own.url}))
+        juror = Juror(world.validator._link, votes, tmp_path / "validator" / "head.json")
+        announce(world, 0)
+        work_on(world, votes, "good")
+        keep(world)
+        own.stop()
+        work_on(world, votes, "bad", accept=False)
+        for number in (1, 2):
+            announce(world, number)
+        work_on(world, votes, "late")  # never heard of on the chain yet, and gets a lease all the same
+        with pytest.raises(ChainError, match="did not answer"):
+            keep(world)
+        world.stop()
+        world.start()  # neither does the coordinator wait for it
+        assert world.book.standing(GOOD) is None
+        work_on(world, votes, "later")
+        for number in (3, 4):
+            announce(world, number)
+        with pytest.raises(ChainError):
+            juror.work()
+        own.start()
+        keep(world)
+        juror.work()
+        keep(world)
+        state = folded(world)
+        assert [batch.outcomes for batch in state.batches] == ["ar", "", "aa"]
+        assert state.accounts[BAD].slashed == world.config.ledger.slash
+        paid = [state.accounts[key_of(name).address].tokens_accepted for name in ("good", "late", "later")]
+        assert paid == [TOKENS] * 3
+
+
+def test_a_slow_chain_gets_everything_once(chain: Anvil, world: World, votes: Votes, juror: Juror) -> None:
+    announce(world, 0)
+    work_on(world, votes, "good")
+    for number in (1, 2):
+        announce(world, number)
+    chain.ask("evm_setAutomine", False)
+    try:
+        for _ in range(2):
+            with pytest.raises(ChainError, match="in no block"):
+                keep(world)
+        assert int(chain.ask("txpool_status")["pending"], 16) == 1  # the same bytes, not another transaction
+    finally:
+        chain.ask("evm_setAutomine", True)
+        chain.ask("evm_mine")
+    keep(world)
+    juror.work()
+    keep(world)
+    state = folded(world)
+    assert [batch.outcomes for batch in state.batches] == ["a"]
+    assert state.brought_in == world.config.ledger.fund + world.config.ledger.welcome
+
+
+def test_what_a_reorganisation_drops_is_entered_again_by_whoever_entered_it(
+    chain: Anvil, world: World, votes: Votes, juror: Juror
+) -> None:
+    announce(world, 0)
+    work_on(world, votes, "good")
+    keep(world)
+    first = int(chain.ask("eth_blockNumber"), 16)
+    work_on(world, votes, "bad", accept=False)
+    for number in (1, 2):
+        announce(world, number)
+    keep(world)
+    juror.work()
+    keep(world)
+    assert folded(world).batches[0].outcomes == "ar"
+    chain.ask("anvil_reorg", int(chain.ask("eth_blockNumber"), 16) - first, [])
+    chain.ask("anvil_mine", "0x2")
+    assert folded(world).batches == []
+    for _ in range(2):
+        keep(world)
+        juror.work()
+    keep(world)
+    assert folded(world).batches[0].outcomes == "ar"
+    assert standing(world, BAD).offences == 1
+
+
+def test_three_validators_commit_and_reveal_on_the_chain_with_gas_of_the_coordinator(
+    chain: Anvil, tmp_path: Path
+) -> None:
+    keys = [key_of(f"judge-{n}") for n in range(3)]
+    terms = {"rpc": chain.url, "drawn": 3, "quorum": 2}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", [key.address for key in keys], ledger=terms) as world:
+        notes = [Votes(tmp_path / f"votes-{n}.jsonl") for n in range(3)]
+        links = [world.store(key, "validator")._link for key in keys]
+        jurors = [Juror(link, notes[n], tmp_path / f"judge-{n}" / "head.json") for n, link in enumerate(links)]
+        announce(world, 0)
+        world.hand_in("good", world.take("good"))
+        for key, own in zip(keys, notes, strict=True):
+            judge_as(world, key, own)
+        for number in (1, 2):
+            announce(world, number)
+        keep(world)
+        for _ in range(2):  # commitments, then votes
+            for juror in jurors:
+                juror.work()
+        keep(world)
+        state = folded(world)
+        assert state.batches[0].outcomes == "a"
+        assert len(state.batches[0].reveals) == 3
+        assert all(int(chain.ask("eth_getBalance", key.address, "latest"), 16) for key in keys)
+
+
+def judge_as(world: World, key: Key, votes: Votes) -> None:
+    store = world.store(key, "validator")
+    for upload in store.waiting(0, 3):
+        _, sha256 = store.read(upload)
+        votes.note(upload.step, upload.submission, Vote("a", sha256, TOKENS))
+        store.judge(upload, Verdict(True, sha256, True, None, samples=8, tokens=TOKENS))
+
+
+def test_a_challenge_is_raised_and_ruled_on_by_transactions(
+    chain: Anvil, world: World, votes: Votes, juror: Juror, tmp_path: Path
+) -> None:
+    run_a_step(world, votes, juror)
+    bundle = tmp_path / "evidence" / "one.json"
+    bundle.parent.mkdir()
+    bundle.write_text("an accusation")
+    with pytest.raises(NoGasError, match=r"has 0 wei on chain .* send it some"):
+        challenge(world.url, "0/1", "accept", bundle, key_of("bad"), Console(quiet=True))
+    chain.enrich(BAD)
+    challenge(world.url, "0/1", "accept", bundle, key_of("bad"), Console(quiet=True))
+    assert arbitrate(world.url, bundle.parent, COORDINATOR, lambda _: False, Console(quiet=True)) == (1, 0)
+    assert (standing(world, BAD).stake, standing(world, BAD).offences) == (world.config.ledger.welcome, 0)
+    assert folded(world).judges[VALIDATOR.address].refuted == 1
+
+
+def test_a_validator_without_gas_goes_on_judging_and_votes_once_it_has_some(chain: Anvil, tmp_path: Path) -> None:
+    key = key_of("poor")
+    terms = {"rpc": chain.url, "gas": 0}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", [key.address], ledger=terms) as world:
+        own = Votes(tmp_path / "votes.jsonl")
+        juror = Juror(world.store(key, "validator")._link, own, tmp_path / "poor" / "head.json")
+        announce(world, 0)
+        world.hand_in("good", world.take("good"))
+        judge_as(world, key, own)
+        for number in (1, 2):
+            announce(world, number)
+        keep(world)
+        with pytest.raises(NoGasError, match="has 0 wei"):
+            juror.work()
+        juror.prompt(2)  # as the validator does, which has files to judge
+        assert juror._thread is not None
+        juror._thread.join()
+        juror.prompt(3)
+        juror._thread.join()
+        chain.enrich(key.address)
+        juror.work()
+        keep(world)
+        assert folded(world).batches[0].outcomes == "a"
+
+
+def test_a_coordinator_without_gas_says_whom_to_give_it(chain: Anvil, tmp_path: Path) -> None:
+    poor = key_of("poor coordinator")
+    config = make_config(ledger={"rpc": chain.url})
+    terms = Terms.of(config, "", frozenset([VALIDATOR.address]))
+    with pytest.raises(NoGasError, match=r"(?i)" + poor.address + " has 0 wei"):
+        Book.open(tmp_path / "ledger.db", poor, config, terms)
+    assert deployed.remembered(tmp_path) is None
+
+
+def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: World, tmp_path: Path) -> None:
+    terms = Terms.of(world.config, "", frozenset([VALIDATOR.address]))
+    with pytest.raises(LedgerError, match=r"set ledger\.rpc to a node of its chain"):
+        Book.open(world.path / "ledger.db", COORDINATOR, make_config(), terms)
+    other = make_config(ledger={"rpc": chain.url, "contract": "0x" + "11" * 20})
+    with pytest.raises(LedgerError, match="its contract is 0x"):
+        Book.open(world.path / "ledger.db", COORDINATOR, other, terms)
+    Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, make_config(), terms).close()
+    with pytest.raises(LedgerError, match="begun with a ledger of its own"):
+        Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, world.config, terms)
+    foreign = make_config(ledger={"rpc": chain.url, "contract": contract(world).address})
+    with pytest.raises(LedgerError, match="who alone could enter work there"):
+        Book.open(tmp_path / "foreign" / "ledger.db", key_of("other"), foreign, terms)
+
+
+def test_why_says_what_the_contract_has(world: World, votes: Votes, juror: Juror) -> None:
+    run_a_step(world, votes, juror)
+    lines = _ledger_says(world.path, 0, 1)
+    assert any("said rejected" in line for line in lines)
+    assert lines[-1] == "rejected"
+    assert _ledger_says(world.path, 7, 7) == ["its step is not entered yet"]
+
+
+def test_a_node_takes_out_what_the_contract_owes_it(chain: Anvil, world: World, votes: Votes, juror: Juror) -> None:
+    run_a_step(world, votes, juror)
+    chain.enrich(GOOD)
+    with pytest.raises(LedgerError, match="short"):
+        withdraw(world.url, key_of("good"), Console(quiet=True))
+    for number in range(3, 3 + 2 * world.config.ledger.window):
+        announce(world, number)
+    keep(world)
+    assert f"{TOKENS} credits paid out" in said(partial(withdraw, world.url, key_of("good")))
+    assert folded(world).accounts[GOOD].paid == TOKENS
+
+
+def test_gas_is_shown_and_given_on_a_development_chain(chain: Anvil, tmp_path: Path) -> None:
+    config = make_config(ledger={"rpc": chain.url})
+    assert said(partial(show_gas, config, tmp_path, False)).count(" 0 wei") == 2
+    assert said(partial(show_gas, config, tmp_path, True)).count("100,000,000,000,000,000,000 wei") == 2
+    with pytest.raises(LedgerError, match="needs no gas"):
+        show_gas(make_config(), tmp_path, False, Console(quiet=True))
+
+
+def test_a_node_of_the_chain_that_the_card_names_is_not_asked_if_it_lies_nearer_than_the_coordinator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rpc = world.config.ledger.rpc
+    monkeypatch.setattr(history, "_distance", lambda url: 0 if url == rpc else 3)
+    with pytest.raises(LedgerError, match="lies nearer to this machine"):
+        record_at(world.url)
+    monkeypatch.setenv(deployed.OWN_RPC, f"{rpc}/")
+    assert record_at(world.url).state.coordinator == COORDINATOR.address
