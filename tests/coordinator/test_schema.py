@@ -68,4 +68,4 @@ def test_the_api_is_what_its_description_says(served: World) -> None:
 
         attack()
         tested += 1
-    assert tested == 22
+    assert tested == 23
