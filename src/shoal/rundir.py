@@ -150,6 +150,7 @@ def _rules(config: RunConfig) -> Rules:
         most_groups=config.train.most_groups,
         groups_per_submission=config.workers.groups_per_submission,
         lease_s=config.workers.lease_s,
+        online_filter=config.train.online_filter,
     )
 
 

@@ -41,6 +41,7 @@ class Rules:
     most_groups: int
     groups_per_submission: int
     lease_s: float
+    online_filter: bool = True
 
 
 class DirectoryStore:
@@ -91,6 +92,7 @@ class DirectoryStore:
                 needed=rules.groups_per_step,
                 most_seen=rules.most_groups,
                 submission_groups=rules.groups_per_submission,
+                online_filter=rules.online_filter,
             )
             if grant is None:
                 return None
