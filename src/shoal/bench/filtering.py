@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
     "tasks": MIXED,
     "sampling.group_size": 8,
     "train.groups_per_step": 16,
-    "train.lr": 3e-4,
+    "train.lr": 1e-4,
     "train.cooldown_steps": 0,
     "workers.count": 1,
     "workers.batches": [],
@@ -69,7 +69,7 @@ class Size:
     heldout: int
 
 
-FULL = Size(steps=100, every=20, seeds=3, tasks=2000, heldout=1024)
+FULL = Size(steps=60, every=20, seeds=3, tasks=2000, heldout=1024)
 QUICK = Size(steps=4, every=2, seeds=2, tasks=120, heldout=32)
 
 
