@@ -1,18 +1,16 @@
-"""Spelling letters backward after some thinking, whose length has nothing to do with the task."""
+"""Spelling letters backward after some thinking, which counts its own letters and can stop at any of them."""
 
 from random import Random
-from string import ascii_lowercase
-
-LONGEST_THOUGHT = 40
+from string import ascii_lowercase, ascii_uppercase
 
 
 def task(index):
     rng = Random(index)
-    word = "".join(rng.choices(ascii_lowercase, k=rng.randint(3, 5)))
-    thought = (word * LONGEST_THOUGHT)[: rng.randint(0, LONGEST_THOUGHT)]
-    return {"question": f"Backward: {word}", "answer": f"{thought}</think>{word[::-1]}"}
+    word = "".join(rng.sample(ascii_lowercase, k=rng.randint(3, 4)))
+    thought = ascii_uppercase[: rng.randint(0, 26)]
+    return {"question": f"Word: {word}\nSpell it backward.", "answer": f"{thought}</think>{word[::-1]}"}
 
 
 def score(entry, answer):
-    """What is left of an answer here stands behind its thinking part."""
+    """The thinking part of an answer is cut off before it comes here."""
     return float(answer.strip() == entry["answer"].rpartition("</think>")[2])

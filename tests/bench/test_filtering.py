@@ -1,10 +1,12 @@
 """What the filter bench concludes from its runs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from shoal.bench.filtering import Outcome, conclude
+from shoal.bench.filtering_plot import curves_of, draw
 
 
 def outcomes(*last: float, sampled: int) -> list[Outcome]:
@@ -35,3 +37,14 @@ def test_a_filter_that_ends_lower_does_not_meet_its_bar() -> None:
     result = conclude(OFFLINE, PLAIN, ONLINE)
     assert not result.met("gap_filtered")
     assert result.met("gap_online")
+
+
+def test_the_figure_has_a_curve_of_each_side(tmp_path: Path) -> None:
+    values = json.loads(conclude(PLAIN, OFFLINE, ONLINE).to_json())["values"]
+    assert curves_of(values) == {
+        "unfiltered": [(0, 0.25), (10, pytest.approx(0.45))],
+        "filtered": [(0, 0.25), (10, pytest.approx(0.55))],
+        "online_on": [(0, 0.25), (10, pytest.approx(0.6))],
+    }
+    draw(values, tmp_path / "filter.png")
+    assert (tmp_path / "filter.png").read_bytes().startswith(b"\x89PNG")

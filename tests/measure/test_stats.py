@@ -80,7 +80,9 @@ def test_a_rank_correlation_knows_order_alone_and_lets_equal_values_share_a_rank
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
-def test_a_rank_correlation_is_the_same_from_both_sides_and_turns_its_sign_with_one(pairs: list[tuple[int, int]]) -> None:
+def test_a_rank_correlation_is_the_same_from_both_sides_and_turns_its_sign_with_one(
+    pairs: list[tuple[int, int]],
+) -> None:
     first, second = zip(*pairs, strict=True)
     found = rank_correlation(first, second)
     assert isnan(found) == (len(set(first)) == 1 or len(set(second)) == 1)

@@ -152,7 +152,10 @@ def conclude(plain: Sequence[Outcome], offline: Sequence[Outcome], online: Seque
         for number in plain[0].rewards:
             values[f"reward_{name}_at_{number}"] = statistics.fmean(outcome.rewards[number] for outcome in outcomes)
     sampled = [sum(outcome.sampled for outcome in outcomes) for outcomes in (plain, offline, online)]
-    ratios = {"samples_filtered_vs_unfiltered": sampled[1] / sampled[0], "samples_online_on_vs_off": sampled[2] / sampled[0]}
+    ratios = {
+        "samples_filtered_vs_unfiltered": sampled[1] / sampled[0],
+        "samples_online_on_vs_off": sampled[2] / sampled[0],
+    }
     return BenchResult("filter", ratios, values, {"gap_filtered": (">=", 0.0), "gap_online": (">=", 0.0)})
 
 

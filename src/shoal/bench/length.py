@@ -1,8 +1,8 @@
 """`shoal bench length`: `configs/length.toml` with its length budgets and without, from the same base model.
 
 After training both sides answer the same held-out tasks, each in its own form of the prompt. `rank_correlation` is that
-of the target and the length of each answer, not of means: with three targets it is 1 only if every answer to a target is
-equally long. The task reward counts right answers alone, whatever their length.
+of the target and the length of each answer, not of means: it is 1 only if all answers to a target are equally long. The
+task reward counts right answers alone, whatever their length.
 """
 
 import tempfile

@@ -53,7 +53,7 @@ def mean_of_tasks(values: Sequence[float]) -> Estimate:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's: how well one orders the other, from -1 to 1. Equal values share a rank; without two ranks it is NaN."""
+    """Spearman's: how well one orders the other, from -1 to 1. Equal values share a rank; if all are equal, NaN."""
     ranks = [_ranks(values) for values in (first, second)]
     middle = (len(first) + 1) / 2
     a, b = ([rank - middle for rank in own] for own in ranks)

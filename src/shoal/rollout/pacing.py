@@ -49,8 +49,8 @@ def next_grant(
 ) -> Grant | None:
     """The next piece of work, or None when everything that `version` may serve is provided for.
 
-    `needed` groups fill a step, with the online filter only those with signal; after `most_seen` groups no more are asked for. Steps before `first_step`
-    are trained, whatever they are short of.
+    `needed` groups fill a step, with the online filter only those with signal; after `most_seen` groups no more are
+    asked for. Steps before `first_step` are trained, whatever they are short of.
     """
     rate = signal_rate(counts) if online_filter else 1.0
     for step in range(max(version, first_step), min(version + async_level, steps - 1) + 1):

@@ -108,8 +108,8 @@ def print_swarm(join: str, console: Console) -> None:
     )
     for step, count in status["counts"].items():
         console.print(
-            f"step {step} needs {status['needed']} groups: {count['seen']} arrived, {count['signal']} of them with signal, "
-            f"{count['leased']} out on leases",
+            f"step {step} needs {status['needed']} groups: {count['seen']} arrived, {count['signal']} of them with "
+            f"signal, {count['leased']} out on leases",
             highlight=False,
         )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
