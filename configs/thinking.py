@@ -4,11 +4,15 @@ from random import Random
 from string import ascii_lowercase, ascii_uppercase
 
 
-def task(index):
+def task(index, thought=None):
+    """The thinking of the worked answer is of any length; with `thought`, half of the time of about so many letters."""
     rng = Random(index)
-    word = "".join(rng.sample(ascii_lowercase, k=rng.randint(3, 4)))
-    thought = ascii_uppercase[: rng.randint(0, 26)]
-    return {"question": f"Word: {word}\nSpell it backward.", "answer": f"{thought}</think>{word[::-1]}"}
+    word = "".join(rng.sample(ascii_lowercase, k=3))
+    letters = rng.randint(0, 26)
+    if thought is not None and rng.random() < 0.5:
+        letters = rng.randint(thought - 4, thought + 4)
+    answer = f"{ascii_uppercase[:letters]}</think>{word[::-1]}"
+    return {"question": f"Word: {word}\nSpell it backward.", "answer": answer}
 
 
 def score(entry, answer):

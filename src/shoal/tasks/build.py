@@ -131,5 +131,5 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             from shoal.tasks.own import Own
 
             name = task.name or Path(rest).stem
-            return Own(rest, name=name, place=task.answer, template=task.template)
+            return Own(rest, name=name, options=options, place=task.answer, template=task.template)
     raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")
