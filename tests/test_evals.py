@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import StorageError, TaskError
-from shoal.evals import evaluate, start_evaluator
+from shoal.evals import by_target, evaluate, start_evaluator
 from shoal.files import locked
 from shoal.measure.stats import wilson
 from shoal.models.load import Policy
@@ -25,6 +25,23 @@ def test_an_evaluation_is_the_same_each_time_and_counts_what_is_solved(tiny_poli
     assert 0 < first.pass_at_1 < 1
     assert first.low < first.pass_at_1 < first.high
     assert (first.tasks, first.failed) == (TASKS, 0)
+
+
+def test_lengths_are_told_by_target_and_only_where_there_are_targets(tiny_policy: Policy, tiny_dir: Path) -> None:
+    coin = Coin()
+    budgets = {"targets": [2, 3, 5], "prompt": "{prompt}{target}"}
+    config = make_config(tiny_dir, length=budgets, sampling={"max_prompt_tokens": 16})
+    found = evaluate(tiny_policy, coin, InProcess(coin), config, TASKS)
+    assert set(found.lengths) == {"2", "3", "5"}
+    assert all(1 <= mean <= config.sampling.max_new_tokens for mean in found.lengths.values())
+    without = evaluate(tiny_policy, coin, InProcess(coin), make_config(tiny_dir), TASKS)
+    assert (without.lengths, without.length_rank) == ({}, None)
+
+
+def test_targets_and_lengths_are_paired_answer_by_answer() -> None:
+    means, rank = by_target([16, 8, 16, 8], [15, 9, 17, 7])
+    assert means == {"8": 8.0, "16": 16.0}
+    assert rank == pytest.approx(4 / 20**0.5)
 
 
 def test_held_out_answers_are_scored_as_held_out_tasks(tiny_policy: Policy, tiny_dir: Path) -> None:

@@ -427,7 +427,7 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="engine, loop, async, toploc, attacks, delta, broadcast, swarm, ledger, eval or filter.",
+            help="engine, loop, async, toploc, attacks, delta, broadcast, swarm, ledger, eval, filter or length.",
         ),
     ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,

@@ -136,6 +136,10 @@ class TrainConfig(_Table):
     """The optimiser and the step. Defaults are INTELLECT-2's (arXiv:2505.07291) where they carry over."""
 
     groups_per_step: Positive = Field(32, description="Groups with signal that a step waits for.")
+    online_filter: bool = Field(
+        True,
+        description="Ask for more in the place of groups without signal; false fills a step with whatever comes.",
+    )
     optimizer_steps: Positive = Field(1, description="Optimizer steps made of one step's rollouts.")
     token_budget: Positive = Field(4096, description="Tokens packed into one forward pass.")
     lr: float = Field(3e-7, gt=0, description="Learning rate after warm-up.")

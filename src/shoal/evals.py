@@ -1,8 +1,12 @@
 """Held-out measurement: how often the policy solves tasks it was never trained on."""
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from rich.console import Console
@@ -11,7 +15,7 @@ from shoal.config import RunConfig
 from shoal.errors import ModelError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
-from shoal.measure.stats import wilson
+from shoal.measure.stats import rank_correlation, wilson
 from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
 from shoal.rundir import TAKEOVER_S, RunDir
@@ -36,6 +40,10 @@ class Evaluation:
     greedy: float
     failed: int
     """Answers that could not be scored; they count as wrong."""
+    lengths: dict[str, float] = field(default_factory=dict)
+    """Mean tokens of the sampled answers by their target, where the run has length budgets."""
+    length_rank: float | None = None
+    """Rank correlation of targets and lengths over these answers."""
 
 
 def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig, tasks: int) -> Evaluation:
@@ -50,20 +58,31 @@ def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig
             f"{asked[longest].source} takes {len(prompts[longest])} tokens; raise it to at least that"
         )
 
-    def solved(temperature: float) -> tuple[int, int]:
+    def answered(temperature: float) -> tuple[int, int, list[int]]:
+        """Answers that are right, those that could not be scored, and how long each task's answer is."""
         engine = TorchEngine(
             policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
         )
         seed = draw("eval", config.seed)
         requests = [Request(p, seed, i, config.sampling.max_new_tokens) for i, p in enumerate(prompts)]
-        answers = [(asked[c.index], policy.decode(c.tokens)) for c in engine.generate(requests)]
-        scores = judge.scores("heldout", answers)
-        return sum(s.reward is not None and s.reward >= 1.0 for s in scores), sum(s.reward is None for s in scores)
+        made = sorted(engine.generate(requests), key=lambda completion: completion.index)
+        scores = judge.scores("heldout", [(asked[c.index], policy.decode(c.tokens)) for c in made])
+        right = sum(s.reward is not None and s.reward >= 1.0 for s in scores)
+        return right, sum(s.reward is None for s in scores), [len(c.tokens) for c in made]
 
-    sampled, failed = solved(config.sampling.temperature)
-    greedy, _ = solved(0.0)
+    sampled, failed, lengths = answered(config.sampling.temperature)
+    greedy, _, _ = answered(0.0)
     low, high = wilson(sampled, tasks)
-    return Evaluation(tasks, sampled / tasks, low, high, greedy / tasks, failed)
+    return Evaluation(tasks, sampled / tasks, low, high, greedy / tasks, failed, *by_target(targets, lengths))
+
+
+def by_target(targets: Sequence[int | None], lengths: Sequence[int]) -> tuple[dict[str, float], float | None]:
+    """Mean length by target, and how well the targets order the lengths; nothing where there are no targets."""
+    pairs = sorted((target, length) for target, length in zip(targets, lengths, strict=True) if target is not None)
+    if not pairs:
+        return {}, None
+    means = {str(target): fmean(length for _, length in own) for target, own in groupby(pairs, key=itemgetter(0))}
+    return means, rank_correlation(*zip(*pairs, strict=True))
 
 
 def start_evaluator(run: RunDir) -> None:
@@ -165,3 +184,10 @@ def evaluate_target(
         f"{config.sampling.temperature}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks",
         soft_wrap=True,
     )
+    if result.length_rank is not None:
+        means = ", ".join(f"{target}: {length:.1f}" for target, length in result.lengths.items())
+        console.print(
+            f"mean tokens by target: {means}; rank correlation of target and length {result.length_rank:.3f}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -170,6 +170,7 @@ def _rules(config: RunConfig) -> Rules:
         groups_per_submission=config.workers.groups_per_submission,
         lease_s=config.workers.lease_s,
         weighted=config.sampler.kind != "uniform",
+        online_filter=config.train.online_filter,
     )
 
 

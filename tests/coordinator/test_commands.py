@@ -152,7 +152,7 @@ def test_status_shows_the_nodes_of_a_run(small_world: World, tmp_path: Path) -> 
     small_world.take("a")
     told = shoal(tmp_path, "status", "--join", small_world.url).stdout
     assert "run test: version 0 of 20; files: 0 accepted" in told
-    assert "step 0: 0 of 4 groups with signal, 2 out on leases" in told
+    assert "step 0 needs 4 groups: 0 arrived, 0 of them with signal, 2 out on leases" in told
     assert short(checksummed(key_of("a").address)) in told
     narrow = shoal(tmp_path, "status", "--join", small_world.url, columns=60).stdout
     assert "abandoned" in narrow

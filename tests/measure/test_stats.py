@@ -1,13 +1,14 @@
 """Shares and differences: unbiased, with intervals that hold what they promise."""
 
 from itertools import combinations
+from math import isnan
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.measure.stats import compare, mean_of_tasks, pass_at_k, wilson
+from shoal.measure.stats import compare, mean_of_tasks, pass_at_k, rank_correlation, wilson
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -67,3 +68,25 @@ def test_chance_is_called_significant_as_seldom_as_it_should() -> None:
         first, second = ([float(rng.random() < 0.5) for _ in range(40)] for _ in range(2))
         called += compare(first, second).p_value < 0.05
     assert called <= 9
+
+
+def test_a_rank_correlation_knows_order_alone_and_lets_equal_values_share_a_rank() -> None:
+    assert rank_correlation([1, 2, 3, 4], [1, 10, 11, 1000]) == pytest.approx(1.0)
+    assert rank_correlation([1, 2, 3, 4], [9, 7, 5, 3]) == pytest.approx(-1.0)
+    assert rank_correlation([1, 1, 2, 2], [5, 5, 8, 8]) == pytest.approx(1.0)
+    # Ranks 1.5, 1.5, 3.5, 3.5 and 1, 2, 3, 4: 4 / sqrt(4 * 5).
+    assert rank_correlation([1, 1, 2, 2], [5, 6, 7, 8]) == pytest.approx(4 / 20**0.5)
+    assert isnan(rank_correlation([1, 1, 1], [1, 2, 3]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_a_rank_correlation_is_the_same_from_both_sides_and_turns_its_sign_with_one(
+    pairs: list[tuple[int, int]],
+) -> None:
+    first, second = zip(*pairs, strict=True)
+    found = rank_correlation(first, second)
+    assert isnan(found) == (len(set(first)) == 1 or len(set(second)) == 1)
+    if not isnan(found):
+        assert -1 - 1e-9 <= found <= 1 + 1e-9
+        assert rank_correlation(second, first) == pytest.approx(found)
+        assert rank_correlation([-value for value in first], second) == pytest.approx(-found)

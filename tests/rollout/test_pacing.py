@@ -23,6 +23,7 @@ def grant(
     needed: int = 32,
     most_seen: int = 512,
     submission_groups: int = 8,
+    online_filter: bool = True,
 ) -> Grant | None:
     return next_grant(
         counts,
@@ -32,6 +33,7 @@ def grant(
         needed=needed,
         most_seen=most_seen,
         submission_groups=submission_groups,
+        online_filter=online_filter,
     )
 
 
@@ -130,6 +132,14 @@ def test_no_more_is_asked_for_than_a_step_may_see() -> None:
 
 def test_the_tail_of_a_step_is_no_smaller_than_half_a_submission() -> None:
     assert grant({0: StepCount(31, 31)}, async_level=0) == Grant(0, 4)
+
+
+def test_without_the_online_filter_every_group_fills_the_step() -> None:
+    poor = {0: StepCount(seen=24, signal=1)}
+    assert grant(poor, async_level=0, online_filter=False) == Grant(0, 8)
+    assert grant({0: StepCount(seen=24, signal=0, leased=8)}, async_level=0, online_filter=False) is None
+    assert grant({0: StepCount(seen=32, signal=0)}, async_level=0, online_filter=False) is None
+    assert grant({0: StepCount(seen=32, signal=0)}, async_level=0) == Grant(0, 8)
 
 
 @given(counts_of_steps)

@@ -174,6 +174,15 @@ def test_groups_without_signal_are_dropped_and_counted_by_kind() -> None:
     assert [[s.reward for s in group.samples] for group in result.signal] == [[0, 1, 0, 1]]
 
 
+def test_without_the_online_filter_scored_groups_fill_a_step_and_those_without_signal_push_nowhere() -> None:
+    result = sort_groups([submission_of([1, 1, 1, 1], [0, 1, 0, 1], [0, None, 0, 0], [0, 0, 0, 0])], normalise=True)
+    assert (result.filling(online_filter=True), result.filling(online_filter=False)) == (1, 4)
+    assert [s.reward for group in result.trained(online_filter=True) for s in group.samples] == [0, 1, 0, 1]
+    everything = result.trained(online_filter=False)
+    assert [[s.reward for s in group.samples] for group in everything] == [[0, 1, 0, 1], [1] * 4, [0] * 4]
+    assert [group.advantages for group in everything[1:]] == [[0.0] * 4, [0.0] * 4]
+
+
 def test_advantages_are_the_trainers_own_and_not_the_workers() -> None:
     submission = submission_of([0, 1, 0, 1])
     lied = replace(submission, rollouts=[replace(r, advantage=100.0) for r in submission.rollouts])

@@ -117,6 +117,31 @@ def test_a_step_trains_only_on_groups_with_signal_and_says_how_many_had_none(tmp
         assert entry["groups"] / seen + entry["groups_all_right"] + entry["groups_all_wrong"] == pytest.approx(1.0)
 
 
+def test_without_the_online_filter_a_step_is_the_groups_that_come_first(tmp_path: Path, tiny_dir: Path) -> None:
+    plain = {"groups_per_step": 8, "online_filter": False}
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2, async_level=0, train=plain)
+    for entry in steps_of(run):
+        assert (entry["groups"], entry["samples"], entry["samples_seen"]) == (8, 32, 32)
+        assert entry["groups_all_right"] + entry["groups_all_wrong"] > 0, "all had signal: nothing was tried"
+
+
+def test_without_the_online_filter_a_step_that_teaches_nothing_goes_by(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"online_filter": False}))
+    prefilled(run, make_worker(run, tasks=Hopeless()))
+    start_trainer(run)
+    (entry,) = steps_of(run)
+    assert (entry["groups"], entry["groups_all_wrong"], entry["reward"]) == (4, 1.0, 0.0)
+
+
+def test_without_the_online_filter_a_step_whose_scorer_always_fails_is_still_an_error(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"online_filter": False}))
+    prefilled(run, make_worker(run, tasks=Broken()))
+    with pytest.raises(NoSignalError, match="100% with a failed scorer"):
+        start_trainer(run)
+
+
 def test_at_level_0_two_runs_of_one_seed_give_the_same_weights_bit_for_bit(tmp_path: Path, tiny_dir: Path) -> None:
     # Level 0 leaves nothing to timing, whatever the interleaving of trainer and worker.
     roots = []

@@ -1,4 +1,4 @@
-"""The laptop run, which the benches are sized after: its config, its base model."""
+"""Configs of the checkout and their base models; most benches are sized after the laptop run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,18 @@ from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import BenchError
 from shoal.models.base import base_model_dir, ensure_base_model
 
-CONFIG = Path("configs") / "laptop.toml"
-
 
 def laptop_config() -> RunConfig:
-    """`configs/laptop.toml` of this code's checkout, or of the current directory, without its cheaters."""
+    """The laptop run without its cheaters."""
+    return changed(checkout_config("laptop.toml"), {"cheaters": []})
+
+
+def checkout_config(name: str) -> RunConfig:
+    """A file in `configs/` of this code's checkout, or of the current directory."""
     for root in (Path(__file__).parents[3], Path.cwd()):
-        if (root / CONFIG).is_file():
-            return changed(load_config(root / CONFIG), {"cheaters": []})
-    raise BenchError(f"bench: {CONFIG} is not here; run it in a checkout of the project")
+        if (path := root / "configs" / name).is_file():
+            return load_config(path)
+    raise BenchError(f"bench: configs/{name} is not here; run it in a checkout of the project")
 
 
 def hardly_trained(config: RunConfig) -> RunConfig:

@@ -111,6 +111,12 @@ def _filter() -> Bench:
     return bench_filter
 
 
+def _length() -> Bench:
+    from shoal.bench.length import bench_length
+
+    return bench_length
+
+
 BENCHES: dict[str, Callable[[], Bench]] = {
     "engine": _engine,
     "loop": _loop,
@@ -123,4 +129,5 @@ BENCHES: dict[str, Callable[[], Bench]] = {
     "ledger": _ledger,
     "eval": _eval,
     "filter": _filter,
+    "length": _length,
 }

@@ -44,6 +44,7 @@ class Rules:
     lease_s: float
     weighted: bool = False
     """Whether tasks are drawn by tables of weights."""
+    online_filter: bool = True
 
 
 class DirectoryStore:
@@ -96,6 +97,7 @@ class DirectoryStore:
                 needed=rules.groups_per_step,
                 most_seen=rules.most_groups,
                 submission_groups=rules.groups_per_submission,
+                online_filter=rules.online_filter,
             )
             if grant is None:
                 return None

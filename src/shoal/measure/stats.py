@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb, nan, sqrt
 from random import Random
 
 # 97.5 % point of the normal distribution, for 95 % intervals.
@@ -50,6 +50,22 @@ def mean_of_tasks(values: Sequence[float]) -> Estimate:
     spread = sqrt(sum((value - mean) ** 2 for value in values) / max(1, count - 1) / count)
     floor, ceiling = min(0.0, *values), max(1.0, *values)
     return Estimate(mean, max(floor, mean - Z * spread), min(ceiling, mean + Z * spread))
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: how well one orders the other, from -1 to 1. Equal values share a rank; if all are equal, NaN."""
+    ranks = [_ranks(values) for values in (first, second)]
+    middle = (len(first) + 1) / 2
+    a, b = ([rank - middle for rank in own] for own in ranks)
+    spread = sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / spread if spread else nan
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values), 1):
+        places.setdefault(value, []).append(place)
+    return [sum(places[value]) / len(places[value]) for value in values]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which step the next lease is for: the smallest one still short of rollouts that the newest version may serve.
 
 The invariant: no lease is given for a step whose rollouts would be too old by then. Workers wait instead of producing
-what would be thrown away, and leases that are out count as rollouts that will come.
+what would be thrown away, and leases that are out count as rollouts that will come. With the online filter only groups
+with signal fill a step, and without it every group that arrives does.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ class StepCount:
     seen: int = 0
     signal: int = 0
     leased: int = 0
+
+    def filling(self, online_filter: bool) -> int:
+        """Those that count towards what the step needs."""
+        return self.signal if online_filter else self.seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,17 @@ def next_grant(
     most_seen: int,
     submission_groups: int,
     first_step: int = 0,
+    online_filter: bool = True,
 ) -> Grant | None:
     """The next piece of work, or None when everything that `version` may serve is provided for.
 
-    `needed` groups with signal fill a step; after `most_seen` groups no more are asked for. Steps before `first_step`
-    are trained, whatever they are short of.
+    `needed` groups fill a step, with the online filter only those with signal; after `most_seen` groups no more are
+    asked for. Steps before `first_step` are trained, whatever they are short of.
     """
-    rate = signal_rate(counts)
+    rate = signal_rate(counts) if online_filter else 1.0
     for step in range(max(version, first_step), min(version + async_level, steps - 1) + 1):
         count = counts.get(step, StepCount())
-        short = needed - count.signal - count.leased * rate
+        short = needed - count.filling(online_filter) - count.leased * rate
         room = most_seen - count.seen - count.leased
         if short > 0 and room > 0:
             # The tail of a step is split no finer than half a submission: small batches generate slowly.

@@ -106,7 +106,8 @@ def print_swarm(join: str, console: Console) -> None:
     )
     for step, count in status["counts"].items():
         console.print(
-            f"step {step}: {count['signal']} of {status['needed']} groups with signal, {count['leased']} out on leases",
+            f"step {step} needs {status['needed']} groups: {count['seen']} arrived, {count['signal']} of them with "
+            f"signal, {count['leased']} out on leases",
             highlight=False,
         )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -188,6 +188,7 @@ def grant(
         most_seen=terms.most_groups,
         submission_groups=terms.groups_per_submission,
         first_step=newest,
+        online_filter=terms.online_filter,
     )
     if granted is None:
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")

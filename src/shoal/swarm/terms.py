@@ -15,6 +15,7 @@ class Terms:
     async_level: int
     groups_per_step: int
     most_groups: int
+    online_filter: bool
     groups_per_submission: int
     lease_s: float
     trainer: str
@@ -47,6 +48,7 @@ class Terms:
             async_level=config.async_level,
             groups_per_step=config.train.groups_per_step,
             most_groups=config.train.most_groups,
+            online_filter=config.train.online_filter,
             groups_per_submission=config.workers.groups_per_submission,
             lease_s=config.workers.lease_s,
             trainer=trainer,

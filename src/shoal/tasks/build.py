@@ -155,5 +155,6 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             from shoal.tasks.own import Own
 
             name = task.name or Path(rest).stem
-            return Own(held(rest, task.files), name=name, place=task.answer, template=task.template)
+            where = held(rest, task.files)
+            return Own(where, name=name, options=options, place=task.answer, template=task.template)
     raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")

@@ -1,7 +1,7 @@
 """A user's own Python: a task in a few lines, or a reward.
 
 A file with `task(index)`, which returns a dict with `question` and perhaps `answer`, and, unless the config names
-another reward, `score(entry, answer)`. It is the user's own code and runs as it is; what it scores may come from
+another reward, `score(entry, answer)`. The config's `options` are further arguments of `task`. It is the user's own code and runs as it is; what it scores may come from
 strangers.
 """
 
@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from shoal.errors import TaskError
@@ -21,15 +21,25 @@ from shoal.tasks.source import Score, Split, Task, draw, split_of
 
 # As for reasoning-gym: a function all of whose texts fall into one split would be asked for ever.
 TRIES = 1000
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Own:
     """The tasks of a Python file or module."""
 
-    def __init__(self, where: Path | str, *, name: str, place: Place = "whole", template: str = "{question}") -> None:
+    def __init__(
+        self,
+        where: Path | str,
+        *,
+        name: str,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        place: Place = "whole",
+        template: str = "{question}",
+    ) -> None:
         module = load_module(str(where))
         self.name = name
         self.sha256 = _sha256(module)
+        self._options = dict(options)
         self._place = place
         self._template = template
         self._make = _function(module, "task", str(where))
@@ -47,7 +57,7 @@ class Own:
         for attempt in range(TRIES):
             number = draw(self.name, split, index, attempt) >> 24
             try:
-                entry = self._make(number)
+                entry = self._make(number, **self._options)
             except Exception as error:  # it is not ours
                 raise TaskError(f"task source {self.name}: task({number}) raised {error!r}") from error
             if not isinstance(entry, dict) or "question" not in entry:

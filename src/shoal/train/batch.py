@@ -1,8 +1,8 @@
 """From accepted submissions to packed micro-batches.
 
-Groups without signal are left out here; what remains is dealt into optimizer batches and packed first-fit decreasing
-into a token budget. A group's prompt is packed once with all its answers, so packing works on groups; one that does not
-fit the budget is cut into pieces that do.
+Groups without signal are set apart here; what is trained on is dealt into optimizer batches and packed first-fit
+decreasing into a token budget. A group's prompt is packed once with all its answers, so packing works on groups; one
+that does not fit the budget is cut into pieces that do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +30,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """All groups of a step: those with signal, and how many had none and why."""
+    """All groups of a step: those with signal, and those that had none and why."""
 
     signal: list[Group]
+    flat: list[Group]
+    """Scored, and without signal: every advantage is 0."""
     seen: int
     all_right: int
     all_wrong: int
@@ -46,10 +48,19 @@ class StepGroups:
     parts: dict[str, float]
     """Means of the rewards' parts, where they have several."""
 
+    def trained(self, online_filter: bool) -> list[Group]:
+        """The groups to train on: without the filter those without signal as well, which dilute the others."""
+        return self.signal if online_filter else self.signal + self.flat
+
+    def filling(self, online_filter: bool) -> int:
+        """Groups that count towards what a step needs, as `StepCount.filling` counts them."""
+        return len(self.signal) if online_filter else self.seen
+
 
 def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGroups:
     """Sorts a step's groups by whether they teach anything."""
     signal: list[Group] = []
+    flat: list[Group] = []
     seen = all_right = all_wrong = failed = 0
     error = ""
     rewards: list[float] = []
@@ -70,17 +81,20 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
                 error = error or next(s.error for s in samples if s.error)
                 continue
             rewards_1S = torch.tensor([scored])
+            advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
+            group = Group(samples[0].prompt, samples, advantages, submission.version)
             if bool(has_signal(rewards_1S)):
-                advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
-                signal.append(Group(samples[0].prompt, samples, advantages, submission.version))
-            elif (samples[0].task_reward or 0.0) >= 1.0:
+                signal.append(group)
+                continue
+            flat.append(group)
+            if (samples[0].task_reward or 0.0) >= 1.0:
                 all_right += 1
             else:
                 all_wrong += 1
     mean = sum(rewards) / len(rewards) if rewards else 0.0
     solve_rate = sum(solved) / len(solved) if solved else 0.0
     means = {name: sum(values) / len(values) for name, values in parts.items()}
-    return StepGroups(signal, seen, all_right, all_wrong, failed, error, mean, solve_rate, means)
+    return StepGroups(signal, flat, seen, all_right, all_wrong, failed, error, mean, solve_rate, means)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class Trainer:
             submissions, groups = self._collect(step)
             self.status.working(f"training step {step}")
             trained = time.monotonic()
-            result = train_step(self.policy, self.reference, self.optimizer, groups.signal, self.config, step)
+            chosen = groups.trained(self.config.train.online_filter)
+            result = train_step(self.policy, self.reference, self.optimizer, chosen, self.config, step)
             self._advance(step, submissions, result)
             self._report(step, submissions, groups, result, began, trained)
             self._stop_if_diverged(step)
@@ -88,13 +89,15 @@ class Trainer:
             self._finish_publishing()
 
     def _collect(self, step: int) -> tuple[list[Submission], StepGroups]:
-        """Waits until enough groups with signal are in, or until no more will be sampled for this step."""
+        """Waits until enough groups are in, or until no more will be sampled for this step."""
         needed = self.config.train.groups_per_step
         most = self.config.train.most_groups
+        online_filter = self.config.train.online_filter
+        wanted = "groups with signal" if online_filter else "groups"
         submissions: list[Submission] = []
         groups = sort_groups([], normalise=self.config.train.advantage_std)
         deadline = time.monotonic() + self.config.wait_s
-        while len(groups.signal) < needed:
+        while groups.filling(online_filter) < needed:
             arrived = list(self.store.accepted(step))
             if arrived:
                 submissions += arrived
@@ -103,22 +106,23 @@ class Trainer:
                 continue
             count = self.store.count(step)
             if groups.seen >= most and not count.leased:
-                if not groups.signal:
-                    raise NoSignalError(_no_signal(step, groups, self.config))
-                self.metrics.write(
-                    "note",
-                    text=f"step {step} trains on {len(groups.signal)} of {needed} groups: "
-                    f"{groups.seen} were sampled and the others had no signal",
-                )
                 break
             if time.monotonic() > deadline:
                 raise WaitError(
-                    f"trainer: step {step} has {len(groups.signal)} of {needed} groups with signal, and nothing came "
+                    f"trainer: step {step} has {groups.filling(online_filter)} of {needed} {wanted}, and nothing came "
                     f"for {self.config.wait_s:.0f} s; is a worker running? (shoal status says; wait_s sets the limit)"
                 )
-            text = f"rollouts of step {step}: {len(groups.signal)} of {needed} groups"
+            text = f"rollouts of step {step}: {groups.filling(online_filter)} of {needed} {wanted}"
             self.status.waiting(text, "worker", deadline - time.monotonic())
             time.sleep(POLL_S)
+        if not groups.trained(online_filter):
+            raise NoSignalError(_no_signal(step, groups, self.config))
+        if groups.filling(online_filter) < needed:
+            self.metrics.write(
+                "note",
+                text=f"step {step} trains on {len(groups.signal)} of {needed} groups: "
+                f"{groups.seen} were sampled and the others had no signal",
+            )
         return submissions, groups
 
     def _advance(self, step: int, submissions: list[Submission], result: StepResult) -> None:
@@ -184,8 +188,9 @@ class Trainer:
         trained: float,
     ) -> None:
         now = time.monotonic()
-        samples = [s for g in groups.signal for s in g.samples]
-        lag = [step - g.version for g in groups.signal]
+        chosen = groups.trained(self.config.train.online_filter)
+        samples = [s for g in chosen for s in g.samples]
+        lag = [step - g.version for g in chosen]
         everything = [r for s in submissions for r in s.rollouts]
         self.metrics.write(
             "step",
@@ -199,7 +204,7 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             samples=len(samples),
             samples_seen=len(everything),
-            groups=len(groups.signal),
+            groups=len(chosen),
             groups_all_right=groups.all_right / groups.seen,
             groups_all_wrong=groups.all_wrong / groups.seen,
             groups_failed=groups.failed / groups.seen,
