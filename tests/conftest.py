@@ -40,6 +40,22 @@ settings.load_profile("shoal")
 WORDS = {"min_word_len": 3, "max_word_len": 5}
 LIMITS = Limits(group_size=4, vocab=260, max_prompt_tokens=16, max_new_tokens=8)
 ROOT = "ab" * 32
+# Tests that use both cores, or measure time.
+ALONE = (
+    "tests/bench/",
+    "tests/faults/",
+    "tests/attacks/test_programs.py",
+    "tests/attacks/test_run_under_attack.py",
+    "tests/coordinator/test_joining.py",
+    "tests/tasks/test_docs.py",
+    "tests/tasks/test_scorer.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(ALONE):
+            item.add_marker("alone")
 
 
 @pytest.fixture(scope="session")
