@@ -14,7 +14,7 @@ import torch
 
 from shoal.attacks import attack_named
 from shoal.config import RunConfig
-from shoal.errors import BannedError, ConfigError, RolloutError
+from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.exchange.interfaces import Version, WeightSource, roots_of
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
@@ -194,8 +194,8 @@ class PlanterStore:
             found = Identity(self._run, self._join, key, self._source, self._status, self._on_relays)
         except BannedError:  # an earlier planter had it, and lost count
             return None
-        except Refusal as refusal:  # the run has no room, and goes on without what would be planted
-            self._metrics.write("note", text=f"nothing more is planted: {refusal.reason}")
+        except (Refusal, WaitError) as error:  # the run has no room, and goes on without what would be planted
+            self._metrics.write("note", text=f"nothing more is planted: {error}")
             self._number = MOST_KEYS
             return None
         self._identities.append(found)
