@@ -191,7 +191,8 @@ def evaluate(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
     suite: Annotated[
-        str | None, typer.Option(help="Tasks to ask: words, arithmetic, reasoning, or a TOML file of that form.")
+        str | None,
+        typer.Option(help="Tasks to ask: words, arithmetic, reasoning, a TOML file, or lm-eval's YAML."),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers to each task.")] = None,

@@ -56,8 +56,8 @@ class TaskConfig(_Table):
     """One source of tasks; several are mixed by weight."""
 
     source: str = Field(
-        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, "
-        "python/FILE.py, or what shoal filter left of one: filtered/FILE."
+        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, "
+        "verifiers/NAME, python/FILE.py, or what shoal filter left of one: filtered/FILE."
     )
     name: str | None = Field(None, description="Name in rollouts and metrics; the source's own if not given.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")

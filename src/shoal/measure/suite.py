@@ -16,7 +16,7 @@ from shoal.measure.suites import Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, split_up
 from shoal.tasks.scorer import Scorer
-from shoal.tasks.source import Judge
+from shoal.tasks.source import Judge, TaskSource
 
 ALL = "all"
 
@@ -39,12 +39,18 @@ def measure_suite(policy: Policy, suite: Suite, judge: Judge, progress: Callable
     """Every task of the suite with its answers, source after source; `progress` hears (done, of all)."""
     drawing = Drawing(suite.samples, suite.temperature, suite.max_new_tokens, suite.max_prompt_tokens, seed=suite.seed)
     sources = [build_source([line]) for line in split_up(suite.sources)]
-    tasks = [source.task("heldout", index) for source in sources for index in range(suite.tasks)]
+    tasks = [source.task("heldout", index) for source in sources for index in range(_count(source, suite.tasks))]
     answered: list[Answered] = []
     for one in answer_tasks(policy, tasks, judge, "heldout", drawing):
         answered.append(one)
         progress(len(answered), len(tasks))
     return answered
+
+
+def _count(source: TaskSource, most: int) -> int:
+    """How many tasks are asked: one asked again would be no second task, and make intervals too narrow."""
+    size: int | None = getattr(source, "heldout_size", None)
+    return most if size is None else min(most, size)
 
 
 def results_of(answered: Sequence[Answered]) -> list[Result]:

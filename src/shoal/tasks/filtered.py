@@ -119,6 +119,10 @@ class Filtered:
     def train_size(self) -> int:
         return len(self._kept)
 
+    @property
+    def heldout_size(self) -> int | None:
+        return getattr(self._source, "heldout_size", None)
+
     def task(self, split: Split, index: int) -> Task:
         if split == "heldout":
             return self._source.task(split, index)
