@@ -244,7 +244,14 @@ class EvalConfig(_Table):
     """The held-out measurement that runs beside training, without holding it up."""
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
-    every: Positive = Field(10, description="Versions between two evaluations; first and last are always evaluated.")
+    every: Positive = Field(
+        10, description="Versions between two evaluations, at least; first and last are always evaluated."
+    )
+    at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        default_factory=list, description="Versions to evaluate besides first and last, each of them; every is unused."
+    )
+    samples: Positive = Field(1, description="Answers to each held-out task; with k of them pass@k is measured too.")
+    suite: str = Field("", description="Asked of the same versions: words, arithmetic, reasoning, or a suite's file.")
     threads: Threads = Field(1, description="CPU threads of the evaluator.")
 
 

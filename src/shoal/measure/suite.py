@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -120,6 +122,38 @@ def differences(suite: Suite, first: Sequence[Answered], second: Sequence[Answer
 
 def _rate(answered: Answered) -> float:
     return answered.solved / len(answered.scores)
+
+
+class SuiteOf:
+    """A suite that is asked of one version after the other, with the same tasks, noise and scorer."""
+
+    def __init__(self, suite: Suite) -> None:
+        self._suite = suite.model_copy(update={"sources": pinned(suite.sources)})
+        self._judge = Scorer(self._suite.sources)
+
+    def measure(self, policy: Policy) -> dict[str, Any]:
+        """What metrics say of a version: the row for all, and pass@1 of each row."""
+        answered = measure_suite(policy, self._suite, self._judge, lambda *_: None)
+        results = results_of(self._suite, answered)
+        whole = results[-1]
+        first = whole.pass_at[1]
+        return {
+            "suite": self._suite.name,
+            "tasks": whole.tasks,
+            "samples": whole.samples,
+            "pass_at_1": first.value,
+            "low": first.low,
+            "high": first.high,
+            "pass_at": {k: estimate.value for k, estimate in whole.pass_at.items() if k > 1},
+            "average": whole.average.value,
+            "rows": {result.source: result.pass_at[1].value for result in results},
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._judge.close()
 
 
 def evaluate_suite(models: Sequence[Path], suite: Suite, dtype: str, as_json: bool, console: Console) -> None:
