@@ -15,7 +15,7 @@ from typing import Self
 from shoal.errors import StorageError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import DirectoryChannel, folder_name
-from shoal.files import remove, whole_directory
+from shoal.files import remove, remove_staging, whole_directory
 
 LOOK_S = 0.1
 
@@ -84,6 +84,10 @@ class Chosen:
             self.look()
 
     def __enter__(self) -> Self:
+        """Begins to look out; what an evaluator that was killed left behind is cleared away."""
+        remove_staging(self._path)
+        for number in set(self._aside.numbers()) - self._left:
+            remove(self._path / folder_name(number))
         self.look()
         self._thread.start()
         return self
