@@ -253,11 +253,12 @@ def filter_tasks(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a config's own if one is given.")] = 256,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt; a config's own likewise.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, help="The answers' noise follows from it.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that measure; the result is the same.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each of them.")] = 1,
 ) -> None:
     """Measure how often a model solves each task, and keep those that are worth training on.
 
-    Stopped half-way, the same command goes on from there.
+    Stopped half-way, the same command goes on from there, also with another number of workers.
     """
     from shoal.config import TaskConfig, load_config
     from shoal.measure.filter import parse_keep
@@ -278,7 +279,7 @@ def filter_tasks(
 
     torch.set_num_threads(threads)
     drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
-    filter_source(header, drawing, tasks, out, console)
+    filter_source(header, drawing, tasks, out, console, workers)
 
 
 @app.command()
