@@ -104,9 +104,7 @@ def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
     assert not partial.exists()
 
 
-def test_several_processes_and_one_that_goes_on_after_a_kill_find_what_one_finds(
-    header: Header, tmp_path: Path
-) -> None:
+def test_two_processes_and_one_that_goes_on_after_a_kill_find_what_one_finds(header: Header, tmp_path: Path) -> None:
     run(header, tmp_path / "one.jsonl", 320)
     out = tmp_path / "two.jsonl"
     code = f"""
