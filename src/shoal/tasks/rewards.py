@@ -34,6 +34,10 @@ class Rewarded:
     def train_size(self) -> int | None:
         return getattr(self.source, "train_size", None)
 
+    @property
+    def heldout_size(self) -> int | None:
+        return getattr(self.source, "heldout_size", None)
+
     def task(self, split: Split, index: int) -> Task:
         return self.source.task(split, index)
 
