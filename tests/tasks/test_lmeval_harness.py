@@ -111,7 +111,7 @@ def test_prompts_and_verdicts_are_the_harnesss_own(tmp_path: Path) -> None:
                         for name, text in one.filtered_resps.items()
                     }
                     found = uncut.score(answer, targets)
-                    assert (found.parts or {scoring.filters[0].name: found.reward}) == said, (path, answer)
+                    assert (found.parts or {scoring.filters[0].name: found.reward or 0.0}) == said, (path, answer)
                     verdicts += len(said)
             compared += 1
             break
