@@ -1,8 +1,8 @@
 """A user's own Python: a task in a few lines, or a reward.
 
 A file with `task(index)`, which returns a dict with `question` and perhaps `answer`, and, unless the config names
-another reward, `score(entry, answer)`. The config's `options` are further arguments of `task`. It is the user's own code and runs as it is; what it scores may come from
-strangers.
+another reward, `score(entry, answer)`. The config's `options` are further arguments of `task`. It is the user's own
+code and runs as it is; what it scores may come from strangers.
 """
 
 import hashlib
