@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.filtered import Filtered, behind, read_filtered
+from shoal.tasks.filtered import Filtered, layers, read_filtered
 from shoal.tasks.kept import held, keep, keep_bytes, named
 from shoal.tasks.rewards import rewarded
 from shoal.tasks.source import Mixture, TaskSource, content_of
@@ -34,11 +34,8 @@ def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
 
 def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
     """All files that pinned sources are made of, by their hashes; those of what was filtered as well."""
-    found: dict[str, Path] = {}
-    for task in tasks:
-        found |= {task.files[name]: held(name, task.files) for name in named(task) if name in task.files}
-        found |= files_of(behind(task))
-    return found
+    lines = [task for layer in layers(tasks) for task in layer]
+    return {task.files[name]: held(name, task.files) for task in lines for name in named(task) if name in task.files}
 
 
 def _pinned(task: TaskConfig) -> TaskConfig:

@@ -33,7 +33,7 @@ class Task:
 class TaskSource(Protocol):
     """Where tasks come from and how answers to them are scored.
 
-    It may also have `leaves`, `train_size` and `sha256`; `leaves_of`, `train_size_of` and `content_of` say what it means
+    It may have `leaves`, `train_size` and `sha256`: `leaves_of`, `train_size_of` and `content_of` say what it means
     if it has not.
     """
 
