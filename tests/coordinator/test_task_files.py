@@ -14,6 +14,7 @@ from shoal.rundir import RunDir
 from shoal.swarm.member import join_run
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.kept import place_of
+from shoal.tasks.source import score
 
 from .world import World, world_at
 
@@ -55,7 +56,7 @@ def test_who_joins_has_the_tasks_of_a_table_that_lies_elsewhere(
         source = build_source(run.config.tasks)
         task = source.task("train", 4)
         assert task.prompt.endswith("?")
-        assert source.score(task, str(task.entry["answer"])) is not None
+        assert score(source, task, str(task.entry["answer"])).reward == 1.0
         kept = place_of(tasks[0]["files"][str(table)], table.name)
         assert kept.is_relative_to(tmp_path / "node")
         written = kept.stat().st_mtime_ns

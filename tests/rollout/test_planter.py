@@ -10,7 +10,6 @@ import pytest
 from shoal.config import check_config
 from shoal.errors import ConfigError, RolloutError
 from shoal.exchange.interfaces import Version
-from shoal.keys import Key
 from shoal.rollout.engine import TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
@@ -193,4 +192,3 @@ def test_a_planter_needs_a_coordinator_that_knows_it(tmp_path: Path) -> None:
     planting_config = check_config(config.model_dump() | {"ledger": {"plants": 5}}, "test")
     with pytest.raises(ConfigError, match="give --join URL"):
         start_planter(RunDir(tmp_path, planting_config), Reach())
-    assert Key.create().address not in PLANTS.addresses

@@ -274,3 +274,7 @@ def test_a_composite_without_members_says_how_to_write_them(options: dict[str, A
 def test_only_generators_with_a_curriculum_have_levels() -> None:
     with pytest.raises(TaskError, match="has no difficulty; only reasoning-gym's generators do"):
         build_source([TaskConfig(source="file/x.jsonl", difficulty=1)])
+
+
+def test_a_generator_that_knows_no_answer_shows_none() -> None:
+    assert ReasoningGym("rush_hour", {}).task("train", 0).answer is None

@@ -11,6 +11,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, files_of, pinned
 from shoal.tasks.kept import MOST_BYTES, check_foreign, held, keep, named, place_of
+from shoal.tasks.source import score
 
 ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(30)]
 CODE = (
@@ -69,7 +70,7 @@ def test_a_users_own_code_and_rewards_are_pinned_too(tmp_path: Path) -> None:
     assert named(line) == [str(code)]
     code.write_text("raise RuntimeError('not this one')")
     source = build_source([line])
-    assert source.score(source.task("train", 0), "x") is not None
+    assert score(source, source.task("train", 0), "x").reward == 2.0
 
 
 def test_a_dataset_becomes_a_table_that_goes_along(tmp_path: Path) -> None:

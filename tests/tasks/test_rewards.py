@@ -1,6 +1,7 @@
 """Rewards by name, and several as one sum whose parts are kept."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from shoal.config import RewardConfig, TaskConfig, check_config
 from shoal.errors import ConfigError, TaskError
 from shoal.tasks.build import build_source
+from shoal.tasks.filtered import Header, Rated
 from shoal.tasks.sandbox import find_bubblewrap
 from shoal.tasks.scorer import Scorer, seconds_to_score
 from shoal.tasks.source import InProcess, Score, Task, TaskSource, score
@@ -56,6 +58,19 @@ def test_a_generators_own_score_can_be_one_of_several() -> None:
     assert task.answer is not None
     assert score(source, task, task.answer) == Score(1.1, parts={"own": 1.0, "format": 1.0})
     assert score(source, task, "7") == Score(0.0, parts={"own": 0.0, "format": 0.0})
+
+
+def test_a_reward_over_what_was_filtered_of_a_mixture_reaches_its_scorers_beside_other_sources(tmp_path: Path) -> None:
+    lines = [TaskConfig(source=f"reasoning-gym/{name}") for name in ("chain_sum", "spell_backward")]
+    rated = [Rated(index, "kept", 4, 8, 0.5, 0.2, 0.8) for index in range(20)]
+    kept = tmp_path / "kept.jsonl"
+    header = Header(lines, "model", 8, (0.1, 0.9), 1.0, 0)
+    kept.write_text("\n".join([header.to_json(), *(json.dumps(asdict(one)) for one in rated)]))
+    other = TaskConfig(source="reasoning-gym/countdown")
+    source = build_source([TaskConfig(source=f"filtered/{kept}", thinking=True), other])
+    tasks = [task for index in range(40) if (task := source.task("train", index)).source != "countdown"]
+    assert {task.source for task in tasks} == {"chain_sum", "spell_backward"}
+    assert all(score(source, task, f"hm</think>{task.answer}").reward == 1.0 for task in tasks)
 
 
 def test_programs_are_judged_in_the_scorers_process_as_in_this_one(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.rows import Rows
+from shoal.tasks.source import Task, TaskSource, score
 
 SUMS = [{"problem": f"{a}+{a}=", "solution": str(2 * a), "level": a % 3} for a in range(60)]
 COLUMNS = {"question": "problem", "answer": "solution"}
@@ -38,7 +39,7 @@ def test_jsonl_parquet_and_a_dataset_directory_are_the_same_source(tmp_path: Pat
     first, *others = [[build_source([one]).task("train", i) for i in range(70)] for one in lines]
     assert all(other == first for other in others)
     assert len({line.sha256 for line in pinned(lines)}) == 1
-    assert first[3].entry["level"] == first[3].index % 60 % 3 or "level" in first[3].entry
+    assert all(task.entry["level"] == int(task.prompt.partition("+")[0]) % 3 for task in first)
 
 
 def test_a_dataset_with_parts_of_its_own_keeps_them(tmp_path: Path) -> None:
@@ -91,9 +92,7 @@ def test_the_right_answer_is_paid_where_it_stands(tmp_path: Path) -> None:
     assert not _paid(source, task, f"<think>\\boxed{{{known}}}</think> no")
 
 
-def _paid(source: Any, task: Any, answer: str) -> bool:
-    from shoal.tasks.source import score
-
+def _paid(source: TaskSource, task: Task, answer: str) -> bool:
     return score(source, task, answer).reward == 1.0
 
 

@@ -35,7 +35,13 @@ class Deployed(Record):
 
 
 def way_to(rpc: str) -> str:
+    """The address that is asked where a run names this one."""
     return os.environ.get(OWN_RPC) or rpc
+
+
+def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1) -> Chain:
+    """A run's chain, as whoever has other things to do waits for it."""
+    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations)
 
 
 def remembered(run_dir: Path) -> Deployed | None:
@@ -49,7 +55,9 @@ def remembered(run_dir: Path) -> Deployed | None:
         raise LedgerError(f"{file}: does not say which contract the run's ledger is ({error}); restore it") from None
 
 
-def contract_of(run_dir: Path, key: Key, run: str, rpc: str, contract: str, terms: Terms, deep: int) -> EvmLedger:
+def contract_of(
+    run_dir: Path, key: Key, run: str, terms: Terms, *, rpc: str, contract: str, confirmations: int
+) -> EvmLedger:
     """The coordinator's own contract: the one of its config, that of the last time, or a new one, in this order.
 
     One that is known is not looked at before it is needed: its chain may be away, and the run goes on.
@@ -59,11 +67,13 @@ def contract_of(run_dir: Path, key: Key, run: str, rpc: str, contract: str, term
             f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; go on without ledger.rpc, or begin "
             "another run"
         )
-    chain = Chain(way_to(rpc), run_dir / JOURNAL, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=deep)
+    chain = chain_at(rpc, run_dir / JOURNAL, confirmations)
     known = remembered(run_dir)
     if known is not None:
         if contract not in ("", known.contract):
-            raise LedgerError(f"run {run_dir}: its contract is {known.contract}, ledger.contract says {contract}")
+            raise LedgerError(
+                f"run {run_dir}: its contract is {known.contract}, ledger.contract says {contract}; leave it empty"
+            )
         if known.rpc != rpc:
             write_whole(run_dir / CONTRACT_FILE, known.model_copy(update={"rpc": rpc}).model_dump_json().encode())
         return EvmLedger(chain, known.contract, run)
@@ -81,4 +91,4 @@ def contract_of(run_dir: Path, key: Key, run: str, rpc: str, contract: str, term
 
 def reading(known: Deployed) -> EvmLedger:
     """The contract as of now, for whoever only reads."""
-    return EvmLedger.at(Chain(way_to(known.rpc), wait_s=WAIT_S, answer_s=ANSWER_S), known.contract, known.run)
+    return EvmLedger.at(chain_at(known.rpc), known.contract, known.run)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hexbytes import HexBytes
 from web3.contract import Contract
 from web3.contract.contract import ContractFunction
-from web3.exceptions import BlockNotFound, TransactionNotFound
+from web3.exceptions import TransactionNotFound
 
 from shoal.errors import LedgerError
 from shoal.ledger.acts import Act, Deposit, Fund, Leaf, Open, Terms
@@ -63,7 +63,7 @@ class Log:
         head = (int(newest["number"]), bytes(newest["hash"]).hex())
         if read is not None and read.head == head:
             return
-        if read is not None and not self._is_there(read.head):
+        if read is not None and not (read.head and self.chain.has_block(*read.head)):
             read = self._without_what_is_gone(read)
         if read is not None:
             try:
@@ -78,20 +78,10 @@ class Log:
 
     def _without_what_is_gone(self, read: Read) -> Read | None:
         """The same up to the last act, if the chain still has that."""
-        if not self._is_there(read.last):
+        if read.last is None or not self.chain.has_block(*read.last):
             return None
-        assert read.last is not None
         read.next = read.last[0] + 1
         return read
-
-    def _is_there(self, place: Place | None) -> bool:
-        if place is None:
-            return False
-        try:
-            block = self.chain.ask("a block", lambda: self.chain.web3.eth.get_block(place[0]))
-        except BlockNotFound:
-            return False
-        return bytes(block["hash"]).hex() == place[1]
 
     def _begin(self) -> Read:
         """Nothing of a contract that is of our making and of this run."""

@@ -250,14 +250,17 @@ class Chain:
 
         self.ask(f"taking {what}", push)
 
-    def _is_there(self, sent: Sent) -> bool:
+    def has_block(self, number: int, digest: str) -> bool:
+        """Whether the chain still has the block with this number and hash."""
         try:
-            if sent.block >= 0:
-                block = self.ask("a block", lambda: self.web3.eth.get_block(sent.block))
-                if block["hash"].hex() == sent.block_hash:
-                    return True
+            block = self.ask("a block", lambda: self.web3.eth.get_block(number))
         except BlockNotFound:
-            pass
+            return False
+        return bytes(block["hash"]).hex() == digest
+
+    def _is_there(self, sent: Sent) -> bool:
+        if sent.block >= 0 and self.has_block(sent.block, sent.block_hash):
+            return True
         try:
             self.ask("a receipt", lambda: self.web3.eth.get_transaction_receipt(sent.hash))  # type: ignore[arg-type]
             return True

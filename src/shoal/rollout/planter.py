@@ -6,6 +6,7 @@ honest validator for sure: the planter has judged it with the same checks before
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Self
@@ -46,6 +47,7 @@ SEEDED = ("early_ending", "small_model_text", "temperature")
 # ... and to whoever does not look at it at all. The last of them is wrong whatever was drawn.
 SEEN_AT_ONCE = ("false_reward", "false_advantage")
 MOST_DUE = 4.0
+"""Files that a planter is behind with at most: after a pause it does not hand in many at once."""
 KEPT = 3
 """Addresses that stay after their planted file: who leaves the moment that it has handed one in gives itself away."""
 
@@ -97,18 +99,21 @@ class Identity:
         self.is_spent = False
         """Whether it has handed in its planted file."""
         wait_s = run.config.wait_s
-        self._link = Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
-        self._link.join("worker", NODE_NAME)
-        self._heart = Heart(self._link, self)
-        self._heart.version = self._newest
-        self._heart.on_relays = on_relays
-        self._heart.__enter__()
         self.address = key.address
-        self.store: SwarmStore = swarm_store(run, NAME, self._link, source, None, ignore_refused)
+        with ExitStack() as opened:
+            link = opened.enter_context(
+                Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+            )
+            link.join("worker", NODE_NAME)
+            heart = Heart(link, self)
+            heart.version = self._newest
+            heart.on_relays = on_relays
+            opened.enter_context(heart)
+            self.store: SwarmStore = swarm_store(run, NAME, link, source, None, ignore_refused)
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        self._heart.__exit__()
-        self._link.__exit__()
+        self._opened.close()
 
     @property
     def now(self) -> RoleStatus:

@@ -32,6 +32,16 @@ def distance(host: str) -> int:
     return 3 if address.is_global else 2
 
 
+def distance_to(url: str) -> int:
+    """How far the nearest address of a URL's host lies; 0 for a host that has none."""
+    parts = urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return 0
+    return min((distance(str(address[4][0])) for address in found), default=0)
+
+
 class SourceError(ShardcastError):
     """A source did not answer, broke off, stalled or refused: it is asked again later."""
 

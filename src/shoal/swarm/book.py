@@ -64,10 +64,16 @@ class Book:
         else:
             from shoal.ledger.deployed import contract_of  # needs more packages than a file
 
-            deep = wanted.confirmations
-            contract = contract_of(path.parent, key, config.name, wanted.rpc, wanted.contract, law, deep)
-            config_of = wanted.model_copy(update={"contract": contract.address})
-            book = cls(path, contract, key, config_of, links)
+            ledger = contract_of(
+                path.parent,
+                key,
+                config.name,
+                law,
+                rpc=wanted.rpc,
+                contract=wanted.contract,
+                confirmations=wanted.confirmations,
+            )
+            book = cls(path, ledger, key, wanted.model_copy(update={"contract": ledger.address}), links)
         if not is_known:  # else its chain may be away
             book._begin()
         return book
@@ -151,17 +157,15 @@ class Book:
         if not self.config.plants or not files:
             return ""
 
-        def jury(state: State) -> set[str]:
-            return set(draw(beacon, in_standing(state), state.terms.drawn))
+        jury = self.look(lambda state: set(draw(beacon, in_standing(state), state.terms.drawn)))
+        found = "".join(letter if jury <= set(judges) else "." for letter, judges in planted) or "." * files
 
-        def write(db: Connection) -> str:
+        def note(db: Connection) -> str:
             if (known := read_fact(db, f"plants {batch}")) is None:
                 write_fact(db, f"plants {batch}", known := found)
             return known
 
-        drawn = self.look(jury)
-        found = "".join(letter if drawn <= set(judges) else "." for letter, judges in planted) or "." * files
-        return database.ask(write)
+        return database.ask(note)
 
     def _salt(self, batch: int) -> str:
         """The same after a restart, and nobody else's to know."""

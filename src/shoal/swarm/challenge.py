@@ -1,9 +1,12 @@
-"""What a member says on the ledger by hand. Objecting to a verdict: anyone who has joined may, with evidence, which the
-arbiter replays before it rules. Taking out what was earned."""
+"""What people say on the ledger by hand: that a verdict is wrong, how the arbiter rules on it, what is to be paid out.
+
+Anyone who has joined may challenge a verdict, with evidence that the arbiter replays before it rules.
+"""
 
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -12,6 +15,7 @@ from shoal.files import sha256_file
 from shoal.keys import Key
 from shoal.ledger.acts import Challenge, Rule, Withdraw
 from shoal.ledger.commands import OUTCOMES
+from shoal.ledger.state import State
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
 from shoal.swarm.history import access
@@ -31,10 +35,9 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
         for batch in ledger.catch_up().batches:
             for index, leaf in enumerate(batch.leaves):
                 if (batch.step, leaf.submission) == (step, number):
-                    letter = "a" if claim == "accept" else "r"
+                    letter: Literal["a", "r"] = "a" if claim == "accept" else "r"
                     proof = sha256_file(evidence)
-                    act = Challenge(batch=batch.number, index=index, claim=letter, evidence=proof)  # type: ignore[arg-type]
-                    ledger.say(act)
+                    ledger.say(Challenge(batch=batch.number, index=index, claim=letter, evidence=proof))
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
     raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
@@ -44,9 +47,14 @@ def withdraw(join: str, key: Key, console: Console) -> None:
     """Takes out what the key's address has earned for good, and what of its stake has left."""
     with Link(join, key, ASK_S) as link:
         ledger = access(link)
-        before = ledger.catch_up().paid_out
+        before = _paid(ledger.catch_up(), key.address)
         ledger.say(Withdraw(id=secrets.token_hex(8)))
-        console.print(f"{ledger.catch_up().paid_out - before:,} credits paid out to {key.address}", highlight=False)
+        paid = _paid(ledger.catch_up(), key.address) - before
+        console.print(f"{paid:,} credits paid out to {key.address}", highlight=False)
+
+
+def _paid(state: State, address: str) -> int:
+    return state.accounts[address].paid if address in state.accounts else 0
 
 
 def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool], console: Console) -> tuple[int, int]:

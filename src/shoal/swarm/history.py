@@ -5,10 +5,8 @@ history that it has checked from its first entry on, and never for one that cont
 it is a contract, members talk to the chain themselves, and the coordinator is not asked.
 """
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 from shoal.errors import AwayError, LedgerError, RolloutError
 from shoal.files import write_whole
@@ -19,7 +17,7 @@ from shoal.ledger.chain import History, TamperedError
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.record import Record, record_of
 from shoal.ledger.state import State
-from shoal.shardcast.wire import distance
+from shoal.shardcast.wire import distance_to
 from shoal.swarm.client import Link
 from shoal.swarm.refusal import Refusal
 
@@ -51,11 +49,9 @@ class Access(Protocol):
 
 def access(link: Link, kept_head: Path | None = None) -> Access:
     """The ledger that the run card names. Beside the head a member keeps what it has sent to a chain."""
-    wanted = link.card.run_config().ledger
-    if not wanted.rpc:
+    if not link.card.run_config().ledger.rpc:
         return ThroughCoordinator(link, kept_head)
-    journal = kept_head.with_name("sent.json") if kept_head else None
-    return OnChain(_contract(link, journal), link)
+    return OnChain(_contract(link, kept_head.parent if kept_head else None), link)
 
 
 class OnChain:
@@ -75,7 +71,9 @@ class OnChain:
             ) from None
         state = self.ledger.look(lambda state: state)
         if state.coordinator != (expected := self._link.card.coordinator):
-            raise LedgerError(f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {expected}")
+            raise LedgerError(
+                f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {expected}; do not vote on it"
+            )
         return state
 
     def say(self, act: Act) -> None:
@@ -86,29 +84,18 @@ class OnChain:
         return self.catch_up()
 
 
-def _contract(link: Link, journal: Path | None) -> "EvmLedger":
-    from shoal.ledger.deployed import ANSWER_S, WAIT_S, way_to
+def _contract(link: Link, home: Path | None) -> "EvmLedger":
+    from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, way_to
     from shoal.ledger.evm import EvmLedger
-    from shoal.ledger.rpc import Chain
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
-    rpc = way_to(wanted.rpc)
-    if rpc == wanted.rpc and _distance(rpc) < _distance(url):
+    if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
         raise LedgerError(
-            f"run card of {url}: names a chain's node at {rpc}, which lies nearer to this machine than the coordinator "
-            "does, and is not asked; if that is meant, set SHOAL_RPC to it"
+            f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
+            f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
         )
-    node = Chain(rpc, journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=wanted.confirmations)
-    return EvmLedger(node, wanted.contract, link.card.run)
-
-
-def _distance(url: str) -> int:
-    parts = urlsplit(url)
-    try:
-        found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except (OSError, ValueError):
-        return 0
-    return min((distance(str(address[4][0])) for address in found), default=0)
+    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations)
+    return EvmLedger(chain, wanted.contract, link.card.run)
 
 
 class ThroughCoordinator:

@@ -4,7 +4,6 @@ Without a coordinator that is the run's own directory. With one it is the networ
 every few seconds what it does, and has everything else from the run card.
 """
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
-from urllib.parse import urlsplit
 
 from shoal.config import TaskConfig
 from shoal.errors import ShoalError, WaitError
@@ -22,14 +20,14 @@ from shoal.files import whole_file
 from shoal.keys import Key
 from shoal.rollout.record import Limits
 from shoal.rundir import RunDir, write_run_file
-from shoal.shardcast.wire import distance
+from shoal.shardcast.wire import distance_to
 from shoal.swarm.announce import AnnouncedChannel
 from shoal.swarm.card import Join
 from shoal.swarm.client import Link
 from shoal.swarm.identity import default_home, default_key
 from shoal.swarm.registry import Role
 from shoal.swarm.store import SwarmStore
-from shoal.tasks.filtered import behind
+from shoal.tasks.filtered import layers
 from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import RoleStatus, StatusFile
@@ -137,12 +135,7 @@ class Reach:
     def nearest(self) -> int:
         """How near a relay of the run card may lie: as near as the coordinator, or strangers who join as relays would
         have this machine ask for what lies inside its own network."""
-        parts = urlsplit(Join.parse(self.join).url)
-        try:
-            found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-        except (OSError, ValueError):
-            return 0
-        return min((distance(str(address[4][0])) for address in found), default=0)
+        return distance_to(Join.parse(self.join).url)
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""
@@ -258,8 +251,8 @@ def join_run(
 
 def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
     """Has the files that a run's tasks are made of from its coordinator; TaskError for what is not to be run here."""
-    lines, room = list(tasks), MOST_BYTES
-    while lines:
+    room = MOST_BYTES
+    for lines in layers(tasks):
         check_foreign(lines, f"run card of {link.card.run}", code)
         for name, sha256 in {name: task.files[name] for task in lines for name in named(task)}.items():
             target = place_of(sha256, name)
@@ -268,7 +261,6 @@ def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callab
                 with whole_file(target) as file:
                     link.fetch(f"/v1/tasks/{sha256}", file, room, sha256, tell)
                 room -= target.stat().st_size
-        lines = [line for task in lines for line in behind(task)]
 
 
 def _tell_bytes(say: Callable[[str], None], name: str, came: int) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from shoal.config import RunConfig
 from shoal.errors import LedgerError
 from shoal.keys import checked_address, checksummed
-from shoal.ledger.deployed import ANSWER_S, WAIT_S, way_to
+from shoal.ledger.deployed import WAIT_S, chain_at
 from shoal.ledger.rpc import Chain
 from shoal.swarm.member import role_key
 
@@ -23,7 +23,7 @@ def show_gas(config: RunConfig, run: Path, dev: bool, console: Console) -> None:
     wanted = config.ledger
     if not wanted.rpc:
         raise LedgerError(f"run {config.name}: its ledger is a file, and needs no gas; ledger.rpc names a chain")
-    chain = Chain(way_to(wanted.rpc), wait_s=WAIT_S, answer_s=ANSWER_S)
+    chain = chain_at(wanted.rpc)
     named = [checked_address(address) for address in config.swarm.validators]
     validators = named or [role_key(run, "validator").address]
     purses = [("coordinator", role_key(run, "coordinator").address), *(("validator", who) for who in validators)]

@@ -1,9 +1,16 @@
 """The statements of the busiest requests, built once: building one takes four times as long as running it."""
 
-from sqlalchemy import and_, bindparam, case, exists, func, select
+from sqlalchemy import Exists, Table, and_, bindparam, case, exists, func, select
 
 from shoal.swarm.states import State, holds_leases
 from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, plants, submissions, versions, votes
+
+
+def _planted_bad(files: Table) -> Exists:
+    return exists().where(
+        plants.c.letter == "r", plants.c.step == files.c.step, plants.c.submission == files.c.submission
+    )
+
 
 _HOLDERS = [state.value for state in State if holds_leases(state)]
 _own = nodes.c.address == bindparam("who")
@@ -74,9 +81,7 @@ LEASED = (
     .group_by(leases.c.step)
 )
 # Without what is known to be bad, which nobody trains on.
-LEASED_GOOD = LEASED.where(
-    ~exists().where(plants.c.letter == "r", plants.c.step == leases.c.step, plants.c.submission == leases.c.submission)
-)
+LEASED_GOOD = LEASED.where(~_planted_bad(leases))
 ARRIVED = (
     select(submissions.c.step, func.sum(submissions.c.groups), func.sum(submissions.c.signal))
     .where(
@@ -85,9 +90,7 @@ ARRIVED = (
     )
     .group_by(submissions.c.step)
 )
-PLANTED_BAD = exists().where(
-    plants.c.letter == "r", plants.c.step == submissions.c.step, plants.c.submission == submissions.c.submission
-)
+PLANTED_BAD = _planted_bad(submissions)
 ARRIVED_GOOD = ARRIVED.where(~PLANTED_BAD)
 
 FILE = select(submissions).where(_file)

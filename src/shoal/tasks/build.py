@@ -7,10 +7,10 @@ from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.filtered import Filtered, behind, read_filtered
+from shoal.tasks.filtered import Filtered, layers, read_filtered
 from shoal.tasks.kept import held, is_loose, keep, keep_bytes, named
 from shoal.tasks.rewards import rewarded
-from shoal.tasks.source import Mixture, TaskSource
+from shoal.tasks.source import Mixture, TaskSource, content_of
 
 KINDS = (
     "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py "
@@ -37,11 +37,8 @@ def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
 
 def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
     """All files that pinned sources are made of, by their hashes; those of what was filtered as well."""
-    found: dict[str, Path] = {}
-    for task in tasks:
-        found |= {task.files[name]: held(name, task.files) for name in named(task) if name in task.files}
-        found |= files_of(behind(task))
-    return found
+    lines = [task for layer in layers(tasks) for task in layer]
+    return {task.files[name]: held(name, task.files) for task in lines for name in named(task) if name in task.files}
 
 
 def _pinned(task: TaskConfig) -> TaskConfig:
@@ -50,7 +47,7 @@ def _pinned(task: TaskConfig) -> TaskConfig:
     files = {name: task.files.get(name) or keep(Path(name)) for name in named(task)}
     task = task.model_copy(update={"files": files})
     # What a generator makes follows from its options.
-    found = None if task.source.startswith("reasoning-gym/") else getattr(_build(task), "sha256", None)
+    found = None if task.source.startswith("reasoning-gym/") else content_of(_build(task))
     return task.model_copy(update={"sha256": found})
 
 
@@ -119,7 +116,7 @@ def _build(task: TaskConfig) -> TaskSource:
     if kind != "reasoning-gym" and task.difficulty is not None:
         raise TaskError(f"task source {task.source}: has no difficulty; only reasoning-gym's generators do")
     source = _source(kind, rest, task)
-    found = getattr(source, "sha256", None)
+    found = content_of(source)
     if task.sha256 is not None and task.sha256 != found:
         raise TaskError(
             f"task source {task.source}: its content has the hash {found}, the run was made with {task.sha256}; "

@@ -6,7 +6,7 @@ on filtered and on unfiltered tasks are measured by the same ones.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -77,11 +77,13 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except OSError as error:
-        raise TaskError(f"task source filtered/{path}: cannot be read ({error.strerror})") from error
+        raise TaskError(
+            f"task source filtered/{path}: cannot be read ({error.strerror}); shoal filter writes it"
+        ) from error
     try:
         header = Header.from_json(lines[0])
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r})") from error
+        raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r}); filter anew") from error
     rated = []
     for number, line in enumerate(lines[1:], 2):
         try:
@@ -95,6 +97,15 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
 def unfolded(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
     """The same lines, with those that a filtered file names in its place: whose scorers are behind them."""
     return [line for task in tasks for line in (unfolded(behind(task)) or [task])]
+
+
+def layers(tasks: Sequence[TaskConfig]) -> Iterator[list[TaskConfig]]:
+    """The lines, then those behind them, until nothing is filtered. Each file is read when the layer behind it is asked
+    for: whoever has to check or fetch it does so first."""
+    lines = list(tasks)
+    while lines:
+        yield lines
+        lines = [line for task in lines for line in behind(task)]
 
 
 def behind(task: TaskConfig) -> list[TaskConfig]:

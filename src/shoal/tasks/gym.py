@@ -5,13 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 from shoal.errors import TaskError
-from shoal.tasks.answers import ASK_FOR, Place, final_answer, shown
+from shoal.tasks.answers import Place, final_answer
 from shoal.tasks.forms import foreign_option, in_form
 from shoal.tasks.mended import may_be_right
-from shoal.tasks.source import Split, Task, draw, split_of
-
-# A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
-TRIES = 1000
+from shoal.tasks.posing import first_in, posed
+from shoal.tasks.source import Split, Task
 
 
 class ReasoningGym:
@@ -63,41 +61,32 @@ class ReasoningGym:
         self._entry = lru_cache(maxsize=4096)(self._find)
 
     def task(self, split: Split, index: int) -> Task:
-        entry = self._entry(split, index)
-        question = str(entry["question"]) + ASK_FOR[self._place]
-        prompt = self._template.replace("{question}", question)
-        return Task(self.name, index, prompt, shown(str(entry["answer"]), self._place), entry)
+        return posed(self.name, index, self._entry(split, index), self._place, self._template)
 
     def _find(self, split: Split, index: int) -> dict[str, Any]:
-        for attempt in range(TRIES):
-            try:
-                entry: dict[str, Any] = self._dataset[draw(self.name, split, index, attempt) >> 24]
-            except Exception as error:  # a generator is foreign code; some options leave it nothing to choose from
-                raise TaskError(
-                    f"task source {self.name}: its generator raised {error!r}; change its options"
-                ) from error
-            if split_of(str(entry["question"])) == split:
-                return entry
-        raise TaskError(f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; widen its options")
+        return first_in(split, self.name, index, self._make, "widen its options")
+
+    def _make(self, number: int) -> dict[str, Any]:
+        try:
+            entry: dict[str, Any] = self._dataset[number]
+        except Exception as error:  # a generator is foreign code; some options leave it nothing to choose from
+            raise TaskError(f"task source {self.name}: its generator raised {error!r}; change its options") from error
+        return entry
 
     def score(self, task: Task, answer: str) -> float:
         """The generator's own score. An answer that is not in the form it expects earns 0."""
         final = final_answer(answer, self._place)
         if final is None or not in_form(self._generator, final):
             return 0.0
-        answer = final
         try:
-            value = float(self._dataset.score_answer(answer, task.entry))
+            value = float(self._dataset.score_answer(final, task.entry))
         except MemoryError:
             raise
         except Exception:  # scorers raise what they please on an answer that they cannot parse
-            known = task.entry["answer"]
-            if known is not None:
-                self._dataset.score_answer(
-                    str(known), task.entry
-                )  # which must work; otherwise it is the scorer's fault
+            if (known := task.entry["answer"]) is not None:
+                self._dataset.score_answer(str(known), task.entry)  # if this raises too, the scorer is at fault
             return 0.0
-        if value >= 1.0 and not may_be_right(self._generator, answer, task.entry):
+        if value >= 1.0 and not may_be_right(self._generator, final, task.entry):
             return 0.0
         return float(value >= 1.0) if self._binary else value
 

@@ -43,4 +43,5 @@ def with_length(score: Score, length: int, target: int | None, config: LengthCon
 def with_lengths(
     scores: Sequence[Score], lengths: Sequence[int], targets: Sequence[int | None], config: LengthConfig
 ) -> list[Score]:
+    """The same for several answers, each with its own length and target."""
     return [with_length(*one, config) for one in zip(scores, lengths, targets, strict=True)]

@@ -15,12 +15,11 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from shoal.errors import TaskError
-from shoal.tasks.answers import ASK_FOR, Place, shown
+from shoal.tasks.answers import Place
 from shoal.tasks.kept import held
-from shoal.tasks.source import Score, Split, Task, draw, split_of
+from shoal.tasks.posing import first_in, posed
+from shoal.tasks.source import Score, Split, Task
 
-# As for reasoning-gym: a function all of whose texts fall into one split would be asked for ever.
-TRIES = 1000
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -42,34 +41,27 @@ class Own:
         self._options = dict(options)
         self._place = place
         self._template = template
-        self._make = _function(module, "task", str(where))
+        self._task = _function(module, "task", str(where))
         self._score = getattr(module, "score", None)
         self._entry = lru_cache(maxsize=4096)(self._find)
 
     def task(self, split: Split, index: int) -> Task:
-        entry = self._entry(split, index)
-        question = str(entry["question"]) + ASK_FOR[self._place]
-        known = entry.get("answer")
-        answer = None if known is None else shown(str(known), self._place)
-        return Task(self.name, index, self._template.replace("{question}", question), answer, entry)
+        return posed(self.name, index, self._entry(split, index), self._place, self._template)
 
     def _find(self, split: Split, index: int) -> dict[str, Any]:
-        for attempt in range(TRIES):
-            number = draw(self.name, split, index, attempt) >> 24
-            try:
-                entry = self._make(number, **self._options)
-            except Exception as error:  # it is not ours
-                raise TaskError(f"task source {self.name}: task({number}) raised {error!r}") from error
-            if not isinstance(entry, dict) or "question" not in entry:
-                raise TaskError(
-                    f"task source {self.name}: task({number}) returned {str(entry)[:80]!r}; "
-                    "it must be a dict with a question"
-                )
-            if split_of(str(entry["question"])) == split:
-                return entry
-        raise TaskError(
-            f"task source {self.name}: {TRIES} draws for {split} task {index} gave none; ask more questions"
-        )
+        return first_in(split, self.name, index, self._make, "have it ask more questions")
+
+    def _make(self, number: int) -> dict[str, Any]:
+        try:
+            entry = self._task(number, **self._options)
+        except Exception as error:  # it is not ours
+            raise TaskError(f"task source {self.name}: task({number}) raised {error!r}; mend it") from error
+        if not isinstance(entry, dict) or "question" not in entry:
+            raise TaskError(
+                f"task source {self.name}: task({number}) returned {str(entry)[:80]!r}; "
+                "it must be a dict with a question"
+            )
+        return entry
 
     def score(self, task: Task, answer: str) -> float | Score:
         if self._score is None:
@@ -111,7 +103,7 @@ def load_module(where: str) -> ModuleType:
 def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
-        raise TaskError(f"python/{where}: has no function {name}")
+        raise TaskError(f"python/{where}: has no function {name}; define it, or name another")
     function: Callable[..., Any] = found
     return function
 

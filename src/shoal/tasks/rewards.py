@@ -14,7 +14,7 @@ from shoal.tasks.filtered import unfolded
 from shoal.tasks.maths import same
 from shoal.tasks.own import load_function
 from shoal.tasks.sandbox import Bounds, find_bubblewrap
-from shoal.tasks.source import Score, Split, Task, TaskSource
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, train_size_of
 
 Reward = Callable[[Task, str], float | Score]
 OWN = "own"
@@ -32,7 +32,11 @@ class Rewarded:
 
     @property
     def train_size(self) -> int | None:
-        return getattr(self.source, "train_size", None)
+        return train_size_of(self.source)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return leaves_of(self.source)
 
     @property
     def heldout_size(self) -> int | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from shoal.errors import TaskError
 from shoal.files import parse_json
-from shoal.tasks.answers import ASK_FOR, Place, shown
+from shoal.tasks.answers import Place
+from shoal.tasks.posing import posed
 from shoal.tasks.source import Score, Split, Task, split_of
 
 # What a task is made of, and the columns that it stands in unless the config says otherwise.
@@ -61,11 +62,7 @@ class Rows:
                 f"task source {self.name}: none of its {len(self)} tasks is in the {split} split; add tasks, or a "
                 "column `split` that says train or heldout"
             )
-        row = rows[index % len(rows)]
-        question = str(row["question"]) + ASK_FOR[self._place]
-        known = row.get("answer")
-        answer = None if known is None else shown(str(known), self._place)
-        return Task(self.name, index, self._template.replace("{question}", question), answer, row)
+        return posed(self.name, index, rows[index % len(rows)], self._place, self._template)
 
     def score(self, task: Task, answer: str) -> float | Score:
         del answer

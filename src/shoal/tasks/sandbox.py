@@ -21,6 +21,7 @@ from shoal.errors import TaskError
 from shoal.files import cache_dir
 from shoal.tasks.seccomp import seccomp_filter
 
+End = Literal["ended", "failed", "late", "wordy"]
 HOME = "/python"
 # Starting takes a few hundredths of a second; on a busy machine it must not count as the program's own time.
 START_S = 1.0
@@ -62,7 +63,7 @@ class Bounds:
 class Outcome:
     """What a program put out and how it ended. That it ended well proves nothing."""
 
-    end: Literal["ended", "failed", "late", "wordy"]
+    end: End
     output: bytes
     seconds: float
 
@@ -151,7 +152,6 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
         )
     finally:
         os.close(rules)
-    end: Literal["ended", "failed", "late", "wordy"]
     with process:
         try:
             end, output = _converse(process, given, began + START_S + bounds.seconds, bounds.output)
@@ -162,9 +162,7 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
     return Outcome(end, output, time.monotonic() - began)
 
 
-def _converse(
-    process: subprocess.Popen[bytes], given: bytes, deadline: float, most: int
-) -> tuple[Literal["ended", "late", "wordy"], bytes]:
+def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, most: int) -> tuple[End, bytes]:
     """Gives the input and takes the output, both at the program's own pace, until it closes its end or goes too far."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -202,7 +200,7 @@ def _converse(
     return "late", b""
 
 
-def _ended(process: subprocess.Popen[bytes], deadline: float) -> Literal["ended", "late"]:
+def _ended(process: subprocess.Popen[bytes], deadline: float) -> End:
     """A program that closed its output may still be at work."""
     try:
         process.wait(max(0.0, deadline - time.monotonic()))

@@ -51,25 +51,25 @@ MACHINES = {
 
 def seccomp_filter(machine: str | None = None) -> bytes:
     """The filter for this machine's architecture; TaskError where it is not known."""
-    machine = machine or platform.machine()
-    if machine not in MACHINES:
+    name = machine or platform.machine()
+    if name not in MACHINES:
         known = ", ".join(MACHINES)
-        raise TaskError(f"code tasks: no filter of system calls for {machine}, known: {known}; score them elsewhere")
-    known_machine = MACHINES[machine]
+        raise TaskError(f"code tasks: no filter of system calls for {name}, known: {known}; score them elsewhere")
+    found = MACHINES[name]
     program = [
         _op(LOAD, MACHINE_AT),
-        _op(EQUAL, known_machine.audit, yes=1),
+        _op(EQUAL, found.audit, yes=1),
         _op(RETURN, KILL),
         _op(LOAD, NUMBER_AT),
-        _op(AT_LEAST, known_machine.foreign, no=1),
+        _op(AT_LEAST, found.foreign, no=1),
         _op(RETURN, KILL),
-        _op(EQUAL, known_machine.clone, no=4),
+        _op(EQUAL, found.clone, no=4),
         _op(LOAD, FIRST_ARGUMENT_AT),
         _op(ANY_BIT, CLONE_THREAD, no=1),
         _op(RETURN, ALLOW),
         _op(RETURN, REFUSE),
     ]
-    calls = known_machine.calls
+    calls = found.calls
     # Each jumps over those that follow, and over the refusal.
     program += [_op(EQUAL, call, yes=len(calls) - place) for place, call in enumerate(calls)]
     return b"".join([*program, _op(RETURN, REFUSE), _op(RETURN, ALLOW)])

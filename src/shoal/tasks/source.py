@@ -31,7 +31,11 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """Where tasks come from and how answers to them are scored."""
+    """Where tasks come from and how answers to them are scored.
+
+    It may have `leaves`, `train_size` and `sha256`: `leaves_of`, `train_size_of` and `content_of` say what it means
+    if it has not.
+    """
 
     name: str
 
@@ -138,6 +142,18 @@ class Mixture:
 def leaves_of(source: TaskSource) -> tuple[str, ...]:
     """The names that a source's tasks bear."""
     found: tuple[str, ...] = getattr(source, "leaves", (source.name,))
+    return found
+
+
+def train_size_of(source: TaskSource) -> int | None:
+    """Train tasks, after which they come again; None for a source without end."""
+    found: int | None = getattr(source, "train_size", None)
+    return found
+
+
+def content_of(source: TaskSource) -> str | None:
+    """Hash of what a source holds; None for one whose tasks follow from its config alone."""
+    found: str | None = getattr(source, "sha256", None)
     return found
 
 

@@ -20,13 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shoal.errors import ConfigError, DivergedError, TaskError
 from shoal.files import whole_directory
 from shoal.models.load import Policy, load
+from shoal.models.tiny import DEMONSTRATIONS
 from shoal.rollout.record import Rollout
 from shoal.tasks.source import TaskSource
 from shoal.train.batch import Group, pack
 from shoal.train.step import logprobs
-
-# As the tiny model's demonstrations: a part of the index space of their own.
-DEMONSTRATIONS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,20 @@ def _batches(examples: Sequence[Group], config: SftConfig) -> Iterator[list[Grou
 def example(policy: Policy, prompt: list[int], answer: str) -> Group:
     """A prompt with the answer to learn and the token that ends it."""
     ids = [*policy.tokenizer.encode(answer, add_special_tokens=False), min(policy.eos_ids)]
-    sample = Rollout(0, 0, "sft", 0, prompt, ids, [0.0] * len(ids), "eos", 1.0, 1.0, "", b"")
+    sample = Rollout(
+        group=0,
+        sample=0,
+        source="sft",
+        task=0,
+        prompt=prompt,
+        completion=ids,
+        logprobs=[0.0] * len(ids),
+        finish="eos",
+        reward=1.0,
+        advantage=1.0,
+        error="",
+        proof=b"",
+    )
     return Group(prompt, [sample], [1.0], 0)
 
 
@@ -98,7 +109,10 @@ def from_source(policy: Policy, source: TaskSource, count: int) -> list[Group]:
     for index in range(count):
         task = source.task("train", DEMONSTRATIONS + index)
         if task.answer is None:
-            raise TaskError(f"{task.source} task {task.index}: has no worked answer to learn from")
+            raise TaskError(
+                f"{task.source} task {task.index}: has no worked answer to learn from; leave the source out, or give "
+                "conversations in its place"
+            )
         examples.append(example(policy, policy.encode(task.prompt), task.answer))
     return examples
 
@@ -114,7 +128,7 @@ def from_conversations(policy: Policy, path: Path) -> list[Group]:
         if line.strip():
             examples += _conversation(policy, line, f"sft {path}: line {number}")
     if not examples:
-        raise ConfigError(f"sft {path}: holds nothing that an assistant says")
+        raise ConfigError(f"sft {path}: holds nothing that an assistant says; give turns whose role is assistant")
     return examples
 
 
@@ -143,7 +157,9 @@ def _context(policy: Policy, messages: Sequence[Mapping[str, Any]], where: str) 
         ids = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         return list(map(int, ids))
     if len(messages) > 1:
-        raise ConfigError(f"{where}: has several turns, and the model no chat template to tell them apart")
+        raise ConfigError(
+            f"{where}: has several turns, and the model no chat template to tell them apart; give one turn"
+        )
     return policy.encode(str(messages[0]["content"]))
 
 
@@ -157,8 +173,10 @@ def fit_model(
     """What the command does: loads, learns with a bar, and writes an ordinary model directory."""
     if out.exists():
         raise ConfigError(f"--out {out}: is there already; give another name or remove it")
-    policy = load(model)
-    examples = examples_of(policy)
+    with console.status(f"loading {model}") as shown:
+        policy = load(model)
+        shown.update("reading examples")
+        examples = examples_of(policy)
     longest = max(len(group.prompt) + len(group.samples[0].completion) for group in examples)
     if longest > min(config.token_budget, policy.max_positions):
         raise ConfigError(
