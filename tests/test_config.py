@@ -86,7 +86,7 @@ def test_a_right_key_in_the_wrong_table_is_told_its_table(tree: dict[str, Any], 
 
 
 def test_a_key_that_resembles_nothing_gets_the_list_of_known_ones() -> None:
-    assert "known here: tasks, every, threads" in fault({"eval": {"zzzzzz": 1}})
+    assert "known here: tasks, every, at, samples, suite, threads" in fault({"eval": {"zzzzzz": 1}})
 
 
 @pytest.mark.parametrize(

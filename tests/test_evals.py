@@ -1,19 +1,30 @@
 """Held-out measurement: the same for every version, in the config's own bounds, and by one evaluator at a time."""
 
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from shoal.errors import StorageError, TaskError
-from shoal.evals import by_target, evaluate, start_evaluator
+from shoal.evals import Evaluation, by_target, evaluate, start_evaluator
 from shoal.files import locked
 from shoal.measure.stats import wilson
 from shoal.models.load import Policy
+from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.tasks.source import InProcess
+from shoal.train.trainer import start_trainer
+from shoal.watch.show import print_status
+from shoal.watch.summary import summarise
 
-from .swarm import Coin, entries, make_config, make_run
+from .swarm import TREE, Coin, entries, make_config, make_run, make_worker, working
 
 TASKS = 12
 
@@ -72,3 +83,73 @@ def test_a_second_evaluator_is_refused(tmp_path: Path, tiny_dir: Path, monkeypat
 def test_an_interval_holds_its_share(solved: int, tasks: int) -> None:
     low, high = wilson(solved, tasks)
     assert 0 <= low <= solved / tasks <= high <= 1
+
+
+def test_several_answers_to_a_task_give_pass_at_k(tiny_policy: Policy, tiny_dir: Path) -> None:
+    config, coin = make_config(tiny_dir, eval={"samples": 4}), Coin()
+    found = evaluate(tiny_policy, coin, InProcess(coin), config, TASKS)
+    assert (found.samples, list(found.pass_at)) == (4, [2, 4])
+    assert found.pass_at_1 < found.pass_at[2] < found.pass_at[4] <= 1
+
+
+def test_the_trainer_waits_for_no_evaluation_and_every_chosen_version_is_evaluated(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first evaluation takes until training is over, when the versions that are to follow are long removed."""
+    (tmp_path / "suite.toml").write_text(
+        f'tasks = 2\nsamples = 2\nmax_new_tokens = 3\n[[sources]]\nsource = "{TREE["tasks"][0]["source"]}"\n'
+    )
+    changes = {"at": [1, 2], "tasks": TASKS, "samples": 2, "suite": str(tmp_path / "suite.toml")}
+    config = make_config(tiny_dir, steps=5, eval=changes, keep={"versions": 3}, sampling={"max_prompt_tokens": 200})
+    run = make_run(tmp_path / "run", config)
+    began, trained = threading.Event(), threading.Event()
+    roots: dict[int, str] = {}
+
+    def slow(*arguments: Any) -> Evaluation:
+        began.set()
+        assert trained.wait(60)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr("shoal.evals.evaluate", slow)
+    evaluator = threading.Thread(target=start_evaluator, args=(run,), daemon=True)
+    evaluator.start()
+    assert began.wait(60)  # two threads cannot load models at once
+    with following(run, roots), working(run, make_worker(run)):
+        start_trainer(run)
+    assert run.channel().numbers() == [0, 3, 4, 5]
+    trained.set()
+    evaluator.join(60)
+    found = entries(run, "evaluator", "eval")
+    assert [entry["version"] for entry in found] == [0, 1, 2, 5]
+    assert all(entry["root"] == roots[entry["version"]] for entry in found)
+    asked = entries(run, "evaluator", "suite")
+    assert [(entry["version"], entry["suite"], entry["tasks"]) for entry in asked] == [
+        (number, "suite", 2) for number in (0, 1, 2, 5)
+    ]
+    assert list((run.path / "evals").iterdir()) == []
+    told = io.StringIO()
+    print_status(run.path, Console(file=told, width=120))
+    assert "suite suite version 5  pass@1" in told.getvalue()
+    summary = summarise(run.path)
+    assert summary.suite is not None
+    assert summary.suite.startswith("suite version 5  pass@1")
+
+
+@contextmanager
+def following(run: RunDir, roots: dict[int, str]) -> Iterator[None]:
+    """Notes the root of every version as it is published."""
+    over = threading.Event()
+
+    def follow() -> None:
+        while not over.wait(0.01):
+            if (newest := run.channel().latest()) is not None:
+                roots[newest.number] = newest.root
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        time.sleep(0.05)
+        over.set()
+        thread.join()

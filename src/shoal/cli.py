@@ -217,7 +217,8 @@ def evaluate(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
     suite: Annotated[
-        str | None, typer.Option(help="Tasks to ask: words, arithmetic, reasoning, or a TOML file of that form.")
+        str | None,
+        typer.Option(help="Tasks to ask: words, arithmetic, reasoning, a TOML file, or lm-eval's YAML."),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers to each task.")] = None,
@@ -278,11 +279,12 @@ def filter_tasks(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a config's own if one is given.")] = 256,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt; a config's own likewise.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, help="The answers' noise follows from it.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that measure; the result is the same.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each of them.")] = 1,
 ) -> None:
     """Measure how often a model solves each task, and keep those that are worth training on.
 
-    Stopped half-way, the same command goes on from there.
+    Stopped half-way, the same command goes on from there, also with another number of workers.
     """
     from shoal.config import TaskConfig, load_config
     from shoal.measure.filter import parse_keep
@@ -303,7 +305,7 @@ def filter_tasks(
 
     torch.set_num_threads(threads)
     drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
-    filter_source(header, drawing, tasks, out, console)
+    filter_source(header, drawing, tasks, out, console, workers)
 
 
 @app.command()

@@ -60,8 +60,8 @@ class TaskConfig(_Table):
     """One source of tasks; several are mixed by weight."""
 
     source: str = Field(
-        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, "
-        "python/FILE.py, or what shoal filter left of one: filtered/FILE."
+        description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, "
+        "verifiers/NAME, python/FILE.py, or what shoal filter left of one: filtered/FILE."
     )
     name: str | None = Field(None, description="Name in rollouts and metrics; the source's own if not given.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
@@ -263,7 +263,14 @@ class EvalConfig(_Table):
     """The held-out measurement that runs beside training, without holding it up."""
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
-    every: Positive = Field(10, description="Versions between two evaluations; first and last are always evaluated.")
+    every: Positive = Field(
+        10, description="Versions between two evaluations, at least; first and last are always evaluated."
+    )
+    at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        default_factory=list, description="Versions to evaluate besides first and last, each of them; every is unused."
+    )
+    samples: Positive = Field(1, description="Answers to each held-out task; with k of them pass@k is measured too.")
+    suite: str = Field("", description="Asked of the same versions: words, arithmetic, reasoning, or a suite's file.")
     threads: Threads = Field(1, description="CPU threads of the evaluator.")
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -15,7 +16,10 @@ from shoal.config import RunConfig
 from shoal.errors import ModelError, TaskError, WaitError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
-from shoal.measure.stats import rank_correlation, wilson
+from shoal.measure.chosen import Chosen
+from shoal.measure.stats import mean_of_tasks, pass_at_k, rank_correlation
+from shoal.measure.suite import SuiteOf
+from shoal.measure.suites import find_suite
 from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import Request, TorchEngine
 from shoal.rundir import TAKEOVER_S, RunDir
@@ -23,7 +27,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.length import budgeted, target_of
 from shoal.tasks.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, draw
-from shoal.watch.metrics import read_steps
+from shoal.watch.metrics import MetricsWriter, read_steps
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.1
@@ -40,6 +44,9 @@ class Evaluation:
     greedy: float
     failed: int
     """Answers that could not be scored; they count as wrong."""
+    samples: int = 1
+    pass_at: dict[int, float] = field(default_factory=dict)
+    """pass@k for other k than 1, where tasks are answered more than once."""
     lengths: dict[str, float] = field(default_factory=dict)
     """Mean tokens of the sampled answers by their target, where the run has length budgets."""
     length_rank: float | None = None
@@ -58,22 +65,36 @@ def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig
             f"{asked[longest].source} takes {len(prompts[longest])} tokens; raise it to at least that"
         )
 
-    def answered(temperature: float) -> tuple[int, int, list[int]]:
-        """Answers that are right, those that could not be scored, and how long each task's answer is."""
+    def answered(temperature: float, samples: int) -> tuple[list[int], int, list[int]]:
+        """How many answers to each task are right, how many have no score, and how long each answer is."""
         engine = TorchEngine(
             policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
         )
-        seed = draw("eval", config.seed)
-        requests = [Request(p, seed, i, config.sampling.max_new_tokens) for i, p in enumerate(prompts)]
+        seed, new = draw("eval", config.seed), config.sampling.max_new_tokens
+        requests = [Request(p, seed, i * samples + s, new) for i, p in enumerate(prompts) for s in range(samples)]
         made = sorted(engine.generate(requests), key=lambda completion: completion.index)
-        scores = judge.scores("heldout", [(asked[c.index], policy.decode(c.tokens)) for c in made])
-        right = sum(s.reward is not None and s.reward >= 1.0 for s in scores)
-        return right, sum(s.reward is None for s in scores), [len(c.tokens) for c in made]
+        scores = judge.scores("heldout", [(asked[c.index // samples], policy.decode(c.tokens)) for c in made])
+        right = [0] * tasks
+        for completion, score in zip(made, scores, strict=True):
+            right[completion.index // samples] += score.reward is not None and score.reward >= 1.0
+        return right, sum(score.reward is None for score in scores), [len(c.tokens) for c in made]
 
-    sampled, failed, lengths = answered(config.sampling.temperature)
-    greedy, _, _ = answered(0.0)
-    low, high = wilson(sampled, tasks)
-    return Evaluation(tasks, sampled / tasks, low, high, greedy / tasks, failed, *by_target(targets, lengths))
+    samples = config.eval.samples
+    sampled, failed, lengths = answered(config.sampling.temperature, samples)
+    greedy, _, _ = answered(0.0, 1)
+    found = mean_of_tasks([right / samples for right in sampled])
+    ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= samples]
+    return Evaluation(
+        tasks,
+        found.value,
+        found.low,
+        found.high,
+        sum(greedy) / tasks,
+        failed,
+        samples,
+        {k: mean_of_tasks([pass_at_k(samples, right, k) for right in sampled]).value for k in ks},
+        *by_target([target for target in targets for _ in range(samples)], lengths),
+    )
 
 
 def by_target(targets: Sequence[int | None], lengths: Sequence[int]) -> tuple[dict[str, float], float | None]:
@@ -86,32 +107,79 @@ def by_target(targets: Sequence[int | None], lengths: Sequence[int]) -> tuple[di
 
 
 def start_evaluator(run: RunDir) -> None:
-    """Evaluates the base model, the newest version now and then, and the last one; never holds up the trainer."""
-    torch.set_num_threads(run.config.eval.threads)
+    """Evaluates the base model, the versions that were chosen or the newest now and then, and the last one.
+
+    It never holds up the trainer: it follows what is published, and puts aside what it cannot look at yet.
+    """
+    config = run.config
+    torch.set_num_threads(config.eval.threads)
     taken = f"evaluator: another one is at work in {run.path}; one is enough"
+    suite = find_suite(config.eval.suite) if config.eval.suite else None
     with (
         locked(run.path / "locks" / "evaluator", taken, wait_s=TAKEOVER_S),
         run.role("evaluator") as (status, metrics),
-        Scorer(run.config.tasks) as judge,
+        Scorer(config.tasks) as judge,
+        ExitStack() as stack,
     ):
         status.working("loading the base model")
-        policy, source = load(run.base_model, run.config.model.dtype), build_source(run.config.tasks)
+        policy, source = load(run.base_model, config.model.dtype), build_source(config.tasks)
+        asked = stack.enter_context(SuiteOf(suite)) if suite else None
         done = _already_done(run)
-        while max(done, default=-1) < run.config.steps:
-            version = _next_version(run, done, status)
+        chosen = _chosen(run, done)
+        if chosen:
+            stack.enter_context(chosen)
+        while not _is_over(run, done, chosen):
+            version = _next_chosen(run, chosen, done, status, metrics) if chosen else _next_version(run, done, status)
+            if version is None:
+                continue
             status.working(f"evaluating version {version.number}")
-            result = _evaluate_version(run, policy, source, judge, version)
-            if result is not None:
+            if _set_weights(run, policy, version, chosen):
+                result = evaluate(policy, source, judge, config, config.eval.tasks)
+                says = {"version": version.number, "step": version.number, "root": version.root}
+                if asked:
+                    status.working(f"asking version {version.number} the suite {config.eval.suite}")
+                    metrics.write("suite", **says, **asked.measure(policy))
+                metrics.write("eval", **says, **asdict(result), **status.shares())
                 done.add(version.number)
-                metrics.write(
-                    "eval",
-                    version=version.number,
-                    step=version.number,
-                    root=version.root,
-                    **asdict(result),
-                    **status.shares(),
-                )
+                if chosen:
+                    chosen.drop(version.number)
         status.done(f"evaluated {len(done)} versions")
+
+
+def _is_over(run: RunDir, done: set[int], chosen: Chosen | None) -> bool:
+    return chosen.is_over if chosen else max(done, default=-1) >= run.config.steps
+
+
+def _chosen(run: RunDir, done: set[int]) -> Chosen | None:
+    """The versions of `eval.at`, the first and the last, but for those that were evaluated before."""
+    config = run.config
+    if not config.eval.at:
+        return None
+    numbers = {0, config.steps, *(number for number in config.eval.at if number <= config.steps)}
+    return Chosen(run.path / "weights", run.path / "evals", sorted(numbers - done))
+
+
+def _next_chosen(
+    run: RunDir, chosen: Chosen, done: set[int], status: StatusFile, metrics: MetricsWriter
+) -> Version | None:
+    """Waits for the next of them; None if all that are left came and went while no evaluator was there."""
+    config, channel = run.config, run.channel()
+    seen = channel.latest()
+    deadline = time.monotonic() + config.wait_s
+    while time.monotonic() < deadline:
+        if (version := chosen.first()) is not None:
+            return version
+        for number in chosen.missed():
+            metrics.write("note", text=f"version {number} was gone before an evaluator was there; it is left out")
+            chosen.drop(number)
+        if chosen.is_over:
+            return None
+        newest = channel.latest()
+        if newest != seen:
+            seen, deadline = newest, time.monotonic() + config.wait_s
+        status.waiting(f"a version to evaluate, after {len(done)} of them", "trainer", deadline - time.monotonic())
+        time.sleep(POLL_S)
+    raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
 def _already_done(run: RunDir) -> set[int]:
@@ -147,18 +215,17 @@ def _next_version(run: RunDir, done: set[int], status: StatusFile) -> Version:
     raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
-def _evaluate_version(
-    run: RunDir, policy: Policy, source: TaskSource, judge: Judge, version: Version
-) -> Evaluation | None:
-    """None if the version was taken away meanwhile; an error if it is there and damaged."""
+def _set_weights(run: RunDir, policy: Policy, version: Version, chosen: Chosen | None) -> bool:
+    """False if the version was taken away meanwhile; an error if it is there and damaged."""
     channel = run.channel()
     try:
-        policy.set_weights(read_weights(channel.fetch(version), run.config.model.dtype), f"version {version.number}")
+        folder = chosen.fetch(version) if chosen else channel.fetch(version)
+        policy.set_weights(read_weights(folder, run.config.model.dtype), f"version {version.number}")
     except (WeightsError, ModelError):
         if channel.version(version.number) == version:
             raise
-        return None
-    return evaluate(policy, source, judge, run.config, run.config.eval.tasks)
+        return False
+    return True
 
 
 def evaluate_target(
@@ -179,9 +246,10 @@ def evaluate_target(
     source = build_source(config.tasks)
     with console.status(f"evaluating {name}"), Scorer(config.tasks) as judge:
         result = evaluate(policy, source, judge, config, tasks or config.eval.tasks)
+    others = "".join(f", pass@{k} {value:.3f}" for k, value in result.pass_at.items())
     console.print(
         f"{name}: pass@1 {result.pass_at_1:.3f} (95 % {result.low:.3f}..{result.high:.3f}) at temperature "
-        f"{config.sampling.temperature}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks",
+        f"{config.sampling.temperature}{others}, greedy {result.greedy:.3f}, {result.tasks} held-out tasks",
         soft_wrap=True,
     )
     if result.length_rank is not None:

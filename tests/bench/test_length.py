@@ -13,7 +13,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.length import budgeted
 from shoal.tasks.source import score
 
-AFTER = Evaluation(100, 0.95, 0.9, 0.97, 0.96, 0, {"16": 17.0, "32": 31.0}, 0.93)
+AFTER = Evaluation(100, 0.95, 0.9, 0.97, 0.96, 0, lengths={"16": 17.0, "32": 31.0}, length_rank=0.93)
 BEFORE = replace(AFTER, pass_at_1=0.9, lengths={"16": 30.0, "32": 30.0}, length_rank=0.01)
 ROOT = Path(__file__).parents[2]
 

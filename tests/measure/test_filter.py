@@ -2,6 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from rich.console import Console
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError, TaskError
-from shoal.measure import filter as filtering
+from shoal.measure import chunks
 from shoal.measure.answers import Drawing
 from shoal.measure.filter import filter_source, histogram, judge_rate, parse_keep, summary
 from shoal.tasks.build import build_source
@@ -18,7 +22,7 @@ from shoal.tasks.filtered import Header, Rated, read_filtered
 
 ODD = """
 def task(index):
-    return {"question": f"{index % 150}?"}
+    return {"question": f"{index % 400}?"}
 
 def score(entry, answer):
     return float(sum(answer.encode()) % 3 == 0)
@@ -32,9 +36,9 @@ def header(tmp_path: Path, tiny_dir: Path) -> Header:
     return Header([TaskConfig(source=f"python/{tmp_path}/odd.py")], str(tiny_dir), 8, (0.25, 0.5), 1.0, 0)
 
 
-def run(header: Header, out: Path, count: int = 100) -> str:
+def run(header: Header, out: Path, count: int = 100, workers: int = 1, drawing: Drawing = DRAWING) -> str:
     told = io.StringIO()
-    filter_source(header, DRAWING, count, out, Console(file=told, width=200))
+    filter_source(header, drawing, count, out, Console(file=told, width=200), workers)
     return told.getvalue()
 
 
@@ -74,34 +78,82 @@ def test_the_result_is_a_source_of_the_kept_tasks_with_the_same_held_out_ones(he
 def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(header, tmp_path / "whole.jsonl")
-    rate = filtering._rate
+    run(header, tmp_path / "whole.jsonl", 200)
+    measure = chunks.Bench.measure
     asked: list[int] = []
 
-    def stops(*arguments: object) -> object:
-        for number, one in enumerate(rate(*arguments)):  # type: ignore[arg-type]
-            if number == 70:
-                raise KeyboardInterrupt
-            yield one
+    def stops(bench: chunks.Bench, chunk: Sequence[int]) -> chunks.Measured:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(chunk[0])
+        return measure(bench, chunk)
 
-    monkeypatch.setattr(filtering, "_rate", stops)
+    monkeypatch.setattr(chunks.Bench, "measure", stops)
     out = tmp_path / "stopped.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        run(header, out)
+        run(header, out, 200)
     assert not out.exists()
     partial = tmp_path / "stopped.jsonl.partial"
     with partial.open("ab") as file:
-        file.write(b'{"index": 70, "verd')  # torn
-
-    def counted(*arguments: object) -> object:
-        asked.append(int(arguments[2]))  # type: ignore[call-overload]
-        return rate(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(filtering, "_rate", counted)
-    assert "going on after 70 tasks" in run(header, out)
-    assert asked == [70]
+        file.write(b'{"index": 128, "verd')  # torn
+    del asked[:]
+    assert "going on after 128 tasks" in run(header, out, 200)
+    assert len(asked) == 2
+    assert asked[0] >= 128
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not partial.exists()
+
+
+def test_two_processes_and_one_that_goes_on_after_a_kill_find_what_one_finds(header: Header, tmp_path: Path) -> None:
+    run(header, tmp_path / "one.jsonl", 320)
+    out = tmp_path / "two.jsonl"
+    code = f"""
+import io
+from pathlib import Path
+from rich.console import Console
+from shoal.measure.answers import Drawing
+from shoal.measure.filter import filter_source
+from shoal.tasks.filtered import Header
+header = Header.from_json({header.to_json()!r})
+filter_source(header, {DRAWING!r}, 320, Path({str(out)!r}), Console(file=io.StringIO()), workers=2)
+"""
+    partial = tmp_path / "two.jsonl.partial"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    helpers: set[int] = set()
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        helpers |= children_of(process.pid)
+        if partial.exists() and len(partial.read_bytes().splitlines()) > 64:
+            break
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not out.exists(), "it was done before it could be killed"
+    assert len(helpers) >= 2
+    assert gone(helpers), "what a killed filter started goes on without it"
+    assert "going on after " in run(header, out, 320)
+    assert out.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
+def children_of(pid: int) -> set[int]:
+    try:
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return set()
+
+
+def gone(pids: set[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_fault_in_a_process_that_measures_is_the_commands_own(header: Header, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"its prompt takes \d tokens, allowed 1; raise max_prompt_tokens"):
+        run(header, tmp_path / "x.jsonl", 64, workers=2, drawing=replace(DRAWING, max_prompt_tokens=1))
 
 
 def test_a_filter_goes_on_with_nothing_but_its_own(header: Header, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Suites: the same tasks and noise for every model, source by source, and two models side by side."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from shoal.config import TaskConfig
+from shoal.config import RewardConfig, TaskConfig
 from shoal.errors import ConfigError
-from shoal.measure.suite import differences, measure_suite, results_of, table_of, to_json
+from shoal.measure.suite import differences, evaluate_suite, groups_of, measure_suite, results_of, table_of, to_json
 from shoal.measure.suites import BUILT_IN, Suite, find_suite
 from shoal.models.load import load
 from shoal.tasks.build import build_source, split_up
@@ -37,7 +39,7 @@ def test_a_suite_is_measured_source_by_source_and_the_same_each_time(suite: Suit
         again = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
     assert [one.scores for one in answered] == [one.scores for one in again]
     assert seen[-1] == (24, 24)
-    first, second, both = results_of(answered)
+    first, second, both = results_of(suite, answered)
     assert [r.source for r in (first, second, both)] == ["first", "second", "all"]
     assert both.tasks == 24
     assert list(both.pass_at) == [1, 2, 4]
@@ -49,13 +51,56 @@ def test_a_suite_is_measured_source_by_source_and_the_same_each_time(suite: Suit
 def test_two_models_are_compared_task_by_task(suite: Suite, tiny_dir: Path) -> None:
     judge = InProcess(build_source(suite.sources))
     answered = measure_suite(load(tiny_dir), suite, judge, lambda *_: None)
-    apart = differences(answered, answered)
+    apart = differences(suite, answered, answered)
     assert {name: d.p_value for name, d in apart.items()} == {"first": 1.0, "second": 1.0, "all": 1.0}
-    results = [results_of(answered)] * 2
+    results = [results_of(suite, answered)] * 2
     told = json.loads(to_json([tiny_dir, tiny_dir], suite, results, apart))
     assert told["differences"]["all"]["mean"]["value"] == 0.0
     assert told["models"][1]["results"][2]["pass_at"]["4"]["value"] > 0
     assert table_of([tiny_dir, tiny_dir], suite, results, apart).row_count == 3
+
+
+def test_rows_are_sources_their_levels_levels_of_all_and_all() -> None:
+    rows = groups_of(BUILT_IN["arithmetic"], ["chain_sum@0", "chain_sum@1", "products@0", "products@1", "products@1"])
+    assert rows == {
+        "chain_sum@0": [0],
+        "chain_sum@1": [1],
+        "products@0": [2],
+        "products@1": [3, 4],
+        "chain_sum": [0, 1],
+        "products": [2, 3, 4],
+        "difficulty 0": [0, 2],
+        "difficulty 1": [1, 3, 4],
+        "all": [0, 1, 2, 3, 4],
+    }
+    assert groups_of(BUILT_IN["words"], ["3 letters", "3 letters"]) == {"3 letters": [0, 1]}
+
+
+def test_a_small_table_is_asked_once_and_its_parts_have_rows(tmp_path: Path, tiny_dir: Path) -> None:
+    table = tmp_path / "few.jsonl"
+    lines = [{"question": f"{n}?", "answer": "x", "split": "test"} for n in range(5)]
+    table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rewards = [RewardConfig(kind="exact"), RewardConfig(kind="format", weight=0.5)]
+    few = TaskConfig(source=f"file/{table}", rewards=rewards)
+    suite = Suite(name="few", sources=[few], tasks=100, samples=2, max_new_tokens=3, max_prompt_tokens=8)
+    judge = InProcess(build_source(suite.sources))
+    (result,) = results_of(suite, measure_suite(load(tiny_dir), suite, judge, lambda *_: None))
+    assert result.tasks == 5
+    assert result.parts["format"].value > result.parts["exact"].value == 0.0
+    shown = Console(file=io.StringIO(), width=200, record=True)
+    shown.print(table_of([tiny_dir], suite, [[result]], {}))
+    assert "  format" in shown.export_text()
+
+
+def test_a_model_is_no_better_than_itself_and_what_was_asked_is_told(tmp_path: Path, tiny_dir: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    path = tmp_path / "odd.toml"
+    path.write_text(f'tasks = 8\nmax_new_tokens = 4\n[[sources]]\nsource = "python/{tmp_path}/odd.py"\n')
+    told = io.StringIO()
+    evaluate_suite([tiny_dir, tiny_dir], find_suite(str(path)), "float32", True, Console(file=told))
+    found = json.loads(told.getvalue())
+    assert found["sources"][0]["sha256"]
+    assert found["differences"]["odd"] == {"mean": {"value": 0.0, "low": 0.0, "high": 0.0}, "p_value": 1.0}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

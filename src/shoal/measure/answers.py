@@ -64,7 +64,7 @@ def answer_tasks(
     engine = TorchEngine(
         policy,
         max_batch=drawing.max_batch,
-        max_len=drawing.max_prompt_tokens + drawing.max_new_tokens,
+        max_len=max(map(len, prompts), default=0) + drawing.max_new_tokens,
         temperature=drawing.temperature,
     )
     chunk = max(1, AT_ONCE // drawing.samples)

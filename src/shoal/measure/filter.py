@@ -1,13 +1,14 @@
 """`shoal filter`: how often a model solves each task, and which tasks are worth training on.
 
 A task that is always or never solved teaches nothing, and one that is solved once in a while teaches most: INTELLECT-2
-kept those with a pass rate of 12.5 % to 50 % (arXiv:2505.07291). Each task is written down as soon as it is measured,
-so a run that was stopped goes on where it was.
+kept those with a pass rate of 12.5 % to 50 % (arXiv:2505.07291). Tasks are measured a chunk at a time, by one process
+or by several, and written down in their order: who measured a chunk is not to be seen in the file, and a run that was
+stopped goes on with the first chunk that is not whole.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,17 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shoal.errors import ConfigError
 from shoal.files import disk_errors, locked, write_whole
-from shoal.measure.answers import Answered, Drawing, answer_tasks
+from shoal.measure.answers import Drawing
+from shoal.measure.chunks import CHUNK, Counts, chunks_of, measured
 from shoal.measure.stats import wilson
-from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.filtered import Header, Rated, Verdict, read_filtered
-from shoal.tasks.scorer import Scorer
-from shoal.tasks.source import Judge, Task, TaskSource
+from shoal.tasks.source import Task, TaskSource
 
 BAR = 40
-# Tasks between two writes: what a stop loses at most.
-CHUNK = 64
 
 
 def parse_keep(text: str) -> tuple[float, float]:
@@ -50,7 +48,9 @@ def judge_rate(solved: int, samples: int, failed: int, keep: tuple[float, float]
     return "too easy" if rate > keep[1] else "kept"
 
 
-def filter_source(header: Header, drawing: Drawing, count: int | None, out: Path, console: Console) -> None:
+def filter_source(
+    header: Header, drawing: Drawing, count: int | None, out: Path, console: Console, workers: int = 1
+) -> None:
     """What the command does: measures, writes `out`, a histogram beside it, and says what was dropped and why."""
     if out.exists():
         raise ConfigError(f"--out {out}: is there already; give another name or remove it")
@@ -60,17 +60,20 @@ def filter_source(header: Header, drawing: Drawing, count: int | None, out: Path
     taken = f"--out {out}: another process is filtering into it"
     with disk_errors(out), locked(out.with_name(out.name + ".lock"), taken):
         rated = _already_rated(partial, header)
-        if not rated:
-            write_whole(partial, header.to_json().encode() + b"\n")
         tasks = _tasks(source, count)
+        chunks = chunks_of(tasks)
         if rated:
             console.print(f"going on after {len(rated)} tasks that were measured before", highlight=False)
-        policy = load(Path(header.model))
-        with Scorer(header.tasks) as judge, partial.open("ab") as file, _bar(console) as bar:
+        with (
+            partial.open("ab") as file,
+            _bar(console) as bar,
+            measured(header, drawing, chunks[len(rated) // CHUNK :], workers) as found,
+        ):
             row = bar.add_task("measuring", total=len(tasks), completed=len(rated))
-            for one in _rate(policy, tasks, len(rated), judge, header, drawing):
-                rated.append(one)
-                file.write(json.dumps(asdict(one)).encode() + b"\n")
+            for counts in found:
+                for task in tasks[len(rated) : len(rated) + CHUNK]:
+                    rated.append(_rated(task.index, counts.get(task.index), header))
+                    file.write(json.dumps(asdict(rated[-1])).encode() + b"\n")
                 file.flush()
                 bar.update(row, completed=len(rated))
         partial.replace(out)
@@ -85,12 +88,13 @@ def filter_source(header: Header, drawing: Drawing, count: int | None, out: Path
 
 
 def _already_rated(partial: Path, header: Header) -> list[Rated]:
-    if not partial.exists():
-        return []
-    found, rated = read_filtered(partial)
-    if found != header:
-        raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to begin anew")
-    # A torn last line would run into the next one.
+    """What was written down before, whole chunks only; the file holds that and no more then."""
+    rated: list[Rated] = []
+    if partial.exists():
+        found, rated = read_filtered(partial)
+        if found != header:
+            raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to begin anew")
+        rated = rated[: len(rated) // CHUNK * CHUNK]
     lines = [header.to_json(), *(json.dumps(asdict(one)) for one in rated)]
     write_whole(partial, "".join(f"{line}\n" for line in lines).encode())
     return rated
@@ -104,29 +108,12 @@ def _tasks(source: TaskSource, count: int | None) -> list[Task]:
     return [source.task("train", index) for index in range(count)]
 
 
-def _rate(
-    policy: Policy, tasks: Sequence[Task], done: int, judge: Judge, header: Header, drawing: Drawing
-) -> Iterator[Rated]:
-    """Measures what is left, some tasks at a time, in their order. A prompt is measured the first time it comes."""
-    seen = {task.prompt for task in tasks[:done]}
-    for begin in range(done, len(tasks), CHUNK):
-        chunk = tasks[begin : begin + CHUNK]
-        fresh = []
-        for task in chunk:
-            if task.prompt not in seen:
-                seen.add(task.prompt)
-                fresh.append(task)
-        answered = {a.task.index: a for a in answer_tasks(policy, fresh, judge, "train", drawing)} if fresh else {}
-        for task in chunk:
-            found = answered.get(task.index)
-            yield _rated(task.index, found, header) if found else Rated(task.index, "duplicate", 0, 0, 0.0, 0.0, 1.0)
-
-
-def _rated(index: int, answered: Answered, header: Header) -> Rated:
-    solved, samples = answered.solved, len(answered.scores)
+def _rated(index: int, counts: Counts | None, header: Header) -> Rated:
+    if counts is None:
+        return Rated(index, "duplicate", 0, 0, 0.0, 0.0, 1.0)
+    solved, samples, failed = counts
     low, high = wilson(solved, samples)
-    verdict = judge_rate(solved, samples, answered.failed, header.keep)
-    return Rated(index, verdict, solved, samples, solved / samples, low, high)
+    return Rated(index, judge_rate(solved, samples, failed, header.keep), solved, samples, solved / samples, low, high)
 
 
 def _bar(console: Console) -> Progress:

@@ -1,4 +1,4 @@
-"""Suites: what is asked in an evaluation, and how. Those built in need no network; others are TOML files alike."""
+"""Suites: what is asked in an evaluation, and how. Those built in need no network; others are files."""
 
 import tomllib
 from pathlib import Path
@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError
+
+# A prompt of lm-eval is as long as it is: what the model can handle is the bound.
+MOST_PROMPT_TOKENS = 1 << 20
 
 
 class Suite(BaseModel):
@@ -63,12 +66,14 @@ BUILT_IN = {
 
 
 def find_suite(name: str) -> Suite:
-    """A built-in suite, or the one that a TOML file describes."""
+    """A built-in suite, or the one that a TOML file describes, or a task of lm-evaluation-harness by its YAML file."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return _of_lm_eval(path)
     if path.suffix != ".toml":
-        raise ConfigError(f"--suite {name}: not one of {', '.join(BUILT_IN)}, and no .toml file")
+        raise ConfigError(f"--suite {name}: not one of {', '.join(BUILT_IN)}, and no .toml or .yaml file")
     try:
         tree = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -80,3 +85,20 @@ def find_suite(name: str) -> Suite:
     except ValidationError as error:
         faults = "\n".join(f"  {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"--suite {name}:\n{faults}") from None
+
+
+def _of_lm_eval(path: Path) -> Suite:
+    """All tasks of the file, asked as it says."""
+    from shoal.tasks.lmeval.recipe import read_recipe
+    from shoal.tasks.lmeval.source import LmEval
+
+    recipe = read_recipe(path)
+    return Suite(
+        name=recipe.task,
+        sources=[TaskConfig(source=f"lm-eval/{path}")],
+        tasks=LmEval(path).heldout_size,
+        samples=recipe.repeats,
+        temperature=recipe.temperature,
+        max_new_tokens=recipe.max_new_tokens,
+        max_prompt_tokens=MOST_PROMPT_TOKENS,
+    )

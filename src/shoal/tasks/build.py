@@ -8,11 +8,14 @@ from typing import Any
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.filtered import Filtered, layers, read_filtered
-from shoal.tasks.kept import held, keep, keep_bytes, named
+from shoal.tasks.kept import held, is_loose, keep, keep_bytes, named
 from shoal.tasks.rewards import rewarded
 from shoal.tasks.source import Mixture, TaskSource, content_of
 
-KINDS = "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, verifiers/NAME, python/FILE.py or filtered/FILE"
+KINDS = (
+    "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py "
+    "or filtered/FILE"
+)
 
 
 def split_up(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
@@ -39,7 +42,7 @@ def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
 
 
 def _pinned(task: TaskConfig) -> TaskConfig:
-    if task.source.startswith("dataset/"):
+    if is_loose(task):
         task = _as_file(task)
     files = {name: task.files.get(name) or keep(Path(name)) for name in named(task)}
     task = task.model_copy(update={"files": files})
@@ -49,10 +52,17 @@ def _pinned(task: TaskConfig) -> TaskConfig:
 
 
 def _as_file(task: TaskConfig) -> TaskConfig:
-    """A dataset as a table of our own, for machines that cannot get at it."""
+    """A dataset as a table of our own, for machines that cannot get at it; a task of lm-eval likewise."""
     from shoal.tasks.rows import read_dataset
 
-    place = task.source.partition("/")[2]
+    kind, _, place = task.source.partition("/")
+    if kind == "lm-eval":
+        from shoal.tasks.lmeval.source import bundle
+
+        title, data = bundle(Path(place), **_extras(task))
+        name = f"{Path(place).stem}.jsonl"
+        changes = {"source": f"lm-eval/{name}", "name": task.name or title, "options": {}}
+        return task.model_copy(update=changes | {"files": task.files | {name: keep_bytes(data, name)}})
     rows = read_dataset(place, task.options, task.columns)
     table = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     name = f"{Path(place).name}.jsonl"
@@ -141,6 +151,10 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
 
             rows = read_dataset(rest, options, task.columns)
             return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
+        case "lm-eval":
+            from shoal.tasks.lmeval.source import LmEval
+
+            return LmEval(held(rest, task.files), name=task.name, template=task.template, **_extras(task))
         case "filtered":
             header, rated = read_filtered(held(rest, task.files))
             return Filtered(Path(rest), header, build_source(header.tasks), rated)
@@ -155,3 +169,14 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             where = held(rest, task.files)
             return Own(where, name=name, options=options, place=task.answer, template=task.template)
     raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")
+
+
+def _extras(task: TaskConfig) -> dict[str, Any]:
+    """What a line may add to an lm-eval task: local files in the place of its data, and its training split."""
+    match task.options:
+        case {**options} if set(options) <= {"data", "train"} and isinstance(options.get("train", False), bool):
+            return {"data": options.get("data"), "train": bool(options.get("train"))}
+    raise TaskError(
+        f"task source {task.source}: options {task.options}: known are data = {{ test = FILE, ... }}, which stands for "
+        "the dataset that it names, and train = true, which takes its training split too"
+    )

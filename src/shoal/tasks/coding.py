@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.errors import TaskError
 from shoal.files import parse_json
-from shoal.tasks.sandbox import MAIN, Bounds, run_program
+from shoal.tasks.sandbox import Bounds, run_program
 from shoal.tasks.source import Score
 
 # How far floats of a right answer may be off.
@@ -24,12 +24,14 @@ DOUBTFUL = 1 / 3
 # All tests of a program may take so many times what one may.
 TOTAL = 4
 # The program's own output goes nowhere; results go, one a line, where it used to go.
-CALLER = f"""
-import json, os
+CALLER = """
+import json, os, types
 told = os.fdopen(os.dup(1), "w")
 os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
 work = json.load(sys.stdin)
-{MAIN}
+program = sys.argv.pop()
+sys.modules["__main__"] = main = types.ModuleType("__main__")
+exec(compile(program, "program.py", "exec"), main.__dict__)
 function = main.__dict__.get(work["function"])
 if function is None:
     function = getattr(main.Solution(), work["function"])

@@ -24,6 +24,14 @@ class Environment:
         self.sha256 = self._rows.sha256
         self._loop = asyncio.new_event_loop()
 
+    @property
+    def train_size(self) -> int:
+        return self._rows.train_size
+
+    @property
+    def heldout_size(self) -> int:
+        return self._rows.heldout_size
+
     def task(self, split: Split, index: int) -> Task:
         task = self._rows.task(split, index)
         return Task(task.source, index, task.prompt, None, task.entry)

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.files import parse_json
 from shoal.tasks.kept import held
-from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 
 FORMAT = "shoal filter 1"
 Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
@@ -57,6 +57,20 @@ class Header:
         }
         return json.dumps(fields)
 
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        head: dict[str, Any] = parse_json(text)
+        if head["format"] != FORMAT:
+            raise KeyError(head["format"])
+        return cls(
+            [TaskConfig.model_validate(task) for task in head["tasks"]],
+            str(head["model"]),
+            int(head["samples"]),
+            (float(head["keep"][0]), float(head["keep"][1])),
+            float(head["temperature"]),
+            int(head["seed"]),
+        )
+
 
 def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
     """A file that `shoal filter` wrote, or was writing when it was stopped: a torn last line is left out."""
@@ -67,17 +81,7 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
             f"task source filtered/{path}: cannot be read ({error.strerror}); shoal filter writes it"
         ) from error
     try:
-        head: dict[str, Any] = parse_json(lines[0])
-        if head["format"] != FORMAT:
-            raise KeyError(head["format"])
-        header = Header(
-            [TaskConfig.model_validate(task) for task in head["tasks"]],
-            str(head["model"]),
-            int(head["samples"]),
-            (float(head["keep"][0]), float(head["keep"][1])),
-            float(head["temperature"]),
-            int(head["seed"]),
-        )
+        header = Header.from_json(lines[0])
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r}); filter anew") from error
     rated = []
@@ -129,6 +133,10 @@ class Filtered:
     @property
     def train_size(self) -> int:
         return len(self._kept)
+
+    @property
+    def heldout_size(self) -> int | None:
+        return size_of(self._source, "heldout")
 
     def task(self, split: Split, index: int) -> Task:
         if split == "heldout":

@@ -59,7 +59,7 @@ def held(name: str, files: Mapping[str, str]) -> Path:
 def named(task: TaskConfig) -> list[str]:
     """The files that a line of a config names."""
     kind, _, rest = task.source.partition("/")
-    places = [rest] if kind in ("file", "filtered") else []
+    places = [rest] if kind in ("file", "filtered", "lm-eval") else []
     return [*places, *(module for module in _modules(task) if module.endswith(".py"))]
 
 
@@ -71,11 +71,16 @@ def _modules(task: TaskConfig) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def is_loose(task: TaskConfig) -> bool:
+    """Whether a line leads to more than the files that it names; a run carries all of it as one file instead."""
+    return task.source.startswith("dataset/") or task.source.endswith((".yaml", ".yml"))
+
+
 def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
     """Refuses what strangers' tasks must not have of this machine: its files, and, unless `code`, to run their code."""
     for task in tasks:
         missing = next((name for name in named(task) if name not in task.files), None)
-        if missing is not None or task.source.startswith("dataset/"):
+        if missing is not None or is_loose(task):
             raise TaskError(f"{whose}: task source {task.source} gives no hash of {missing or 'it'}; do not join it")
         environment = [task.source] if task.source.startswith("verifiers/") else []
         called = [*environment, *(f"python/{module}" for module in _modules(task))]

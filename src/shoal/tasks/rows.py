@@ -50,6 +50,10 @@ class Rows:
         """Train tasks, after which they come again."""
         return len(self._rows["train"])
 
+    @property
+    def heldout_size(self) -> int:
+        return len(self._rows["heldout"])
+
     def task(self, split: Split, index: int) -> Task:
         """Goes through the split's rows in their order, again and again."""
         rows = self._rows[split]
@@ -77,18 +81,22 @@ def _split(row: Mapping[str, Any], question: str) -> Split:
 
 def read_rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """The rows of a JSONL or Parquet file, under our own names for their columns."""
+    return rename(read_table(path), columns, f"file/{path}")
+
+
+def read_table(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The rows of a JSONL or Parquet file as they are."""
     readers: dict[str, Callable[[Path], Sequence[Mapping[str, Any]]]] = {
         ".jsonl": _read_jsonl,
-        ".json": _read_jsonl,
+        ".json": _read_json,
         ".parquet": _read_parquet,
     }
     if path.suffix not in readers:
         raise TaskError(f"task source file/{path}: must end in {', '.join(readers)}")
     try:
-        table = readers[path.suffix](path)
+        return readers[path.suffix](path)
     except OSError as error:
         raise TaskError(f"task source file/{path}: cannot be read ({error.strerror or error})") from error
-    return rename(table, columns, f"file/{path}")
 
 
 def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> list[dict[str, Any]]:
@@ -112,7 +120,8 @@ def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where
 
 def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+    # Not splitlines: a text may hold U+2028 and other things that end a line elsewhere.
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -123,6 +132,20 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
             raise TaskError(f"task source file/{path}: line {number} is no JSON object but {line[:40]!r}")
         rows.append(row)
     return rows
+
+
+def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
+    """A list of rows, else a row a line."""
+    text = path.read_text("utf-8-sig")
+    if not text.lstrip().startswith("["):
+        return _read_jsonl(path)
+    try:
+        rows = parse_json(text)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"task source file/{path}: is no JSON ({error})") from None
+    if number := next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), 0):
+        raise TaskError(f"task source file/{path}: row {number} is no JSON object but {str(rows[number - 1])[:40]!r}")
+    return list(rows)
 
 
 def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:

@@ -25,6 +25,7 @@ class History:
         self.total_steps: int | None = None
         self.steps: dict[int, Entry] = {}
         self.evals: dict[int, Entry] = {}
+        self.suites: dict[int, Entry] = {}
         self.submissions: dict[str, Entry] = {}
         self._folder = run_dir / "metrics"
         self._tails: dict[str, Tail] = {}
@@ -45,6 +46,8 @@ class History:
                 self.steps[step] = entry
             case {"event": "eval", "version": int(version)}:
                 self.evals[version] = entry
+            case {"event": "suite", "version": int(version)}:
+                self.suites[version] = entry
             case {"event": "submission"}:
                 self.submissions[role] = entry
             case {"event": "start", "total_steps": int(total)}:

@@ -11,6 +11,7 @@ from shoal.watch import panels
 from shoal.watch.history import History, note_of, one_line, run_directory
 from shoal.watch.metrics import number
 from shoal.watch.status import RoleStatus, read_status, seconds, waits
+from shoal.watch.view import suite_line
 
 NOTES_SHOWN = 5
 
@@ -38,6 +39,10 @@ def print_status(run_dir: Path, console: Console) -> None:
             console.print(Text.assemble((f"{name}  ", "dim"), (text, "bold")), soft_wrap=True)
         console.print()
         console.print(panels.curves(history, width=40))
+    if history.suites:
+        console.print()
+        base, last = history.suites.get(0, {}), history.suites[max(history.suites)]
+        console.print(Text(suite_line(last, base)), soft_wrap=True)
     if notes:
         console.print()
         for note in notes[-NOTES_SHOWN:]:

@@ -15,6 +15,7 @@ from shoal.watch.history import SUPERVISOR, run_directory
 from shoal.watch.metrics import Entry, number, read_metrics, read_steps
 from shoal.watch.panels import NONE, clock, drawn
 from shoal.watch.status import role_order
+from shoal.watch.view import suite_line
 
 Interval = tuple[float, float]
 
@@ -46,6 +47,8 @@ class Summary:
     contributions: list[Contribution]
     drawn: list[tuple[str, str]]
     """Sources that a sampler weighs, as the last step left them."""
+    suite: str | None = None
+    """What the last version that was asked a suite did on it, and the base."""
 
 
 def summarise(run_dir: Path) -> Summary:
@@ -83,7 +86,15 @@ def summarise(run_dir: Path) -> Summary:
         mismatch_mean=_mean(_numbers(steps, "mismatch")),
         contributions=contributions,
         drawn=drawn(steps[-1]) if steps else [],
+        suite=_suite(read_steps(folder / "evaluator.jsonl", "suite", key="version")),
     )
+
+
+def _suite(entries: Sequence[Entry]) -> str | None:
+    if not entries:
+        return None
+    base = next((entry for entry in entries if entry["version"] == 0), {})
+    return suite_line(entries[-1], base).removeprefix("suite ")
 
 
 def wall_seconds(times: Sequence[float], starts: Sequence[float]) -> float:
@@ -143,6 +154,8 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield f"pass@1 of version {version}", _share(summary.final_pass, summary.final_interval)
     if summary.base_pass is not None and summary.final_pass is not None:
         yield "gained", f"{summary.final_pass - summary.base_pass:+.3f}"
+    if summary.suite is not None:
+        yield "suite", summary.suite
     yield "best reward of a step", _figure(summary.best_reward, ".3f")
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"

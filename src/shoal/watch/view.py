@@ -102,6 +102,8 @@ class LiveView:
                 self._say(step_line(entry, self._total, time.time() - self._began))
             case {"event": "eval"}:
                 self._say(eval_line(entry, self._history.evals.get(0, {})))
+            case {"event": "suite"}:
+                self._say(suite_line(entry, self._history.suites.get(0, {})))
         text = note_of(role, entry)
         if text is not None and role != SUPERVISOR:
             self.note(text)
@@ -174,8 +176,20 @@ def step_line(entry: Entry, total_steps: int, elapsed_s: float) -> str:
 
 def eval_line(entry: Entry, base: Entry) -> str:
     """An evaluation on held-out tasks on one line of plain ASCII, beside that of the base model."""
-    line = f"eval version {entry.get('version', '?')}  pass@1 {figure(entry, 'pass_at_1')}{panels.interval(entry)}"
-    line += f"  greedy {figure(entry, 'greedy')}  tasks {figure(entry, 'tasks', '.0f')}"
+    return _measured(f"eval version {entry.get('version', '?')}", entry, base, f"  greedy {figure(entry, 'greedy')}")
+
+
+def suite_line(entry: Entry, base: Entry) -> str:
+    """The same for a suite."""
+    name = one_line(str(entry.get("suite", "?")))
+    return _measured(f"suite {name} version {entry.get('version', '?')}", entry, base)
+
+
+def _measured(what: str, entry: Entry, base: Entry, more: str = "") -> str:
+    others = entry.get("pass_at")
+    ks = "".join(f"  pass@{k} {figure(others, k)}" for k in list(others)[-1:]) if isinstance(others, dict) else ""
+    line = f"{what}  pass@1 {figure(entry, 'pass_at_1')}{panels.interval(entry)}{ks}{more}"
+    line += f"  tasks {figure(entry, 'tasks', '.0f')}"
     if base and base is not entry:
         line += f"  base {figure(base, 'pass_at_1')}"
     return line.replace(panels.NONE, "-")

@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness, by their YAML files."""
