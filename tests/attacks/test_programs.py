@@ -1,6 +1,7 @@
 """Programs that would rather do anything than solve their task: each is contained, earns 0 and harms nobody."""
 
 import os
+import resource
 import threading
 import time
 from contextlib import suppress
@@ -231,6 +232,53 @@ def test_a_server_of_ours_hears_nothing() -> None:
         thread.join()
     assert outcome.end == "failed"
     assert heard == []
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "random.random()",
+        "hash('a set of texts is in the order of their hashes')",
+        "os.urandom(8)",
+        "uuid.uuid4()",
+        "secrets.token_hex()",
+        "random.SystemRandom().random()",
+        "open('/dev/random', 'rb').read(8)",
+        "resource.getrlimit(resource.RLIMIT_STACK)",
+    ],
+)
+def test_who_judges_again_draws_the_same(drawn: str) -> None:
+    """Otherwise an honest worker is blamed for what chance did."""
+    program = f"import os, random, resource, secrets, uuid\nprint({drawn})"
+    first, second = (run_program(program, b"", BOUNDS) for _ in range(2))
+    assert first.end == "ended"
+    assert first.output == second.output
+
+
+def test_how_deep_a_program_may_call_is_not_its_machines_to_say() -> None:
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    deep = "import functools, sys\nsys.setrecursionlimit(10**6)\n@functools.cache\ndef f(n): return n and f(n - 1)\n"
+    try:
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, before[1]))
+        assert run_program(deep + "print(f(20000))", b"", Bounds()).output == b"0\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+def test_threads_are_bounded_for_all_but_root() -> None:
+    program = """
+import os, threading, time
+threading.stack_size(32768)
+try:
+    for n in range(5000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+except RuntimeError: pass
+print(n, flush=True)
+os._exit(0)
+"""
+    limit = run_program("import resource\nprint(*resource.getrlimit(resource.RLIMIT_NPROC))", b"", BOUNDS).output
+    assert all(int(most) <= sandbox.THREADS for most in limit.split())
+    if os.getuid() != 0:
+        assert int(run_program(program, b"", Bounds(seconds=10.0)).output) < sandbox.THREADS
 
 
 def test_no_process_of_theirs_is_left() -> None:

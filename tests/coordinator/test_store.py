@@ -34,6 +34,19 @@ def test_leases_that_are_out_are_counted_and_the_smallest_short_step_comes_first
     assert world.trainer.count(0) == StepCount(seen=0, signal=0, leased=4)
 
 
+@pytest.mark.parametrize(("online_filter", "next_step"), [(True, 0), (False, 1)])
+def test_groups_without_signal_call_for_more_leases_unless_the_online_filter_is_off(
+    tmp_path: Path, online_filter: bool, next_step: int
+) -> None:
+    database = f"sqlite:///{tmp_path / 'state.db'}"
+    with world_at(tmp_path, database, train={"online_filter": online_filter}) as world:
+        world.announce()
+        for node in ("a", "b"):
+            world.hand_in(node, world.take(node), signal=0)
+        assert world.trainer.count(0) == StepCount(seen=4, signal=0, leased=0)
+        assert world.take("c").step == next_step
+
+
 def test_nothing_is_leased_before_a_version_is_announced(world: World) -> None:
     assert world.lease("a") is None
     world.announce()

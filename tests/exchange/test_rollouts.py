@@ -134,6 +134,13 @@ def test_groups_without_signal_call_for_more_leases(store: Store) -> None:
     assert store.take("c").step == 0
 
 
+def test_without_the_online_filter_they_do_not(tmp_path: Path) -> None:
+    store = Store(tmp_path, online_filter=False)
+    for node in ("a", "b"):
+        store.hand_in(store.take(node), signal=0)
+    assert store.take("c").step == 1
+
+
 def test_a_step_never_sees_more_groups_than_it_may(tmp_path: Path) -> None:
     store = Store(tmp_path, async_level=0)
     for number in range(100):

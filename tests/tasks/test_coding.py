@@ -35,6 +35,12 @@ def _sandbox() -> None:
         ("def third(x):\n    return x / 3\n", [Called("third", ((1,),), (0.33333334,))], 1.0),
         ("def third(x):\n    return x / 3\n", [Called("third", ((1,),), (0.334,))], 0.0),
         ("def odd(x):\n    return {3, 1}\n", [Called("odd", ((1,),), ([1, 3],))], 1.0),
+        ("def count(n):\n    return 1e9 + 500\n", [Called("count", ((1,),), (10**9,))], 0.0),
+        ("def count(n):\n    return 1e9\n", [Called("count", ((1,),), (10**9,))], 1.0),
+        ("def sure(n):\n    return 0.9999999\n", [Called("sure", ((1,),), (True,))], 0.0),
+        ("def huge(n):\n    return 10**400\n", [Called("huge", ((1,),), (0.5,))], 0.0),
+        ("def huge(n):\n    return 1e300\n", [Called("huge", ((1,),), (10**400,))], 0.0),
+        ("def keys(t, s):\n    return {t: 2}[(1, 2)] in s\n", read_tests("assert keys((1, 2), {2}) == True", ""), 1.0),
         (SUM, SPOKEN, 1.0),
         (SUM + "import sys; sys.exit(0)", SPOKEN, 1.0),
         (SUM + "raise SystemExit(1)", SPOKEN, 0.0),
@@ -54,6 +60,12 @@ def test_who_is_slow_is_judged_with_doubt() -> None:
     late = judge_program("while True: pass", SPOKEN[:1], Bounds(seconds=0.1))
     assert (late.reward, late.doubtful) == (0.0, True)
     assert not judge_program("print(4)", SPOKEN[:1], Bounds(seconds=20.0)).doubtful
+
+
+def test_a_list_of_one_is_a_result_where_other_lists_are() -> None:
+    (called,) = read_tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[5], [5, 6]]}, "row 0")
+    assert isinstance(called, Called)
+    assert called.expected == ([5], [5, 6])
 
 
 @pytest.mark.parametrize(

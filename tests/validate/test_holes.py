@@ -128,6 +128,28 @@ def test_answers_that_are_made_up_to_fail_our_scorer_are_their_makers_fault(tmp_
     assert court.validator.strikes == {"cheat": 1}
 
 
+class Fickle(InProcess):
+    """A scorer of programs that look at the clock: each time it says another thing."""
+
+    said = 0
+
+    def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
+        Fickle.said += 1
+        return [Score(float(Fickle.said))] * len(answers)
+
+
+def test_nobody_is_blamed_where_our_own_scorer_wavers(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world, audit={"rate": 0.0})
+    honest, cheat = court.hand_in("honest"), court.hand_in("cheat", "false_reward")
+    court.validator.checks.judge = Fickle(gym())
+    court.judge()
+    finding = court.verdict(honest).finding
+    assert finding is not None
+    assert finding.check == "scorer"
+    assert not court.verdict(cheat).accept
+    assert court.validator.strikes == {}
+
+
 def test_all_answers_of_a_file_have_one_deadline() -> None:
     tasks = [TaskConfig(source="reasoning-gym/simple_integration")]
     task = build_source(tasks).task("train", 0)

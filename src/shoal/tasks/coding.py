@@ -9,12 +9,13 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import TaskError
 from shoal.files import parse_json
-from shoal.tasks.sandbox import Bounds, run_program
+from shoal.tasks.sandbox import MAIN, Bounds, run_program
 from shoal.tasks.source import Score
 
 # How far floats of a right answer may be off.
@@ -24,14 +25,14 @@ DOUBTFUL = 1 / 3
 # All tests of a program may take so many times what one may.
 TOTAL = 4
 # The program's own output goes nowhere; results go, one a line, where it used to go.
-CALLER = """
-import json, os, types
+CALLER = f"""
+import json, os
 told = os.fdopen(os.dup(1), "w")
 os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
 work = json.load(sys.stdin)
-program = sys.argv.pop()
-sys.modules["__main__"] = main = types.ModuleType("__main__")
-exec(compile(program, "program.py", "exec"), main.__dict__)
+if isinstance(work["calls"], str):
+    work["calls"] = eval(work["calls"])
+{MAIN}
 function = main.__dict__.get(work["function"])
 if function is None:
     function = getattr(main.Solution(), work["function"])
@@ -85,10 +86,19 @@ def _passes(program: str, test: Test, bounds: Bounds) -> tuple[bool, bool]:
             outcome = run_program(program, test.given.encode(), bounds)
             passed = outcome.end == "ended" and _lines(outcome.output) == _lines(test.expected.encode())
         case Called():
-            work = json.dumps({"function": test.function, "calls": test.calls})
+            work = json.dumps({"function": test.function, "calls": _sent(test.calls)})
             outcome = run_program(program, work.encode(), bounds, CALLER)
             passed = outcome.end == "ended" and _results_match(outcome.output, test.expected)
     return passed, outcome.end == "late" or outcome.seconds > DOUBTFUL * bounds.seconds
+
+
+def _sent(calls: Sequence[Sequence[Any]]) -> Any:
+    """Arguments as JSON, or, where that has no word for them, such as tuples and sets, as Python has them."""
+    listed = [list(arguments) for arguments in calls]
+    try:
+        return listed if json.loads(json.dumps(listed)) == listed else repr(listed)
+    except TypeError:
+        return repr(listed)
 
 
 def _lines(output: bytes) -> list[str]:
@@ -105,14 +115,16 @@ def _results_match(output: bytes, expected: Sequence[Any]) -> bool:
 
 
 def _alike(expected: Any, result: Any) -> bool:
-    """Equality as Python has it, but for the rounding of floats, of which lists and objects may be made."""
+    """Equality as Python has it, but for the rounding of floats, of which lists and objects may be made. A whole number
+    that is asked for is not rounded to: an estimate of it is not the answer."""
     match expected, result:
         case list() | tuple(), list():
             return len(expected) == len(result) and all(map(_alike, expected, result))
         case dict(), dict():
             return expected.keys() == result.keys() and all(_alike(expected[key], result[key]) for key in expected)
-        case (float(), int() | float()) | (int(), float()):
-            return math.isclose(expected, result, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        case float(), int() | float():
+            with suppress(OverflowError):  # an int that no float is as large as
+                return math.isclose(expected, result, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return bool(expected == result)  # nothing but JSON: no class of theirs decides what equals what
 
 
@@ -132,25 +144,31 @@ def read_tests(value: Any, where: str) -> tuple[Test, ...]:
         case {"inputs": [*inputs], "outputs": [*outputs]} if inputs and len(inputs) == len(outputs):
             name = tests.get("fn_name")
             pairs = [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
-            return _group([_case(pair, where) for pair in pairs])
+            return _group(_cases(pairs, where))
         case str() as text:
             return _group([_assertion(line, where) for line in _statements(text, where)])
         case [*cases] if cases:
             lines = [line for case in cases if isinstance(case, str) for line in _statements(case, where)]
-            objects = [_case(case, where) for case in cases if not isinstance(case, str)]
+            objects = _cases([case for case in cases if not isinstance(case, str)], where)
             return _group([*objects, *(_assertion(line, where) for line in lines)])
     raise TaskError(f"{where}: tests {str(tests)[:60]!r}: give a list of {{input, output}} or of assert lines")
 
 
-def _case(case: Any, where: str) -> Test:
+def _cases(cases: Sequence[Any], where: str) -> list[Test]:
+    """APPS wraps a function's result in a list of one; a list of another length among them is a result itself."""
+    outputs = [case.get("output") for case in cases if isinstance(case, Mapping)]
+    wrapped = all(len(output) == 1 for output in outputs if isinstance(output, list))
+    return [_case(case, where, wrapped) for case in cases]
+
+
+def _case(case: Any, where: str, wrapped: bool) -> Test:
     match case:
         case {"input": given, "output": expected}:
             name = case.get("fn_name")
             if name:
                 arguments = given if isinstance(given, list) else [given]
-                # APPS wraps a function's result in a list of one.
-                wrapped = isinstance(expected, list) and len(expected) == 1
-                return Called(str(name), (tuple(arguments),), (expected[0] if wrapped else expected,))
+                whole = not wrapped or not isinstance(expected, list)
+                return Called(str(name), (tuple(arguments),), (expected if whole else expected[0],))
             return Spoken(_text(given), _text(expected))
     raise TaskError(f"{where}: test {str(case)[:60]!r} has no input and output")
 
@@ -176,7 +194,7 @@ def _assertion(statement: ast.stmt, where: str) -> Test:
         ):
             try:
                 given, expected = tuple(ast.literal_eval(argument) for argument in arguments), ast.literal_eval(right)
-                return Called(name, (_plain(given),), (_plain(expected),))
+                return Called(name, (given,), (_plain(expected),))
             except (ValueError, TypeError):
                 pass
     text = ast.unparse(statement)[:80]
@@ -187,7 +205,7 @@ def _plain(value: Any) -> Any:
     """A literal as JSON has it: what cannot go through a pipe cannot be compared."""
     if isinstance(value, set | frozenset):
         value = sorted(value)
-    return tuple(json.loads(json.dumps(value))) if isinstance(value, tuple) else json.loads(json.dumps(value))
+    return json.loads(json.dumps(value))
 
 
 def _group(tests: Sequence[Test]) -> tuple[Test, ...]:

@@ -28,11 +28,16 @@ START_S = 1.0
 PROBE_S = 20.0
 # An argument of a command must be shorter than 128 KiB.
 MAX_PROGRAM = 100_000
+# How deep a program may call must not hang on how its machine is set up.
+STACK = 64 << 20
+# A thread takes memory of the kernel's, which no limit counts. The kernel does not hold root to this one.
+THREADS = 1024
 # First of all the process gives up what it does not need, for good: nothing in there can raise a limit again.
 PRELUDE = """
 import resource, sys
 for limit, value in ((resource.RLIMIT_AS, {memory}), (resource.RLIMIT_CPU, {cpu}), (resource.RLIMIT_NOFILE, 32),
-                     (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0)):
+                     (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0),
+                     (resource.RLIMIT_STACK, {stack}), (resource.RLIMIT_NPROC, {threads})):
     most = resource.getrlimit(limit)[1]
     value = value if most == resource.RLIM_INFINITY else min(value, most)
     resource.setrlimit(limit, (value, value))
@@ -116,16 +121,20 @@ def _command(bubblewrap: str) -> tuple[str, ...]:
         if (base / "lib" / version / packages).is_dir():
             command += ["--tmpfs", f"{HOME}/lib/{version}/{packages}"]
             command += ["--remount-ro", f"{HOME}/lib/{version}/{packages}"]
-    for device in ("null", "zero", "random", "urandom"):
-        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    # No chance: what a program draws must be the same for whoever judges it. Python asks these for seeds, because the
+    # filter leaves it nothing else to ask.
+    for device, real in (("null", "null"), ("zero", "zero"), ("random", "zero"), ("urandom", "zero")):
+        command += ["--dev-bind", f"/dev/{real}", f"/dev/{device}"]
     command += ["--remount-ro", "/", "--chdir", "/", "--clearenv"]
     command += ["--setenv", "LD_LIBRARY_PATH", f"{HOME}/lib", "--setenv", "PYTHONHASHSEED", "0"]
     return tuple(command)
 
 
 def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
-    prelude = PRELUDE.format(memory=bounds.memory, cpu=int(bounds.seconds) + 2)
-    python = [f"{HOME}/bin/python", "-I", "-B", "-X", "utf8", "-c", prelude + main, program]
+    limits = {"memory": bounds.memory, "cpu": int(bounds.seconds) + 2, "stack": STACK, "threads": THREADS}
+    prelude = PRELUDE.format(**limits)
+    # Not -I, which would not read the seed of hashes; of the environment it is all there is.
+    python = [f"{HOME}/bin/python", "-P", "-s", "-B", "-X", "utf8", "-c", prelude + main, program]
     rules, write_rules = os.pipe()
     os.write(write_rules, seccomp_filter())
     os.close(write_rules)

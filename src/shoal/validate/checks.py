@@ -15,6 +15,7 @@ from shoal.tasks.source import Judge, TaskSource, part_of
 from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding
 from shoal.validate.prefill import Replayed, replay
+from shoal.validate.rewards import CHECK as REWARDS
 from shoal.validate.rewards import check_rewards
 from shoal.validate.sampling import check_free, check_logprobs, check_seeded
 from shoal.validate.tasks import check_tasks
@@ -24,6 +25,8 @@ from shoal.validate.version import check_version
 
 # Answers of a file are scored for so long before it is known that they were drawn, and not made up to take long.
 HASTE_S = 30.0
+# How often an answer is scored again before its reward is called a lie.
+TRIES = 4
 
 
 @dataclass(slots=True)
@@ -91,13 +94,22 @@ class Checks:
             for sample in submission.rollouts
         ]
         length, seed = self.config.length, submission.lease.seed
+        found = self.judge.scores("train", answers, seconds)
         scores = with_lengths(
-            self.judge.scores("train", answers, seconds),
+            found,
             [len(sample.completion) for sample in submission.rollouts],
             [target_of(length, seed, sample.group) for sample in submission.rollouts],
             length,
         )
-        return check_rewards(submission, scores, normalise=self.config.train.advantage_std)
+        finding = check_rewards(submission, scores, normalise=self.config.train.advantage_std)
+        if finding is None or finding.check != REWARDS or (number := finding.sample) is None:
+            return finding
+        # A program may draw lots or look at the clock: nobody is blamed where we ourselves come to another reward.
+        again = self.judge.scores("train", [answers[number]] * TRIES, seconds)
+        if other := next((score for score in again if score != found[number]), None):
+            said = f"{found[number].reward}, then {other.reward}"
+            return Finding("scorer", "a reward is the same each time", finding.claimed, said, number)
+        return finding
 
 
 def noise_keys(submission: Submission, config: RunConfig) -> list[tuple[int, int]]:
