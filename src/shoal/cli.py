@@ -49,6 +49,9 @@ Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", metavar="URL", help="Fetch versions from here, whatever the run says; repeatable."),
 ]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run Python that a joined run's tasks call for; it can do what you can.")
+]
 
 
 @app.command()
@@ -71,11 +74,6 @@ def run(
     from shoal.run import run_config
 
     run_config(config, settings or [], out, console)
-
-
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Run Python that a joined run's tasks call for; it can do what you can.")
-]
 
 
 @app.command()
@@ -319,12 +317,16 @@ def sft(
     examples: Annotated[int, typer.Option(min=1, help="With a config: examples to draw.")] = 2048,
     epochs: Annotated[int, typer.Option(min=1, help="Times each example is learnt.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 32,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-4,
+    lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 1e-4,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens packed into one forward pass.")] = 4096,
     seed: Annotated[int, typer.Option(help="Order of the examples.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
-    """Show a model how to answer: supervised learning, so that one that never scores begins to score sometimes."""
+    """Show a model how to answer: supervised learning, so that one that never scores begins to score sometimes.
+
+    A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples are drawn from
+    its tasks: shoal sft configs/laptop.toml --model MODEL --out warm
+    """
     from shoal.config import load_config
 
     if not model.is_dir():

@@ -1,4 +1,4 @@
-"""`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger's file."""
+"""`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger, be it a file or a contract."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator

@@ -40,7 +40,7 @@ from shoal.watch.status import RoleStatus, StatusFile
 
 OnRelays = Callable[[Sequence[str]], None]
 NAME = "planter"
-NODE_NAME = "worker"  # what a machine that is lent is called if nobody says otherwise
+JOIN_NAME = "worker"  # what a machine that is lent is called if nobody says otherwise
 # Ways to cheat that look like honest work to whoever does not compute the file again ...
 COMPUTED = ("own_mean_proof",)
 SEEDED = ("early_ending", "small_model_text", "temperature")
@@ -104,7 +104,7 @@ class Identity:
             link = opened.enter_context(
                 Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
             )
-            link.join("worker", NODE_NAME)
+            link.join("worker", JOIN_NAME)
             heart = Heart(link, self)
             heart.version = self._newest
             heart.on_relays = on_relays

@@ -15,7 +15,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.files import parse_json
 from shoal.tasks.kept import held
-from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 
 FORMAT = "shoal filter 1"
 Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
@@ -136,7 +136,7 @@ class Filtered:
 
     @property
     def heldout_size(self) -> int | None:
-        return getattr(self._source, "heldout_size", None)
+        return size_of(self._source, "heldout")
 
     def task(self, split: Split, index: int) -> Task:
         if split == "heldout":

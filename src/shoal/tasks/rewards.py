@@ -14,7 +14,7 @@ from shoal.tasks.filtered import unfolded
 from shoal.tasks.maths import same
 from shoal.tasks.own import load_function
 from shoal.tasks.sandbox import Bounds, find_bubblewrap
-from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, train_size_of
+from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 
 Reward = Callable[[Task, str], float | Score]
 OWN = "own"
@@ -32,7 +32,7 @@ class Rewarded:
 
     @property
     def train_size(self) -> int | None:
-        return train_size_of(self.source)
+        return size_of(self.source, "train")
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class Rewarded:
 
     @property
     def heldout_size(self) -> int | None:
-        return getattr(self.source, "heldout_size", None)
+        return size_of(self.source, "heldout")
 
     def task(self, split: Split, index: int) -> Task:
         return self.source.task(split, index)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shoal.config import SamplerConfig
 from shoal.errors import TaskError, first_line
 from shoal.files import parse_json
-from shoal.tasks.source import Task, TaskSource, draw, members_of, part_of, train_size_of
+from shoal.tasks.source import Task, TaskSource, draw, members_of, part_of, size_of
 
 # All bins of a run together: a table goes over the network with every version.
 MOST_BINS = 4096
@@ -102,7 +102,7 @@ def bins_of(tasks: TaskSource) -> dict[str, Bins]:
         raise TaskError(f"tasks: {len(members)} sources, a difficulty sampler weighs at most {MOST_BINS}; merge some")
     found = {}
     for name, (source, share) in members.items():
-        size = train_size_of(source)
+        size = size_of(source, "train")
         if size == 0:
             raise TaskError(f"task source {name}: has no train tasks to draw from; add some, or leave it out")
         found[name] = Bins(source, share, size, 1 if size is None else min(size, room))

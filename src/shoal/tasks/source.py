@@ -33,8 +33,8 @@ class Task:
 class TaskSource(Protocol):
     """Where tasks come from and how answers to them are scored.
 
-    It may have `leaves`, `train_size` and `sha256`: `leaves_of`, `train_size_of` and `content_of` say what it means
-    if it has not.
+    It may have `leaves`, `train_size`, `heldout_size` and `sha256`: `leaves_of`, `size_of` and `content_of` say what it
+    means if it has not.
     """
 
     name: str
@@ -145,9 +145,9 @@ def leaves_of(source: TaskSource) -> tuple[str, ...]:
     return found
 
 
-def train_size_of(source: TaskSource) -> int | None:
-    """Train tasks, after which they come again; None for a source without end."""
-    found: int | None = getattr(source, "train_size", None)
+def size_of(source: TaskSource, split: Split) -> int | None:
+    """Tasks of a split, after which they come again; None for a source without end."""
+    found: int | None = getattr(source, f"{split}_size", None)
     return found
 
 

@@ -121,7 +121,8 @@ def from_conversations(policy: Policy, path: Path) -> list[Group]:
     """JSONL of `{"messages": [...]}`, each of the assistant's turns an example, or of `{"prompt", "completion"}`."""
     examples: list[Group] = []
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        # Not splitlines: a text may hold U+2028 and other things that end a line elsewhere.
+        lines = path.read_text("utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"sft {path}: cannot be read ({error.strerror})") from error
     for number, line in enumerate(lines, 1):
