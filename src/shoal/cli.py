@@ -324,8 +324,8 @@ def sft(
 ) -> None:
     """Show a model how to answer: supervised learning, so that one that never scores begins to score sometimes.
 
-    A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples are drawn from
-    its tasks: shoal sft configs/laptop.toml --model MODEL --out warm
+    A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples come from
+    the tasks: shoal sft configs/laptop.toml --model MODEL --out warm
     """
     from shoal.config import load_config
 

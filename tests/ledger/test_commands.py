@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from shoal.cli import app
+from shoal import cli
 from shoal.errors import LedgerError
 from shoal.keys import checksummed, short
 from shoal.ledger.acts import Fund
@@ -30,8 +31,14 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console takes its width from the environment that it was made in, which differs from runner to runner."""
+    monkeypatch.setattr(cli, "console", Console(width=200))
+
+
 def shoal(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
     if result.exception:
         raise result.exception
     return result.output
