@@ -23,9 +23,10 @@ LIMIT_S = 1.0
 MAX_CHARS = 400
 MAX_DEPTH = 30
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRITTEN = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*"
+_TEXT = re.compile(_WRITTEN + r"\{([^{}]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
-_UNIT = re.compile(_TEXT.pattern + r"(?:\s*\^\s*\{?\s*\d\s*\}?)?")
+_UNIT = re.compile(_WRITTEN + r"\{(?:[^{}]|\{[^{}]*\})*\}(?:\s*\^\s*\{?\s*\d\s*\}?)?")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;]|,\\!|\{,\})\s*(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:!>\s]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|~|(?<!\\)\$")
 _NAMED = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=\s*([^=<>,;]+|[-+−]?\d{1,3}(?:,\d{3})+)")
@@ -37,11 +38,20 @@ _FRACTION = re.compile(rf"\\[dtc]?frac|{_NUMERAL}[\s}})]*(?:/|÷|\\div|\\over)")
 # Work left undone: a named operation, or one between two numbers. A power of ten is notation, other powers are work.
 _UNDONE = re.compile(
     r"\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|tbinom|gcd|lcm|det|max|min|sqrt|log|ln|lg|exp|sin|cos|tan|cot|sec|csc"
-    r"|arcsin|arccos|arctan|lfloor|lceil|lvert|operatorname|bmod|pmod|mod|over(?!line)|choose)(?![A-Za-z])"
+    r"|arcsin|arccos|arctan|lfloor|lceil|floor|ceil|[lr]?vert|begin|bmod|pmod|mod|over(?!line)|choose)(?![A-Za-z])|\|"
     rf"|{_NUMERAL}[\s)}}]*(?:!|\^(?!\s*\{{?\s*\\circ)|\*\*)"
-    rf"|{_NUMERAL}[\s)}}]*(?:\+|-|−|–|\*|×|·|\\times|\\cdot|\\div|÷)[\s({{]*[-+]?(?:{_NUMERAL}|\\[dtc]?frac)"
+    rf"|{_NUMERAL}[\s)}}]*(?:[-+−–*×·∗⋅∙•⁎÷]|\\times|\\cdot|\\div)[\s({{]*[-+]?(?:{_NUMERAL}|\\[dtc]?frac)"
     rf"|\)\s*\(|\)\s*{_NUMERAL}|{_NUMERAL}\s*\([\s-]*{_NUMERAL}"
 )
+_WORK = re.compile(r"[-+−–*×·∗⋅∙•⁎÷/^]|\\(?:times|cdot|div|[dtc]?frac)(?![A-Za-z])")
+_DIVIDED = re.compile(r"/|÷|\\(?:div|[dtc]?frac)(?![A-Za-z])")
+_VARIABLE = re.compile(r"\\(?!(?:[dtc]?frac|times|cdot|div|circ|boxed)(?![A-Za-z]))[A-Za-z]+|(?<![\\A-Za-z])[A-Za-z]")
+# Behind it stands what something is said to be; in the bounds of a sum it says nothing.
+_SAID = re.compile(r"=(?![^{}]*\})|≈|\\approx(?![A-Za-z])|^\s*[A-Za-z]\s*\\in(?![A-Za-z])")
+# A sign, degrees and a bare unit are no work.
+_AROUND = re.compile(r"^\s*[-+−–]|\s*\^\s*\{?\s*\\circ\s*\}?(?:\s*[CF]\s*$)?|(?<=[\d})])(?:\s+[A-Za-z]+)+\s*$")
+_UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|≠|!=|<>")
+_CALCULATION = re.compile(r"[\d\s.,(){}+*/^−–-]*")
 _NUMBER = re.compile(r"[-+−]?\s*(?:\d[\d,\s]*(?:\.\d+)?|\.\d+|\\[dtc]?frac\{-?\d+\}\{\d+\}|\\[dtc]?frac\d\d|\d+/\d+)")
 _INTEGER = re.compile(r"[-+−]?\s*\d[\d,\s]*")
 # Numbers that nobody can write out: towers of powers, and powers and factorials of large ones.
@@ -67,6 +77,11 @@ def same(right: str, answer: str) -> bool:
         answer = named[1].strip()
     if _HUGE.search(answer) and not _HUGE.search(right):
         return False
+    if _UNEQUAL.search(answer) and not _UNEQUAL.search(right):
+        return False
+    if "=" not in right and any(_CALCULATION.fullmatch(side) for side in answer.split("=")[:-1]):
+        return answer.startswith("=") and same(right, answer[1:])  # `3 = 2` says nothing of 2
+    right = _in_order(right, answer)
     if not _same_base(right, answer) or _is_undone(right, answer):
         return False
     with _limited():
@@ -110,14 +125,31 @@ def _same_base(right: str, answer: str) -> bool:
     return given is None or not given[1][0].isdigit() or given[2] == (known[2] if known else "10")
 
 
+def _in_order(right: str, answer: str) -> str:
+    """Values of different names as a tuple, where the answer has no names: math-verify takes both for sets."""
+    named = [_NAMED.fullmatch(part.strip()) for part in right.split(",")]
+    names = {part.partition("=")[0].strip() for part in right.split(",")}
+    if "=" in answer or len(named) < 2 or not all(named) or len(names) < len(named):
+        return right
+    return f"({', '.join(found[1].strip() for found in named if found)})"
+
+
 def _is_undone(right: str, answer: str) -> bool:
     """Whether the answer is a calculation where the right one is a number."""
     plain = _UNIT.sub("", right).strip()
     if not _NUMBER.fullmatch(plain):
         return False
+    answer = _SAID.split(answer)[-1]
+    if "\\operatorname" in answer or len(re.findall(_POWER_OF_TEN, answer)) > 1:
+        return True
+    if re.search(rf"\0\s*(?:{_WORK.pattern})[^\0]*\d", _UNIT.sub("\0", answer)):
+        return True
     answer = _SCIENTIFIC.sub(r"\1", _UNIT.sub("", answer))
     answer = re.sub(rf"(?<![\d.]){_POWER_OF_TEN}", "1", answer)
     if _UNDONE.search(answer) is not None:
+        return True
+    value = _AROUND.sub("", answer)
+    if len(_DIVIDED.findall(value)) > 1 or (_VARIABLE.search(value) and _WORK.search(value)):
         return True
     return _INTEGER.fullmatch(plain) is not None and _FRACTION.search(answer) is not None
 
