@@ -1,6 +1,7 @@
 """reasoning-gym as a task source: seeded generators whose answers are checked by code, offline."""
 
 import dataclasses
+import random
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from shoal.tasks.answers import ASK_FOR, Place, final_answer, shown
 from shoal.tasks.forms import foreign_option, in_form
 from shoal.tasks.mended import may_be_right
 from shoal.tasks.source import Split, Task, draw, split_of
+from shoal.tasks.steady import size_of, steady
 
 # A generator whose every text falls into one split would loop for ever; real ones need 10 tries on average.
 TRIES = 1000
@@ -57,9 +59,10 @@ class ReasoningGym:
             )
         try:
             options = _at_level(generator, difficulty) | options
-            self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
+            dataset = reasoning_gym.create_dataset(generator, size=size_of(generator), seed=0, **options)
         except (AssertionError, TypeError, ValueError) as error:
             raise TaskError(f"task source reasoning-gym/{generator}: options {options} refused: {error}") from error
+        self._dataset = steady(generator, dataset)
         self._entry = lru_cache(maxsize=4096)(self._find)
 
     def task(self, split: Split, index: int) -> Task:
@@ -70,8 +73,10 @@ class ReasoningGym:
 
     def _find(self, split: Split, index: int) -> dict[str, Any]:
         for attempt in range(TRIES):
+            number = (draw(self.name, split, index, attempt) >> 24) % size_of(self._generator)
+            random.seed(number)  # some generators draw from Python's own generator beside theirs
             try:
-                entry: dict[str, Any] = self._dataset[draw(self.name, split, index, attempt) >> 24]
+                entry: dict[str, Any] = self._dataset[number]
             except Exception as error:  # a generator is foreign code; some options leave it nothing to choose from
                 raise TaskError(
                     f"task source {self.name}: its generator raised {error!r}; change its options"
