@@ -115,7 +115,8 @@ def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where
 
 def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+    # Not splitlines: a text may hold what Unicode calls the end of a line.
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
         try:
