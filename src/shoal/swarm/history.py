@@ -89,7 +89,7 @@ class OnChain:
 def _contract(link: Link, journal: Path | None) -> "EvmLedger":
     from shoal.ledger.deployed import ANSWER_S, WAIT_S, way_to
     from shoal.ledger.evm import EvmLedger
-    from shoal.ledger.rpc import Chain
+    from shoal.ledger.rpc import MOST_FEE, Chain
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
     rpc = way_to(wanted.rpc)
@@ -98,7 +98,8 @@ def _contract(link: Link, journal: Path | None) -> "EvmLedger":
             f"run card of {url}: names a chain's node at {rpc}, which lies nearer to this machine than the coordinator "
             "does, and is not asked; if that is meant, set SHOAL_RPC to it"
         )
-    node = Chain(rpc, journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=wanted.confirmations)
+    most = MOST_FEE if rpc == wanted.rpc else None
+    node = Chain(rpc, journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=wanted.confirmations, most_fee=most)
     return EvmLedger(node, wanted.contract, link.card.run)
 
 

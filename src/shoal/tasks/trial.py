@@ -28,7 +28,7 @@ FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLO
 
 
 def try_tasks(tasks: Sequence[TaskConfig], whose: str, seconds: float = TRIAL_S) -> None:
-    """TaskError for tasks that take too much to be made, or cannot be. Those that hold nothing foreign are not tried."""
+    """TaskError for tasks that take too much to be made, or cannot be. Only those that hold something are tried."""
     if not any(task.files or task.options or task.difficulty for task in tasks):
         return
     own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
