@@ -124,11 +124,11 @@ def test_one_reward_or_several_but_not_both() -> None:
 
 def test_parts_for_which_a_rollout_file_has_no_room_are_an_error_and_no_workers_fault(tmp_path: Path) -> None:
     """Validators refuse a file with longer ones, and blame who handed it in."""
-    rewards = [RewardConfig(kind="format", name=f"{'é' * 8}{n}") for n in range(11)]
+    rewards = [RewardConfig(kind="format", name=f"{'é' * 8}{n}") for n in range(12)]
     _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards)
     found = score(source, task, "1")
     assert (found.reward, found.parts) == (None, {})
     assert "too many parts" in found.error
-    _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards[:10])
+    _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards[:11])
     config = LengthConfig(targets=[1], alpha=1 / 3)
     assert len(write_parts(with_length(score(source, task, "1"), 7, 1, config).parts)) <= MAX_TEXT
