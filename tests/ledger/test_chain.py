@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -188,6 +188,72 @@ def test_a_node_that_answers_late_makes_nothing_happen_twice(chain: Anvil, tmp_p
 def test_a_node_that_never_answers_is_said_to_be_away(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="did not answer"):
         Chain("http://127.0.0.1:9", tmp_path / "sent.json", wait_s=0.5).balance(STRANGER.address)
+
+
+@contextmanager
+def hostile_node(answer: bytes, pause_s: float = 0.0) -> Iterator[tuple[str, list[str]]]:
+    """A node that begins with these bytes and goes on without end; and what it was asked."""
+    heard: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_POST(self) -> None:
+            heard.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with suppress(OSError):
+                self.wfile.write(answer)
+                while pause_s:
+                    self.wfile.write(b" ")
+                    time.sleep(pause_s)
+
+        do_GET = do_POST
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", heard
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_node_sends_nobody_elsewhere(tmp_path: Path) -> None:
+    """A run card names it; it would have this machine ask what lies inside its own network."""
+    with hostile_node(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (inside, heard):
+        away = f"HTTP/1.1 307 Elsewhere\r\nLocation: {inside}/secret\r\nContent-Length: 0\r\n\r\n".encode()
+        with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="answers strangely"):
+            Chain(url, tmp_path / "sent.json", wait_s=0.5).balance(STRANGER.address)
+    assert asked
+    assert heard == []
+
+
+def test_an_answer_without_end_is_not_waited_for(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with (
+        hostile_node(b"HTTP/1.1 200 OK\r\n\r\n{", pause_s=0.05) as (url, _),
+        pytest.raises(LedgerError, match="did not answer"),
+    ):
+        Chain(url, tmp_path / "sent.json", wait_s=0.5, answer_s=0.5).balance(STRANGER.address)
+    assert time.monotonic() - began < 5
+
+
+def test_an_answer_of_any_size_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.ledger.rpc.MOST_ANSWER", 1 << 20)
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b" " * (2 << 20)
+    with hostile_node(large, pause_s=0.1) as (url, _), pytest.raises(LedgerError, match="did not answer"):
+        Chain(url, tmp_path / "sent.json", wait_s=0.2, answer_s=5.0).balance(STRANGER.address)
+
+
+def test_a_strangers_node_does_not_say_what_a_vote_costs(chain: Anvil, tmp_path: Path) -> None:
+    """What is signed for it may be sent elsewhere, where the address has more than it was given."""
+    ledger = evm_ledger(chain, tmp_path)
+    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", most_fee=1000), ledger.address, RUN)
+    with pytest.raises(LedgerError, match=r"no more than 1000 are spent.*SHOAL_RPC"):
+        wary.enter(COORDINATOR, Fund(id="dear", amount=5))
+    assert ledger.totals().treasury == 0
 
 
 def test_what_the_block_refuses_is_refused_by_name(chain: Anvil, tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """reasoning-gym behind the protocol: seeded, split by text, scored by code."""
 
+import inspect
+import os
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import reasoning_gym
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
@@ -12,6 +16,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.gym import ReasoningGym
 from shoal.tasks.mended import MENDED
 from shoal.tasks.source import Score, Split, Task, score
+from shoal.tasks.steady import SIZES, UNSTEADY
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
 WORDS = {"min_word_len": 3, "max_word_len": 8}
@@ -23,6 +28,12 @@ for generator in {generators}:
     source = ReasoningGym(generator, {{}})
     for split in ("train", "heldout"):
         print([(source.task(split, i).prompt, source.task(split, i).answer) for i in (12345, 0, 7, 2**31)])
+"""
+ASK = """
+from shoal.tasks.gym import ReasoningGym
+for generator in {generators}:
+    source = ReasoningGym(generator, {{}})
+    print([source.task("train", i).prompt for i in range(8)])
 """
 
 
@@ -50,6 +61,34 @@ def test_another_process_draws_the_same_tasks() -> None:
             tasks = [source.task(split, index) for index in (12345, 0, 7, 2**31)]
             here.append(str([(task.prompt, task.answer) for task in tasks]))
     assert told.splitlines() == here
+
+
+def test_generators_that_draw_by_the_order_of_a_set_ask_the_same_everywhere() -> None:
+    generators = ["isomorphic_strings", "polynomial_multiplication", "ransom_note", *SIZES]
+    command = [sys.executable, "-c", ASK.format(generators=generators)]
+    told = []
+    for seed in ("1", "2"):
+        own = {**os.environ, "PYTHONHASHSEED": seed}
+        told.append(subprocess.run(command, capture_output=True, text=True, check=True, env=own).stdout)
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) == len(generators)
+
+
+@pytest.mark.parametrize("generator", sorted(UNSTEADY))
+def test_a_generator_that_asks_other_tasks_in_every_process_is_refused(generator: str) -> None:
+    with pytest.raises(TaskError, match="asks other tasks in every process"):
+        ReasoningGym(generator, {})
+
+
+def test_no_generator_writes_down_all_that_it_will_ever_ask() -> None:
+    """A name alone, in a stranger's run card, would fill the memory of whoever joins."""
+    holding = set()
+    for generator, (kind, _) in reasoning_gym.factory.DATASETS.items():
+        code = inspect.getsource(kind)
+        if re.search(r"(?:k=|range\(|\* )\s*(?:self|config|self\.config)\.size\b|\d \* self\.config\.size", code):
+            holding.add(generator)
+    assert holding >= {"list_functions", "gsm_symbolic", "acre"}
+    assert holding <= set(SIZES)
 
 
 def test_different_indices_are_different_draws() -> None:

@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, files_of, pinned
-from shoal.tasks.kept import MOST_BYTES, check_foreign, held, keep, named, place_of
+from shoal.tasks.filtered import layers, read_header
+from shoal.tasks.kept import MOST_BYTES, check_foreign, held, keep, keep_bytes, named, place_of
 from shoal.tasks.source import score
+from shoal.tasks.trial import try_tasks
 
 ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(30)]
 CODE = (
@@ -121,6 +126,55 @@ def test_a_strangers_tasks_get_nothing_of_this_machine(line: dict[str, Any], rea
 
 def test_code_runs_for_who_has_said_so() -> None:
     check_foreign([TaskConfig(source="python/os", reward="exact")], "run card of x", code=True)
+
+
+HEAD = {"format": "shoal filter 1", "model": "m", "samples": 8, "keep": [0.1, 0.5], "temperature": 1.0, "seed": 0}
+
+
+def filtered_often(times: int, lines: int) -> TaskConfig:
+    """A line that stands for `lines ** times` others, in files of a few hundred bytes."""
+    line: dict[str, Any] = {"source": "reasoning-gym/chain_sum"}
+    for _ in range(times):
+        sha256 = keep_bytes(json.dumps(HEAD | {"tasks": [line] * lines}).encode(), "x.jsonl")
+        line = {"source": "filtered/x.jsonl", "files": {"x.jsonl": sha256}}
+    return TaskConfig.model_validate(line)
+
+
+@pytest.mark.parametrize(("times", "lines", "why"), [(7, 10, "more than 1024 sources"), (9, 1, "more than 7 times")])
+def test_what_was_filtered_does_not_unfold_without_end(times: int, lines: int, why: str) -> None:
+    began = time.process_time()
+    with pytest.raises(TaskError, match=why):
+        list(layers([filtered_often(times, lines)], "run card of x"))
+    assert time.process_time() - began < 5
+    assert len(list(layers([filtered_often(2, 3)], "run card of x"))) == 3
+
+
+def test_the_head_of_a_filtered_file_is_not_read_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(TaskError, match="not a file of shoal filter"):
+        read_header(path)
+
+
+def test_tables_that_unfold_to_gigabytes_are_found_out_in_a_process_of_their_own(tmp_path: Path) -> None:
+    packed = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000_000, pa.int32()), pa.array(["x" * 2000]))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"question": packed}), path, compression="zstd")
+    assert path.stat().st_size < 1 << 20
+    line = TaskConfig(source=f"file/{path}", reward="exact", files={str(path): keep(path)})
+    with pytest.raises(TaskError, match="run card of x: its tasks cannot be made with 2 GiB of memory"):
+        try_tasks([line], "run card of x")
+
+
+def test_options_that_take_for_ever_are_found_out_too(table: Path) -> None:
+    endless = TaskConfig(source="reasoning-gym/chain_sum", options={"min_terms": 10**12, "max_terms": 10**12})
+    with pytest.raises(TaskError, match=r"not made within 6 s|cannot be made with"):
+        try_tasks([endless], "run card of x", seconds=6.0)
+    (line,) = pinned([TaskConfig(source=f"file/{table}", reward="exact")])
+    try_tasks([line], "run card of x")
+    with pytest.raises(TaskError, match=r"run card of x: task source reasoning-gym/chain_sum: options .* refused"):
+        try_tasks([TaskConfig(source="reasoning-gym/chain_sum", options={"min_terms": -1})], "run card of x")
 
 
 @pytest.mark.parametrize("name", ["../../x.jsonl", "/x.py", "a\0b", "x" * 5000, ""])

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoal.config import RewardConfig, TaskConfig, check_config
+from shoal.config import LengthConfig, RewardConfig, TaskConfig, check_config
 from shoal.errors import ConfigError, TaskError
+from shoal.rollout.record import MAX_TEXT, write_parts
 from shoal.tasks.build import build_source
 from shoal.tasks.filtered import Header, Rated
+from shoal.tasks.length import with_length
 from shoal.tasks.sandbox import find_bubblewrap
 from shoal.tasks.scorer import Scorer, seconds_to_score
 from shoal.tasks.source import InProcess, Score, Task, TaskSource, score
@@ -133,3 +135,15 @@ def test_one_reward_or_several_but_not_both() -> None:
     tasks = [{"source": "file/x.jsonl", "reward": "math", "rewards": [{"kind": "code"}]}]
     with pytest.raises(ConfigError, match="reward = 'math' and rewards are both given"):
         check_config({"name": "x", "steps": 1, "tasks": tasks}, "x.toml")
+
+
+def test_parts_for_which_a_rollout_file_has_no_room_are_an_error_and_no_workers_fault(tmp_path: Path) -> None:
+    """Validators refuse a file with longer ones, and blame who handed it in."""
+    rewards = [RewardConfig(kind="format", name=f"{'é' * 8}{n}") for n in range(12)]
+    _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards)
+    found = score(source, task, "1")
+    assert (found.reward, found.parts) == (None, {})
+    assert "too many parts" in found.error
+    _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards[:11])
+    config = LengthConfig(targets=[1], alpha=1 / 3)
+    assert len(write_parts(with_length(score(source, task, "1"), 7, 1, config).parts)) <= MAX_TEXT

@@ -130,3 +130,10 @@ def test_a_table_without_held_out_rows_says_what_to_add(tmp_path: Path) -> None:
     source = build_source([line(jsonl(tmp_path / "one.jsonl", [SUMS[0] | {"split": "train"}]))])
     with pytest.raises(TaskError, match="none of its 1 tasks is in the heldout split; add tasks, or a column `split`"):
         source.task("heldout", 0)
+
+
+def test_a_text_may_hold_what_unicode_calls_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    rows = [{"problem": f"{n}\u2028\x85\u2029?", "solution": "1"} for n in range(20)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows), "utf-8", newline="")
+    assert "\u2028\x85\u2029?" in build_source([line(path)]).task("train", 0).prompt

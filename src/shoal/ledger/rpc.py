@@ -5,6 +5,7 @@ bytes are sent until a block has them, also by the next process: whatever gets l
 was sent lately is kept, so that a reorganisation that drops it is noticed and it is sent again.
 """
 
+import io
 import json
 import logging
 import threading
@@ -17,7 +18,8 @@ from typing import Any, TypeVar
 
 from eth_account import Account as Signer
 from hexbytes import HexBytes
-from requests.exceptions import RequestException
+from requests import PreparedRequest, Response, Session
+from requests.exceptions import ReadTimeout, RequestException
 from web3 import HTTPProvider, Web3
 from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3Exception, Web3RPCError
 from web3.types import TxParams, TxReceipt, Wei
@@ -32,6 +34,9 @@ POLL_S = (0.005, 1.0)
 SEND_AGAIN_S = 5.0
 KEPT = 64
 """Transactions that are watched for being dropped; more than a reorganisation of any chain in use takes away."""
+MOST_ANSWER = 256 << 20
+MOST_FEE = 5 * 10**16
+"""Wei that one transaction may cost who asks a node that somebody else names: it says what gas costs."""
 # What nodes say of a transaction that they have.
 KNOWN = ("already known", "already imported", "nonce too low", "transaction already", "known transaction")
 T = TypeVar("T")
@@ -55,6 +60,25 @@ class Reverted(Exception):
 
 class NotTaken(Exception):
     """A transaction that a node will not have, and why."""
+
+
+class Wary(Session):
+    """Asks the node that was named and no other one that it names, and takes no answer without end."""
+
+    def send(self, request: PreparedRequest, **kwargs: Any) -> Response:
+        deadline = time.monotonic() + kwargs["timeout"]
+        response = super().send(request, **{**kwargs, "allow_redirects": False, "stream": True})
+        body = io.BytesIO()
+        with response:
+            while piece := response.raw.read1(1 << 16, decode_content=True):
+                body.write(piece)
+                if time.monotonic() > deadline:
+                    raise ReadTimeout("an answer that does not end")
+                if body.tell() > MOST_ANSWER:
+                    raise RequestException(f"an answer of more than {MOST_ANSWER} bytes")
+        body.seek(0)
+        response.raw = body
+        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +107,12 @@ class Chain:
         wait_s: float = 120.0,
         answer_s: float = ANSWER_S,
         confirmations: int = 1,
+        most_fee: int | None = None,
     ) -> None:
         self.url, self._journal = url, journal
-        self._wait_s, self._confirmations = wait_s, confirmations
-        provider = HTTPProvider(url, request_kwargs={"timeout": answer_s}, exception_retry_configuration=None)
+        self._wait_s, self._confirmations, self._most_fee = wait_s, confirmations, most_fee
+        kwargs = {"timeout": answer_s}
+        provider = HTTPProvider(url, kwargs, session=Wary(), exception_retry_configuration=None)
         self.web3 = Web3(provider)
         self._sent = _read(journal)
         self._stopped = threading.Event()
@@ -175,6 +201,11 @@ class Chain:
                 f"{what}: {checksummed(sender.lower())} has {has} wei on chain {self.url} and needs "
                 f"{needed if gas else f'more than {max(has, needed)}'} for it; send it some (on a development chain: "
                 "shoal ledger gas RUN --dev). A run's coordinator gives its validators ledger.gas"
+            )
+        if self._most_fee is not None and gas * price > self._most_fee:
+            raise NoGasError(
+                f"{what}: chain {self.url} says that it costs up to {gas * price} wei, and for a node that a run card "
+                f"names no more than {self._most_fee} are spent; if that is right, set SHOAL_RPC to a node you trust"
             )
         return {"gas": gas, "maxFeePerGas": Wei(price), "maxPriorityFeePerGas": tip}
 

@@ -87,6 +87,7 @@ class OnChain:
 def _contract(link: Link, home: Path | None) -> "EvmLedger":
     from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, way_to
     from shoal.ledger.evm import EvmLedger
+    from shoal.ledger.rpc import MOST_FEE
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
     if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
@@ -94,7 +95,8 @@ def _contract(link: Link, home: Path | None) -> "EvmLedger":
             f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
             f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
         )
-    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations)
+    most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
+    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
     return EvmLedger(chain, wanted.contract, link.card.run)
 
 

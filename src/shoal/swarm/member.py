@@ -29,6 +29,7 @@ from shoal.swarm.registry import Role
 from shoal.swarm.store import SwarmStore
 from shoal.tasks.filtered import layers
 from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
+from shoal.tasks.trial import try_tasks
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import RoleStatus, StatusFile
 
@@ -251,9 +252,9 @@ def join_run(
 
 def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
     """Has the files that a run's tasks are made of from its coordinator; TaskError for what is not to be run here."""
-    room = MOST_BYTES
-    for lines in layers(tasks):
-        check_foreign(lines, f"run card of {link.card.run}", code)
+    room, whose = MOST_BYTES, f"run card of {link.card.run}"
+    for lines in layers(tasks, whose):
+        check_foreign(lines, whose, code)
         for name, sha256 in {name: task.files[name] for task in lines for name in named(task)}.items():
             target = place_of(sha256, name)
             if not is_whole(target, sha256):
@@ -261,6 +262,9 @@ def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callab
                 with whole_file(target) as file:
                     link.fetch(f"/v1/tasks/{sha256}", file, room, sha256, tell)
                 room -= target.stat().st_size
+    if not code:  # whoever trusts them to run their code trusts them with memory and time
+        say("looking at its tasks")
+        try_tasks(tasks, whose)
 
 
 def _tell_bytes(say: Callable[[str], None], name: str, came: int) -> None:

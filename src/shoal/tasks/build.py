@@ -37,7 +37,7 @@ def pinned(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
 
 def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
     """All files that pinned sources are made of, by their hashes; those of what was filtered as well."""
-    lines = [task for layer in layers(tasks) for task in layer]
+    lines = [task for layer in layers(tasks, "tasks") for task in layer]
     return {task.files[name]: held(name, task.files) for task in lines for name in named(task) if name in task.files}
 
 

@@ -18,6 +18,10 @@ from shoal.tasks.kept import held
 from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 
 FORMAT = "shoal filter 1"
+# A filtered file names others by their hash, which may name others: what unfolds without end is nobody's tasks.
+MOST_LINES = 1024
+MOST_DEPTH = 8
+MOST_HEADER = 1 << 20
 Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
 
 
@@ -58,7 +62,7 @@ class Header:
         return json.dumps(fields)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         head: dict[str, Any] = parse_json(text)
         if head["format"] != FORMAT:
             raise KeyError(head["format"])
@@ -72,18 +76,25 @@ class Header:
         )
 
 
-def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
-    """A file that `shoal filter` wrote, or was writing when it was stopped: a torn last line is left out."""
+def read_header(path: Path) -> Header:
+    """What a file that `shoal filter` wrote says of itself."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        with path.open("rb") as file:
+            line = file.readline(MOST_HEADER)
     except OSError as error:
         raise TaskError(
             f"task source filtered/{path}: cannot be read ({error.strerror}); shoal filter writes it"
         ) from error
     try:
-        header = Header.from_json(lines[0])
+        return Header.from_json(line)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r}); filter anew") from error
+
+
+def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
+    """A file that `shoal filter` wrote, or was writing when it was stopped: a torn last line is left out."""
+    header = read_header(path)
+    lines = path.read_text("utf-8").splitlines()
     rated = []
     for number, line in enumerate(lines[1:], 2):
         try:
@@ -99,19 +110,27 @@ def unfolded(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
     return [line for task in tasks for line in (unfolded(behind(task)) or [task])]
 
 
-def layers(tasks: Sequence[TaskConfig]) -> Iterator[list[TaskConfig]]:
-    """The lines, then those behind them, until nothing is filtered. Each file is read when the layer behind it is asked
-    for: whoever has to check or fetch it does so first."""
-    lines = list(tasks)
-    while lines:
-        yield lines
-        lines = [line for task in lines for line in behind(task)]
-
-
 def behind(task: TaskConfig) -> list[TaskConfig]:
     """The lines that a filtered file stands for; of any other line there are none."""
     kind, _, rest = task.source.partition("/")
-    return read_filtered(held(rest, task.files))[0].tasks if kind == "filtered" else []
+    return read_header(held(rest, task.files)).tasks if kind == "filtered" else []
+
+
+def layers(tasks: Sequence[TaskConfig], whose: str) -> Iterator[list[TaskConfig]]:
+    """The lines, then those behind them, and so on: each time before the files that they name are looked into."""
+    lines, count = list(tasks), 0
+    for _ in range(MOST_DEPTH):
+        yield lines
+        count += len(lines)
+        found: list[TaskConfig] = []
+        for task in lines:
+            found += behind(task)
+            if count + len(found) > MOST_LINES:
+                raise TaskError(f"{whose}: its tasks stand for more than {MOST_LINES} sources; do not join it")
+        if not found:
+            return
+        lines = found
+    raise TaskError(f"{whose}: its tasks were filtered more than {MOST_DEPTH - 1} times; do not join it")
 
 
 class Filtered:

@@ -1,6 +1,7 @@
 """reasoning-gym as a task source: seeded generators whose answers are checked by code, offline."""
 
 import dataclasses
+import random
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from shoal.tasks.forms import foreign_option, in_form
 from shoal.tasks.mended import may_be_right
 from shoal.tasks.posing import first_in, posed
 from shoal.tasks.source import Split, Task
+from shoal.tasks.steady import count_of, steady
 
 
 class ReasoningGym:
@@ -55,9 +57,10 @@ class ReasoningGym:
             )
         try:
             options = _at_level(generator, difficulty) | options
-            self._dataset = reasoning_gym.create_dataset(generator, size=2**62, seed=0, **options)
+            dataset = reasoning_gym.create_dataset(generator, size=count_of(generator), seed=0, **options)
         except (AssertionError, TypeError, ValueError) as error:
             raise TaskError(f"task source reasoning-gym/{generator}: options {options} refused: {error}") from error
+        self._dataset = steady(generator, dataset)
         self._entry = lru_cache(maxsize=4096)(self._find)
 
     def task(self, split: Split, index: int) -> Task:
@@ -67,6 +70,8 @@ class ReasoningGym:
         return first_in(split, self.name, index, self._make, "widen its options")
 
     def _make(self, number: int) -> dict[str, Any]:
+        number %= count_of(self._generator)
+        random.seed(number)  # some generators draw from Python's own generator beside theirs
         try:
             entry: dict[str, Any] = self._dataset[number]
         except Exception as error:  # a generator is foreign code; some options leave it nothing to choose from

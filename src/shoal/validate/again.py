@@ -14,6 +14,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.filtered import layers
 from shoal.tasks.kept import check_foreign
 from shoal.tasks.scorer import Scorer
+from shoal.tasks.trial import try_tasks
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
 from shoal.validate.finding import Finding
@@ -67,8 +68,10 @@ def _check_tasks(bundle: Bundle, run: Path) -> None:
     """Refuses a stranger's tasks that would read or run what lies here; a run's own, in its directory, are its own."""
     if (run / RUN_FILE).is_file() and open_run(run).config.tasks == bundle.config.tasks:
         return
-    for lines in layers(bundle.config.tasks):
-        check_foreign(lines, f"bundle of file {bundle.sha256[:12]}", code=False)
+    whose = f"bundle of file {bundle.sha256[:12]}"
+    for lines in layers(bundle.config.tasks, whose):
+        check_foreign(lines, whose, code=False)
+    try_tasks(bundle.config.tasks, whose)
 
 
 def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:
