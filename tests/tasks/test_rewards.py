@@ -147,3 +147,14 @@ def test_parts_for_which_a_rollout_file_has_no_room_are_an_error_and_no_workers_
     _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards[:11])
     config = LengthConfig(targets=[1], alpha=1 / 3)
     assert len(write_parts(with_length(score(source, task, "1"), 7, 1, config).parts)) <= MAX_TEXT
+
+
+def test_scorers_of_two_machines_have_sets_in_the_same_order(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def order(entry, answer):\n    return hash(answer) % 1000\n")
+    rewards = [RewardConfig(kind=f"python/{tmp_path}/own.py:order")]
+    config, _, task = source_of(tmp_path, [{"question": "q", "answer": "1"}], rewards=rewards)
+    found = []
+    for _ in range(2):
+        with Scorer([config]) as scorer:
+            found.append(scorer.scores("train", [(task, "some text")])[0].reward)
+    assert found[0] == found[1] is not None

@@ -33,6 +33,8 @@ MAX_ANSWER = 1 << 20
 MAX_REPLY = 1 << 14
 # The child gets these and no others: what else stands in the environment is nothing to a scorer.
 PASSED_ON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "HOME", "SHOAL_CACHE", "XDG_CACHE_HOME")
+# A set must be in the same order for worker and validator, whose scorers else differ where that matters to them.
+ONE_ORDER = {"PYTHONHASHSEED": "0"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -78,7 +80,7 @@ class Scorer:
             [sys.executable, "-P", "-m", "shoal.tasks.scorer_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment | ONE_THREAD,
+            env=environment | ONE_THREAD | ONE_ORDER,
             bufsize=0,
             start_new_session=True,
         )
