@@ -46,8 +46,6 @@ ALONE = (
     "tests/faults/",
     "tests/attacks/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
-    "tests/coordinator/test_joining.py",
-    "tests/tasks/test_docs.py",
     "tests/tasks/test_scorer.py",
 )
 
