@@ -15,7 +15,7 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	-$(BIN)/python -m shoal.bench.programs nginx anvil bwrap  # tests that need one are skipped where it cannot be had
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 soak: install  # ten minutes of storms; SEED=N repeats one
