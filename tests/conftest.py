@@ -46,6 +46,7 @@ ALONE = (
     "tests/faults/",
     "tests/attacks/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
+    "tests/coordinator/test_joining.py",
     "tests/tasks/test_scorer.py",
 )
 
