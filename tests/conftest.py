@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,8 +23,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from shoal.bench.anvil import Anvil, anvil
 from shoal.config import TinyConfig
-from shoal.errors import RolloutError
+from shoal.errors import BenchError, RolloutError
 from shoal.exchange.interfaces import RolloutStore
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
@@ -70,6 +71,17 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_policy(tiny_dir: Path) -> Policy:
     return load(tiny_dir)
+
+
+@contextmanager
+def chain_or_skip() -> Iterator[Anvil]:
+    """A chain that is started for a test, which is skipped where there is none to be had."""
+    with ExitStack() as stack:
+        try:
+            chain = stack.enter_context(anvil())
+        except BenchError as error:
+            pytest.skip(f"no anvil here, and none to be had: {error}")
+        yield chain
 
 
 def make_lease(**changes: Any) -> Lease:

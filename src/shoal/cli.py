@@ -261,6 +261,11 @@ def _evaluate_suite(
     evaluate_suite(models, suite, "float32", as_json, console)
 
 
+def _check_model(model: Path) -> None:
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+
+
 @app.command("filter")
 def filter_tasks(
     source: Annotated[
@@ -294,8 +299,7 @@ def filter_tasks(
         lines = config.tasks
         max_new_tokens, max_prompt_tokens = config.sampling.max_new_tokens, config.sampling.max_prompt_tokens
     header = Header(lines, str(model), samples, parse_keep(keep), temperature, seed)
-    if not model.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+    _check_model(model)
     import torch
 
     from shoal.measure.answers import Drawing
@@ -329,8 +333,7 @@ def sft(
     """
     from shoal.config import load_config
 
-    if not model.is_dir():
-        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its place")
+    _check_model(model)
     lines = load_config(data).tasks if data.suffix == ".toml" else None
     import torch
 

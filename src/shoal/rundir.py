@@ -263,8 +263,10 @@ def locate_run(target: Path, settings: list[str], out: Path | None, console: Con
         return open_run(target)
     config = load_config(target, settings)
     path = out or default_path(config)
-    config = settled(config, path, may_change=())
-    if (path / RUN_FILE).exists():
+    with disk_errors(path):
+        prepared = (path / RUN_FILE).exists()
+    if prepared:
+        settled(config, path, may_change=())
         return open_run(path)
     with claimed(path, f"run {path}: another process is preparing it and did not finish", wait_s=PREPARE_S):
         return prepare_run(config, path, console)

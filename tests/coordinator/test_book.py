@@ -1,6 +1,6 @@
 """The run's ledger: all is entered once, validators sign their own votes, and nobody rewrites what was signed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +57,16 @@ def announce(world: World, number: int) -> None:
 
 
 def keep(world: World) -> None:
+    """What the coordinator does every second."""
     world.book.keep(world.database)
+
+
+def speak(world: World, jurors: Sequence[Juror]) -> None:
+    """All say what they found, and it is settled."""
+    for _ in range(2):  # commitments, then votes
+        for juror in jurors:
+            juror.work()
+    keep(world)
 
 
 def state(world: World) -> State:
@@ -330,10 +339,7 @@ def test_two_of_three_validators_decide_and_one_that_lies_does_not(three: World,
     for number in (1, 2):
         announce(three, number)
     keep(three)
-    for _ in range(2):  # commitments, then votes
-        for juror in jurors:
-            juror.work()
-    keep(three)
+    speak(three, jurors)
     found = history(three)
     assert found.batches[0].outcomes == "a"
     assert len(found.batches[0].reveals) == 3

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.anvil import Anvil, anvil
-from shoal.errors import BenchError, LedgerError
+from shoal.errors import LedgerError
 from shoal.keys import Key
 from shoal.ledger import deployed
 from shoal.ledger.commands import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
@@ -31,7 +31,8 @@ from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 from shoal.validate.votes import Vote, Votes
 
-from .test_book import EVIDENCE, TOKENS, announce, judge
+from ..conftest import chain_or_skip
+from .test_book import EVIDENCE, TOKENS, announce, judge, keep, speak
 from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
@@ -40,11 +41,7 @@ GOOD, BAD = key_of("good").address, key_of("bad").address
 @pytest.fixture(scope="module")
 def chain() -> Iterator[Anvil]:
     """A chain on which the coordinator has money, and nobody else."""
-    with ExitStack() as stack:
-        try:
-            chain = stack.enter_context(anvil())
-        except BenchError as error:
-            pytest.skip(f"no anvil here, and none to be had: {error}")
+    with chain_or_skip() as chain:
         chain.enrich(COORDINATOR.address)
         yield chain
 
@@ -69,11 +66,6 @@ def votes(tmp_path: Path) -> Votes:
 @pytest.fixture
 def juror(world: World, votes: Votes, tmp_path: Path) -> Juror:
     return Juror(world.validator._link, votes, tmp_path / "validator" / "head.json")
-
-
-def keep(world: World) -> None:
-    """What the coordinator does every second."""
-    world.book.keep(world.database)
 
 
 def contract(world: World) -> EvmLedger:
@@ -251,10 +243,7 @@ def test_three_validators_commit_and_reveal_on_the_chain_with_gas_of_the_coordin
         for number in (1, 2):
             announce(world, number)
         keep(world)
-        for _ in range(2):  # commitments, then votes
-            for juror in jurors:
-                juror.work()
-        keep(world)
+        speak(world, jurors)
         state = folded(world)
         assert state.batches[0].outcomes == "a"
         assert len(state.batches[0].reveals) == 3

@@ -23,6 +23,7 @@ from shoal.validate.finding import Finding, Verdict
 from shoal.validate.votes import Vote, Votes
 
 from ..conftest import ROOT
+from .test_book import keep
 from .world import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
 
 SECRET = key_of("planter")
@@ -80,10 +81,6 @@ class Sower:
 
 def announce(world: World, number: int) -> None:
     world.trainer._link.announce(number, ROOT)
-
-
-def keep(world: World) -> None:
-    world.book.keep(world.database)
 
 
 def history(world: World) -> State:

@@ -1,26 +1,21 @@
 """The same tests on SQLite and on a contract on a chain that is started for them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from shoal.bench.anvil import Anvil, anvil
-from shoal.errors import BenchError
+from shoal.bench.anvil import Anvil
 from shoal.ledger.interface import Ledger
 
+from ..conftest import chain_or_skip
 from .world import KEYS, evm_ledger, sqlite_ledger
 
 
 @pytest.fixture(scope="session")
 def chain() -> Iterator[Anvil]:
     """A chain on which everybody has money."""
-    with ExitStack() as stack:
-        try:
-            chain = stack.enter_context(anvil())
-        except BenchError as error:
-            pytest.skip(f"no anvil here, and none to be had: {error}")
+    with chain_or_skip() as chain:
         for address in KEYS:
             chain.enrich(address)
         yield chain

@@ -22,7 +22,7 @@ from shoal.measure.chunks import CHUNK, Counts, chunks_of, measured
 from shoal.measure.stats import wilson
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.filtered import Header, Rated, Verdict, read_filtered
-from shoal.tasks.source import Task, TaskSource
+from shoal.tasks.source import Task, TaskSource, size_of
 
 BAR = 40
 
@@ -101,7 +101,7 @@ def _already_rated(partial: Path, header: Header) -> list[Rated]:
 
 
 def _tasks(source: TaskSource, count: int | None) -> list[Task]:
-    size = getattr(source, "train_size", None)
+    size = size_of(source, "train")
     count = min(count, size) if count and size else count or size
     if count is None:
         raise ConfigError(f"filter {source.name}: makes tasks without end; say how many to measure with --tasks")

@@ -18,7 +18,7 @@ from shoal.measure.suites import Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, pinned, split_up
 from shoal.tasks.scorer import Scorer
-from shoal.tasks.source import Judge, TaskSource
+from shoal.tasks.source import Judge, TaskSource, size_of
 
 ALL = "all"
 
@@ -54,7 +54,7 @@ def measure_suite(policy: Policy, suite: Suite, judge: Judge, progress: Callable
 
 def _count(source: TaskSource, most: int) -> int:
     """How many tasks are asked: one asked again would be no second task, and make intervals too narrow."""
-    size: int | None = getattr(source, "heldout_size", None)
+    size = size_of(source, "heldout")
     return most if size is None else min(most, size)
 
 

@@ -19,12 +19,10 @@ from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.exchange.interfaces import Version, WeightSource, roots_of
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
-from shoal.models.load import load
-from shoal.rollout.engine import TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
 from shoal.rollout.record import Submission
-from shoal.rollout.worker import Worker
+from shoal.rollout.worker import Worker, load_engine
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.swarm.client import Link
 from shoal.swarm.member import Heart, Reach, ignore_refused, role_key, swarm_store
@@ -35,6 +33,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.checks import Checks
+from shoal.validate.finding import NOBODYS_FAULT
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import RoleStatus, StatusFile
 
@@ -84,7 +83,7 @@ class PlantingMaker(Maker):
     def _is_rejected(self, submission: Submission) -> bool:
         """Whether an honest validator blames the node for it."""
         finding = self.checks.cheap(submission) or next(iter(self.checks.costly([submission])))
-        return finding is not None and finding.check not in ("scorer", "version")
+        return finding is not None and finding.check not in NOBODYS_FAULT
 
 
 class Identity:
@@ -233,14 +232,7 @@ def start_planter(run: RunDir, reach: Reach) -> None:
         reach.versions(run, NAME, link, status, metrics) as channel,
     ):
         status.working("loading the base model")
-        base = run.base_version(channel)
-        policy = load(channel.fetch(base), config.model.dtype)
-        engine = TorchEngine(
-            policy,
-            max_batch=config.workers.max_batch,
-            max_len=config.max_len,
-            temperature=config.sampling.temperature,
-        )
+        base, policy, engine = load_engine(run, channel)
         tasks = build_source(config.tasks)
         on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
         planting = PlanterStore(run, reach.join, plants, channel, status, metrics, on_relays)

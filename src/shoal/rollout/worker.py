@@ -9,7 +9,7 @@ from shoal.config import RunConfig
 from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
 from shoal.exchange.interfaces import LeaseStore, Version, WeightSource
 from shoal.files import locked
-from shoal.models.load import load, read_weights
+from shoal.models.load import Policy, load, read_weights
 from shoal.rollout.engine import TorchEngine
 from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
@@ -123,6 +123,17 @@ class Worker:
         )
 
 
+def load_engine(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, TorchEngine]:
+    """The run's base model, and an engine that answers with it as this machine's settings say."""
+    config = run.config
+    base = run.base_version(channel)
+    policy = load(channel.fetch(base), config.model.dtype)
+    engine = TorchEngine(
+        policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
+    )
+    return base, policy, engine
+
+
 def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach = HERE) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
@@ -136,14 +147,7 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach
     ):
         channel = place.weights
         status.working("loading the base model")
-        base = run.base_version(channel)
-        policy = load(channel.fetch(base), config.model.dtype)
-        engine = TorchEngine(
-            policy,
-            max_batch=config.workers.max_batch,
-            max_len=config.max_len,
-            temperature=config.sampling.temperature,
-        )
+        base, policy, engine = load_engine(run, channel)
         tasks = build_source(config.tasks)
         kind = Maker
         if attack is not None:

@@ -18,9 +18,7 @@ from shoal.ledger.commands import OUTCOMES
 from shoal.ledger.state import State
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
-from shoal.swarm.history import access
-
-ASK_S = 30.0
+from shoal.swarm.history import ASK_S, access
 
 
 def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, console: Console) -> None:

@@ -11,12 +11,10 @@ from shoal.ledger.acts import MOST_LEAVES
 from shoal.swarm import queries
 from shoal.swarm.database import Database, read_fact, write_fact
 from shoal.swarm.tables import outbox, plants, submissions, votes
-from shoal.validate.finding import Verdict
+from shoal.validate.finding import NOBODYS_FAULT, Verdict
 
 MOST_TOLD = 500
 BATCHES, ENTERED = "batches", "entered steps"
-# Checks that say nothing about the file's maker: a version that was taken back, or a scorer that failed.
-NOBODYS_FAULT = ("version", "scorer", "trainer")
 
 
 def remember(db: Connection, kind: str, **arguments: Any) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from shoal.errors import TaskError
@@ -12,29 +13,19 @@ from shoal.tasks.rows import Rows
 from shoal.tasks.source import Score, Split, Task
 
 
-class Environment:
+class Environment(Rows):
     """A single-turn environment as a source. What it needs of a network it must have when it is loaded."""
 
     def __init__(
         self, environment: str, options: Mapping[str, Any], *, name: str, template: str = "{question}"
     ) -> None:
-        self.name = name
         self._environment = _load(environment, options)
-        self._rows = Rows(name, _rows(self._environment), template=template)
-        self.sha256 = self._rows.sha256
+        super().__init__(name, _rows(self._environment), template=template)
         self._loop = asyncio.new_event_loop()
 
-    @property
-    def train_size(self) -> int:
-        return self._rows.train_size
-
-    @property
-    def heldout_size(self) -> int:
-        return self._rows.heldout_size
-
     def task(self, split: Split, index: int) -> Task:
-        task = self._rows.task(split, index)
-        return Task(task.source, index, task.prompt, None, task.entry)
+        """Without an answer to show: what a rubric compares with need not be one."""
+        return replace(super().task(split, index), answer=None)
 
     def score(self, task: Task, answer: str) -> Score:
         """The rubric's weighted sum, with each of its functions as a part."""

@@ -18,7 +18,7 @@ HELDOUT_NAMES = ("heldout", "test", "validation", "eval")
 
 
 class Rows:
-    """A table as a source. Its own score is none: a reward of the config gives it (`rewards.py`)."""
+    """A table as a source. Its own score is none: a reward of the config gives it (`rewards.py`), or who knows more."""
 
     def __init__(
         self, name: str, rows: Iterable[Mapping[str, Any]], *, place: Place = "whole", template: str = "{question}"

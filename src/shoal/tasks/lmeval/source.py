@@ -21,7 +21,7 @@ FORMAT = "shoal lm-eval 1"
 RECIPES = (".yaml", ".yml")
 
 
-class LmEval:
+class LmEval(Rows):
     """The tasks of such a file: those of its test split (or else its validation split), all of them held out."""
 
     def __init__(
@@ -35,20 +35,8 @@ class LmEval:
     ) -> None:
         """`data` stands for the dataset that the file names; `train` takes its training split too."""
         task, self._scoring, rows = _rendered(path, data, train) if path.suffix in RECIPES else _read_bundle(path)
-        self.name = name or task
-        self._rows = Rows(self.name, rows, template=template)
-        self.sha256 = hashlib.sha256((self._scoring.model_dump_json() + self._rows.sha256).encode()).hexdigest()
-
-    @property
-    def train_size(self) -> int:
-        return self._rows.train_size
-
-    @property
-    def heldout_size(self) -> int:
-        return self._rows.heldout_size
-
-    def task(self, split: Split, index: int) -> Task:
-        return self._rows.task(split, index)
+        super().__init__(name or task, rows, template=template)
+        self.sha256 = hashlib.sha256((self._scoring.model_dump_json() + self.sha256).encode()).hexdigest()
 
     def score(self, task: Task, answer: str) -> Score:
         return self._scoring.score(answer, [str(target) for target in task.entry["targets"]])
