@@ -22,6 +22,8 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+# Of about so many files one is planted as good and one as bad, where validators may be somebody else's.
+PLANTS = 20
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
 RPC_URL = r"^(https?://\S+)?$"
@@ -338,7 +340,8 @@ class LedgerConfig(_Table):
         0,
         ge=0,
         description="Of about so many files one is planted as good and one as bad, to see who judges them right; "
-        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none.",
+        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none. Where swarm.validators names any, "
+        f"{PLANTS} unless it is given.",
     )
     arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
     rpc: str = Field(
@@ -391,6 +394,17 @@ class RunConfig(_Table):
         """The longest sequence, prompt and answer."""
         return self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
 
+    @model_validator(mode="before")
+    @classmethod
+    def _watches_strangers(cls, tree: Any) -> Any:
+        """Plants samples by default where the config names validators: they may be somebody else's."""
+        if not isinstance(tree, dict) or not isinstance(swarm := tree.get("swarm", {}), dict):
+            return tree
+        ledger = tree.get("ledger", {})
+        if not swarm.get("validators") or not isinstance(ledger, dict) or "plants" in ledger:
+            return tree
+        return {**tree, "ledger": {**ledger, "plants": PLANTS}}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.train.token_budget < self.max_len:
@@ -405,6 +419,7 @@ class RunConfig(_Table):
             )
         if self.length.targets and "{prompt}" not in self.length.prompt:
             raise ValueError(f"length.prompt = {self.length.prompt!r}: must contain {{prompt}}, the prompt without it")
+        self._judged_by_enough()
         if self.train.optimizer_steps > self.train.groups_per_step:
             raise ValueError(
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
@@ -418,6 +433,24 @@ class RunConfig(_Table):
                 f"{self.train.checkpoint_every} need at least {fewest} versions on disk; raise keep.versions"
             )
         return self
+
+    def _judged_by_enough(self) -> None:
+        """One of several validators alone decides on nothing, and as many can vote as are needed.
+
+        The run card does not tell who the validators are, so none may be named here.
+        """
+        count, quorum = len({address.lower() for address in self.swarm.validators}), self.ledger.quorum
+        if count > 1 and quorum == 1:
+            drawn = min(count, 3)
+            raise ValueError(
+                f"ledger.quorum = 1: swarm.validators names {count}, and what the fastest of them says would stand; "
+                f"set ledger.quorum = 2 and ledger.drawn = {drawn}"
+            )
+        if count and quorum > count:
+            raise ValueError(
+                f"ledger.quorum = {quorum}: swarm.validators names {count}, so nothing would ever be decided; name "
+                "more, or lower it"
+            )
 
 
 def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:

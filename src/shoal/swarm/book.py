@@ -26,8 +26,10 @@ from shoal.ledger.interface import Ledger, Standing, standing_of
 from shoal.ledger.record import is_on_chain
 from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
+from shoal.swarm import registry
 from shoal.swarm.database import Database, read_fact, write_fact
-from shoal.swarm.outbox import noted, told
+from shoal.swarm.outbox import note_settled, noted, told
+from shoal.swarm.patience import Patience
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
@@ -39,7 +41,9 @@ GAS_EVERY_S = 10.0
 class Book:
     """The coordinator's hand on the ledger."""
 
-    def __init__(self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes]) -> None:
+    def __init__(
+        self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes], wait_s: float
+    ) -> None:
         self._path = path
         self._began = time.monotonic()
         self._ledger = ledger
@@ -51,6 +55,7 @@ class Book:
         self._open = 0  # batches before this one are settled in the state that was seen
         self._begun = False
         self._gas_at = 0.0
+        self._patience = Patience(wait_s)
 
     @classmethod
     def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
@@ -60,7 +65,7 @@ class Book:
         if not wanted.rpc and is_known:
             raise LedgerError(f"run {path.parent}: its ledger is a contract; set ledger.rpc to a node of its chain")
         if not wanted.rpc:
-            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links)
+            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.wait_s)
         else:
             from shoal.ledger.deployed import contract_of  # needs more packages than a file
 
@@ -73,7 +78,7 @@ class Book:
                 contract=wanted.contract,
                 confirmations=wanted.confirmations,
             )
-            book = cls(path, ledger, key, wanted.model_copy(update={"contract": ledger.address}), links)
+            book = cls(path, ledger, key, wanted.model_copy(update={"contract": ledger.address}), links, config.wait_s)
         if not is_known:  # else its chain may be away
             book._begin()
         return book
@@ -99,15 +104,31 @@ class Book:
 
         Whatever goes wrong on the way, what was not entered stays noted.
         """
-        self._ledger.catch_up()
-        self._begin()
-        for rows in noted(database):
-            self._enter([act for _, kind, body in rows for act in self._acts(database, kind, json.loads(body))])
-            told(database, rows[-1][0])
-        self._settle(database)
+        try:
+            self._ledger.catch_up()
+            self._begin()
+            self.look(self._patience.look)
+            self._tell(database)
+            self._settle(database)
+        except BaseException:
+            self._patience.pause()
+            raise
         if time.monotonic() >= self._gas_at:
             self._gas_at = time.monotonic() + GAS_EVERY_S
             self._ledger.give_gas(self._key, self.config.gas)
+
+    def _tell(self, database: Database) -> None:
+        """Enters what was noted, in order, up to a step that has to wait for validators."""
+        for number, kind, body in noted(database):
+            tree = json.loads(body)
+            if kind == "work" and self._must_wait(database, tree["step"]):
+                return
+            self._enter(self._acts(database, kind, tree))
+            told(database, number)
+
+    def _must_wait(self, database: Database, step: int) -> bool:
+        present = database.ask(registry.validators_present)  # first: the database's thread may wait for the ledger's
+        return self.look(lambda state: self._patience.holds(state, step, present))
 
     @property
     def arbiter(self) -> str:
@@ -186,7 +207,10 @@ class Book:
             numbers = [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
             return [(number, state.batches[number].plants != NO_HASH) for number in numbers]
 
+        before = self._open
         self._enter([self._opened(database, n) if planted else Settle(batch=n) for n, planted in self.look(due)])
+        if self._open != before:
+            note_settled(database, self._open)
 
     def _opened(self, database: Database, batch: int) -> Settle:
         letters = database.ask(lambda db: read_fact(db, f"plants {batch}")) or ""

@@ -318,18 +318,21 @@ class Coordinator:
                 await self._orphans.remove([object_name(step, submission, await self._do(hash_of))])
         return entered
 
-    async def ban(self, signed: Signed, address: str, reason: str) -> None:
-        def work(db: Connection, node: Node, now: float) -> None:
-            registry.ban(db, self.terms, node.address, address, reason, now)
+    async def ban(self, signed: Signed, address: str, reason: str) -> bool:
+        """Whether the node is banned now, or a quorum of validators is yet to ask for it."""
 
-        await self._act(signed, work)
-        self.members.discard(address)
-        self._seen = None
+        def work(db: Connection, node: Node, now: float) -> bool:
+            return registry.ban(db, self.terms, node.address, address, reason, now)
+
+        if banned := await self._act(signed, work):
+            self.members.discard(address)
+            self._seen = None
+        return banned
 
     async def forget(self, signed: Signed, before: int) -> int:
         def work(db: Connection, node: Node, _now: float) -> list[str]:
             registry.must_train(self.terms, node.address)
-            return judging.forget(db, before)
+            return judging.forget(db, self.terms, before)
 
         names = await self._act(signed, work)
         await self.objects.remove(names)

@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 metadata = MetaData()
 
 facts = Table(
@@ -110,7 +110,7 @@ submissions = Table(
     Column("judge", String(42)),
     Column("judged", Double),
     Column("tokens", BigInteger, nullable=False),  # as its first judge counted them
-    Column("entered", Boolean, nullable=False),  # whether the ledger was told, or is about to be
+    Column("batch", Integer),  # of the ledger, once it was told or is about to be
     PrimaryKeyConstraint("step", "submission"),
     Index("submissions_of_node", "node", "accept"),
 )
@@ -143,6 +143,15 @@ votes = Table(
     Column("accept", Boolean, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     PrimaryKeyConstraint("step", "submission", "judge"),
+)
+
+# Validators that ask for a node to be banned; a quorum of them is needed.
+bans = Table(
+    "bans",
+    metadata,
+    Column("node", String(42), nullable=False),
+    Column("judge", String(42), nullable=False),
+    PrimaryKeyConstraint("node", "judge"),
 )
 
 # Leases whose files the planter hands in to see who judges them right; nobody but the coordinator is told of them.
