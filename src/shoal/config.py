@@ -340,8 +340,8 @@ class LedgerConfig(_Table):
         0,
         ge=0,
         description="Of about so many files one is planted as good and one as bad, to see who judges them right; "
-        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none. Where swarm.validators names any, "
-        f"{PLANTS} unless it is given.",
+        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none. "
+        f"Unless it is given: {PLANTS} where swarm.validators names any, else none.",
     )
     arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
     rpc: str = Field(

@@ -216,7 +216,7 @@ def ledger_faults(records: Records, trainer: str) -> list[str]:
     faults += [f"ledger: submission {s}/{n} is entered {many} times" for (s, n), many in counts.items() if many > 1]
     told = {*entered, *waiting}
     faults += [
-        f"ledger: submission {s}/{n} is missing" for (s, n), row in files.items() if row.batch is not None and (s, n) not in told
+        f"ledger: submission {s}/{n} is missing" for (s, n), row in files.items() if row.entered and (s, n) not in told
     ]
     registered = {*book.accounts, *(body["node"] for kind, body in due if kind == "register")}
     faults += [
@@ -226,7 +226,7 @@ def ledger_faults(records: Records, trainer: str) -> list[str]:
     ]
     for (step, number), leaf in entered.items():
         row = files.get((step, number))
-        if row is None or row.batch is None:
+        if row is None or not row.entered:
             faults.append(f"ledger: submission {step}/{number} never happened")
         elif (leaf.node, leaf.sha256, leaf.tokens) != (row.node, row.sha256, row.tokens):
             faults.append(f"ledger: submission {step}/{number} has other bytes, tokens or another owner there")

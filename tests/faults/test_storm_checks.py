@@ -160,7 +160,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
             received=NOW,
             kept=False,
             tokens=0,
-            batch=0,
+            entered=True,
         ),
     ),
     "the ledger lacks a node": (
@@ -169,7 +169,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
     ),
     "the ledger has what never was": (
         r"ledger: submission 0/1 never happened",
-        update(submissions).where(ONE).values(batch=None),
+        update(submissions).where(ONE).values(entered=False),
     ),
     "the ledger has another hash": (
         r"ledger: submission 0/1 has other bytes",

@@ -28,8 +28,8 @@ from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
 from shoal.swarm import registry
 from shoal.swarm.database import Database, read_fact, write_fact
-from shoal.swarm.outbox import note_settled, noted, told
-from shoal.swarm.patience import Patience
+from shoal.swarm.outbox import noted, told
+from shoal.swarm.patience import Patience, first_unsettled
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
@@ -149,6 +149,13 @@ class Book:
         """Reads the state while nothing is entered."""
         return self._ledger.look(reader)
 
+    def first_unsettled(self) -> int:
+        """The first step on which validators may be yet to speak; 0 while the ledger cannot be asked."""
+        try:
+            return self.look(first_unsettled)
+        except LedgerError:
+            return 0
+
     def entries(self, first: int, most: int) -> list[Entry]:
         """Entries from a number on."""
         return self._ledger.entries(first, most)
@@ -207,10 +214,7 @@ class Book:
             numbers = [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
             return [(number, state.batches[number].plants != NO_HASH) for number in numbers]
 
-        before = self._open
         self._enter([self._opened(database, n) if planted else Settle(batch=n) for n, planted in self.look(due)])
-        if self._open != before:
-            note_settled(database, self._open)
 
     def _opened(self, database: Database, batch: int) -> Settle:
         letters = database.ask(lambda db: read_fact(db, f"plants {batch}")) or ""

@@ -330,9 +330,13 @@ class Coordinator:
         return banned
 
     async def forget(self, signed: Signed, before: int) -> int:
+        """Removes the files of old steps; where several validators decide, not before the ledger has settled them."""
+        if self.terms.quorum > 1:
+            before = min(before, await asyncio.to_thread(self.book.first_unsettled))
+
         def work(db: Connection, node: Node, _now: float) -> list[str]:
             registry.must_train(self.terms, node.address)
-            return judging.forget(db, self.terms, before)
+            return judging.forget(db, before)
 
         names = await self._act(signed, work)
         await self.objects.remove(names)

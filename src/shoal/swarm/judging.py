@@ -13,7 +13,6 @@ from shoal.rollout.lease import Lease
 from shoal.swarm import queries
 from shoal.swarm.leasing import lease_of
 from shoal.swarm.objects import object_name
-from shoal.swarm.outbox import is_settled
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, must_judge
 from shoal.swarm.tables import leases, submissions, votes
@@ -160,12 +159,9 @@ def explain(db: Connection, step: int, submission: int) -> Explanation:
     return Explanation(step, submission, row.node, row.sha256, row.received, verdict, row.judge or "", row.judged)
 
 
-def forget(db: Connection, terms: Terms, before: int) -> list[str]:
-    """Marks the files of steps before this one as removed; gives their names. What was said of them stays.
-
-    Where several decide, a file on which validators are yet to speak stays until its batch is settled.
-    """
-    old = (submissions.c.step < before) & submissions.c.kept & (is_settled(db) if terms.quorum > 1 else true())
+def forget(db: Connection, before: int) -> list[str]:
+    """Marks the files of steps before this one as removed; gives their names. What was said of them stays."""
+    old = (submissions.c.step < before) & submissions.c.kept
     rows = db.execute(select(submissions.c.step, submissions.c.submission, submissions.c.sha256).where(old)).all()
     if rows:
         db.execute(submissions.update().where(old).values(kept=False))

@@ -305,6 +305,7 @@ def take_upload(
             "received": now,
             "kept": True,
             "tokens": 0,
+            "entered": False,
         },
     )
     db.execute(queries.USED, {"at_step": step, "at_submission": submission})

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import Connection, Row, select
 
 from shoal.ledger.acts import MOST_LEAVES
 from shoal.swarm import queries
@@ -14,7 +14,7 @@ from shoal.swarm.tables import outbox, plants, submissions, votes
 from shoal.validate.finding import NOBODYS_FAULT, Verdict
 
 MOST_TOLD = 500
-BATCHES, ENTERED, SETTLED = "batches", "entered steps", "settled batches"
+BATCHES, ENTERED = "batches", "entered steps"
 
 
 def remember(db: Connection, kind: str, **arguments: Any) -> None:
@@ -24,13 +24,12 @@ def remember(db: Connection, kind: str, **arguments: Any) -> None:
 def remember_steps(db: Connection, before: int) -> None:
     """Notes the files of all steps before this one that have a verdict and are not noted yet, step by step.
 
-    A step without files is noted too: the ledger's clock counts steps. What was rejected is kept until its batch is
-    settled: a validator that was drawn may be yet to judge it.
+    A step without files is noted too: the ledger's clock counts steps.
     """
-    settled = submissions.c.batch < int(read_fact(db, SETTLED) or 0)
-    db.execute(submissions.update().where(settled, submissions.c.accept.is_(False)).values(kept=False))
-    judged = (submissions.c.step < before) & submissions.c.judged.is_not(None) & submissions.c.batch.is_(None)
+    judged = (submissions.c.step < before) & submissions.c.judged.is_not(None) & ~submissions.c.entered
     rows = db.execute(select(submissions).where(judged).order_by(submissions.c.step, submissions.c.submission)).all()
+    if rows:
+        db.execute(submissions.update().where(judged).values(entered=True))
     first = int(read_fact(db, ENTERED) or 0)
     steps = sorted({*range(first, before), *(row.step for row in rows)})
     for step in steps:
@@ -45,9 +44,6 @@ def _remember_batch(db: Connection, step: int, files: Sequence[Row[tuple[Any, ..
     leaves = [
         {"submission": row.submission, "node": row.node, "sha256": row.sha256, "tokens": row.tokens} for row in files
     ]
-    for row in files:
-        place = (submissions.c.step == step) & (submissions.c.submission == row.submission)
-        db.execute(submissions.update().where(place).values(batch=batch))
     remember(db, "work", batch=batch, step=step, leaves=leaves, plants=_plants_of(db, step, files))
     write_fact(db, BATCHES, str(batch + 1))
 
@@ -90,13 +86,3 @@ def told(database: Database, last: int) -> None:
         db.execute(outbox.delete().where(outbox.c.number <= last))
 
     database.ask(strike)
-
-
-def note_settled(database: Database, batches: int) -> None:
-    """Notes that all batches before this number are settled, so that nobody judges their files any more."""
-    database.ask(lambda db: write_fact(db, SETTLED, str(batches)))
-
-
-def is_settled(db: Connection) -> ColumnElement[bool]:
-    """Whether nobody is to look at a file any more: its batch is settled, or it is in none."""
-    return submissions.c.batch.is_(None) | (submissions.c.batch < int(read_fact(db, SETTLED) or 0))

@@ -52,6 +52,11 @@ def unsettled(state: State) -> Iterator[Batch]:
     return (batch for batch in state.batches if batch.leaves and not batch.outcomes)
 
 
+def first_unsettled(state: State) -> int:
+    """The first step that is not settled, or not entered yet."""
+    return min((batch.step for batch in unsettled(state)), default=state.clock + 1 if state.batches else 0)
+
+
 def missing_at(state: State, batch: Batch, step: int) -> set[str]:
     """Validators who can speak on a batch now, have not yet, and could not any more once the clock is at a step."""
     patience, jury = state.terms.patience, set(batch.jury)

@@ -110,7 +110,7 @@ submissions = Table(
     Column("judge", String(42)),
     Column("judged", Double),
     Column("tokens", BigInteger, nullable=False),  # as its first judge counted them
-    Column("batch", Integer),  # of the ledger, once it was told or is about to be
+    Column("entered", Boolean, nullable=False),  # whether the ledger was told, or is about to be
     PrimaryKeyConstraint("step", "submission"),
     Index("submissions_of_node", "node", "accept"),
 )
