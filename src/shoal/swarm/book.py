@@ -18,7 +18,7 @@ from shoal.config import LedgerConfig, RunConfig
 from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import NO_HASH, Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons, plants_hash
+from shoal.ledger.acts import NO_HASH, Act, Fund, Leaf, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.draw import draw
 from shoal.ledger.entry import Entry, Statement
@@ -31,8 +31,8 @@ from shoal.swarm.outbox import noted, told
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
-# Batches that a run's chain of beacons is long enough for; a step takes one, or one for every 256 files.
-MOST_BATCHES = 1 << 16
+# Steps that a run's chain of beacons is long enough for.
+MOST_STEPS = 1 << 16
 GAS_EVERY_S = 10.0
 
 
@@ -71,9 +71,11 @@ class Book:
                 law,
                 rpc=wanted.rpc,
                 contract=wanted.contract,
+                created=wanted.created,
                 confirmations=wanted.confirmations,
             )
-            book = cls(path, ledger, key, wanted.model_copy(update={"contract": ledger.address}), links)
+            place = {"contract": ledger.address, "created": ledger.created}
+            book = cls(path, ledger, key, wanted.model_copy(update=place), links)
         if not is_known:  # else its chain may be away
             book._begin()
         return book
@@ -102,7 +104,7 @@ class Book:
         self._ledger.catch_up()
         self._begin()
         for rows in noted(database):
-            self._enter([act for _, kind, body in rows for act in self._acts(database, kind, json.loads(body))])
+            self._enter([self._work(database, json.loads(body)) for _, _, body in rows])
             told(database, rows[-1][0])
         self._settle(database)
         if time.monotonic() >= self._gas_at:
@@ -132,19 +134,14 @@ class Book:
         """Entries from a number on."""
         return self._ledger.entries(first, most)
 
-    def _acts(self, database: Database, kind: str, noted: dict[str, Any]) -> list[Act]:
-        """What is entered for one thing that was noted."""
-        if kind == "work":
-            files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
-            batch, beacon = noted["batch"], self._beacons[noted["batch"] + 1].hex()
-            plants = NO_HASH
-            if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
-                plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
-            return [Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)]
-        node, welcome = noted["node"], self.config.welcome
-        # A node may have registered itself.
-        acts: list[Act] = [] if self.look(lambda state: node in state.accounts) else [Register(node=node)]
-        return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
+    def _work(self, database: Database, noted: dict[str, Any]) -> Work:
+        """What is entered for a batch that was noted."""
+        files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
+        batch, beacon = noted["batch"], self._beacons[noted["step"] + 1].hex()
+        plants = NO_HASH
+        if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
+            plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
+        return Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)
 
     def _letters(
         self, database: Database, batch: int, beacon: str, files: int, planted: Sequence[tuple[str, Sequence[str]]]
@@ -206,28 +203,29 @@ def _is_due(state: State, number: int) -> bool:
 
 def run_beacons(key: Key, run: str) -> list[bytes]:
     """The chain from which validators are drawn: the same after a restart, and nobody else can compute it."""
-    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_BATCHES)
+    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_STEPS)
 
 
 def ledger_terms(config: RunConfig, key: Key, terms: Terms, beacon: bytes) -> LedgerTerms:
     """What a run's ledger goes by, out of its config."""
-    ledger, swarm = config.ledger, config.swarm
+    ledger = config.ledger
     return LedgerTerms(
         arbiter=ledger.arbiter or key.address,
         validators=tuple(sorted(terms.validators)),
         drawn=ledger.drawn,
         quorum=ledger.quorum,
         rate=ledger.rate,
+        judge_pay=ledger.judge_pay,
         stake_per_lease=ledger.stake_per_lease,
-        leases=swarm.leases,
-        probation=config.audit.probation,
-        probation_leases=swarm.probation_leases,
-        trusted_leases=swarm.leases,
+        leases=config.swarm.leases,
+        welcome=ledger.welcome,
         slash=ledger.slash,
+        slash_files=ledger.slash_files,
         suspend_steps=ledger.suspend_steps,
         ban_after=config.audit.strikes,
         window=ledger.window,
         patience=ledger.patience,
         bond=ledger.bond,
+        stall=ledger.stall,
         beacon=beacon.hex(),
     )

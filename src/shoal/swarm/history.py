@@ -97,7 +97,7 @@ def _contract(link: Link, home: Path | None) -> "EvmLedger":
         )
     most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
     chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
-    return EvmLedger(chain, wanted.contract, link.card.run)
+    return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
 
 class ThroughCoordinator:

@@ -171,9 +171,8 @@ def grant(
     for row in own:
         if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
-    most = terms.leases if node.accepted >= terms.probation else max(terms.probation_leases, may_hold)
-    if len(own) >= most:
-        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
+    if len(own) >= may_hold:
+        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
     if node.accepted < terms.probation:
         unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
         if unjudged >= terms.probation_files:
