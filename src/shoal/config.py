@@ -28,10 +28,12 @@ HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
 RPC_URL = r"^(https?://\S+)?$"
 CONTRACT = r"^(0x[0-9a-f]{40})?$"
+TRANSACTION = r"^(0x[0-9a-f]{64})?$"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
     RPC_URL: "must be the URL of a chain's node, as in http://127.0.0.1:8545, or empty",
     CONTRACT: "must be an address in small letters, 0x and 40 hexadecimal digits, or empty",
+    TRANSACTION: "must be a transaction's hash in small letters, 0x and 64 hexadecimal digits, or empty",
     HAS_QUESTION: "must contain {question}, which stands for the task's own text",
     HAS_TARGET: "must contain {target}, which stands for the number of tokens",
 }
@@ -303,9 +305,12 @@ class SwarmConfig(_Table):
     origin: str = Field("", description="Address that signs the versions; the run's own origin if empty.")
     relays: list[str] = Field(default_factory=list, description="URLs where versions are to be had.")
     allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
-    leases: Positive = Field(4, description="Leases that a node may hold at once.")
-    probation_leases: Positive = Field(1, description="The same with fewer accepted files than audit.probation.")
-    probation_files: Positive = Field(4, description="Files of such a node that may wait for a verdict.")
+    leases: Positive = Field(
+        4, description="Leases that a node may hold at once; more than one only with stake (ledger.stake_per_lease)."
+    )
+    probation_files: Positive = Field(
+        4, description="Files of a node with fewer accepted ones than audit.probation that may wait for a verdict."
+    )
     most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
     requests_per_s: float = Field(
@@ -327,13 +332,28 @@ class LedgerConfig(_Table):
 
     rate: Credits = Field(1, description="Credits for each accepted token.")
     fund: Credits = Field(100_000_000, description="Credits that the treasury begins with.")
-    welcome: Credits = Field(2000, description="Stake given to every worker that joins; 0 where stake is paid in.")
-    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(2000, description="Stake for each lease at once.")
-    slash: Credits = Field(1000, description="Credits that a rejected file costs, or what there is.")
+    judge_pay: Credits = Field(50, description="Credits for a validator for each file that it judged as was decided.")
+    welcome: Credits = Field(
+        2000,
+        description="Credits that a node is given with its first accepted file: a reject or a refuted challenge takes "
+        "them, and they can never be withdrawn.",
+    )
+    stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(
+        2000, description="Stake that a node pays in for each lease that it holds besides the first."
+    )
+    slash: Credits = Field(1000, description="Credits that a rejected file costs at least, or what there is.")
+    slash_files: int = Field(
+        10, ge=0, lt=1 << 32, description="How many times its own pay a rejected file costs of paid-in stake."
+    )
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
     window: Positive = Field(4, description="Steps for which a verdict can be challenged, at least.")
     patience: Positive = Field(2, description="Steps that a drawn validator has to commit, and again to reveal.")
-    bond: Credits = Field(0, description="Credits that a refuted challenge costs.")
+    bond: Credits = Field(1000, description="Credits that a challenger puts up, and a refuted challenge costs.")
+    stall: Positive = Field(
+        21_600,
+        description="Seconds without a step after which anybody may move the clock of a contract on by one; longer "
+        "than a step takes.",
+    )
     drawn: int = Field(1, ge=1, le=32, description="Validators drawn for each step's files.")
     quorum: int = Field(1, ge=1, le=32, description="Equal votes that decide; more than half of those drawn.")
     plants: int = Field(
@@ -353,6 +373,9 @@ class LedgerConfig(_Table):
     contract: str = Field(
         "", pattern=CONTRACT, description="Address of the contract; the coordinator deploys one if empty."
     )
+    created: str = Field(
+        "", pattern=TRANSACTION, description="Hash of the transaction that created the contract; needed with it."
+    )
     gas: Credits = Field(
         10**16, description="Wei that the coordinator keeps each validator in, for its votes on a chain; 0: nothing."
     )
@@ -363,6 +386,11 @@ class LedgerConfig(_Table):
         if not self.quorum <= self.drawn < 2 * self.quorum:
             raise ValueError(
                 f"ledger.quorum = {self.quorum}: must be more than half of ledger.drawn = {self.drawn}, or all of them"
+            )
+        if bool(self.contract) != bool(self.created):
+            raise ValueError(
+                "ledger.contract: a contract is believed by the transaction that created it; give ledger.created too, "
+                "or neither of them"
             )
         return self
 

@@ -1,22 +1,28 @@
 """Work that was accepted is paid, whatever becomes of the ledger, and no validator alone decides on anybody."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from shoal.config import PLANTS
 from shoal.errors import AwayError, BannedError, ConfigError
+from shoal.ledger.acts import Deposit, Unbond
 from shoal.ledger.state import State
+from shoal.swarm.challenge import withdraw
+from shoal.swarm.commands import open_coordinator
+from shoal.swarm.history import access
 from shoal.swarm.juror import Juror
+from shoal.swarm.outbox import remember_end
 from shoal.swarm.patience import Patience
 from shoal.swarm.store import SwarmStore
 from shoal.validate.finding import Finding, Verdict
 from shoal.validate.votes import Vote, Votes
 
 from ..coordinator.test_book import announce, history, keep
-from ..coordinator.world import VALIDATOR, World, key_of, make_config, world_at
+from ..coordinator.world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)
 TOKENS = 40
@@ -44,10 +50,10 @@ class Judge:
 
 
 @contextmanager
-def several(path: Path, count: int, **ledger: int) -> Iterator[tuple[World, list[Judge]]]:
+def several(path: Path, count: int, steps: int = 20, **ledger: int) -> Iterator[tuple[World, list[Judge]]]:
     addresses = [key.address for key in JUDGES[:count]] if count > 1 else [VALIDATOR.address]
     path.mkdir(exist_ok=True)
-    with world_at(path, f"sqlite:///{path / 'state.db'}", addresses, ledger=ledger) as world:
+    with world_at(path, f"sqlite:///{path / 'state.db'}", addresses, steps=steps, ledger=ledger) as world:
         yield world, [Judge(world, n if count > 1 else None) for n in range(count)]
 
 
@@ -130,7 +136,7 @@ def test_bytes_are_never_removed_while_a_drawn_validator_is_yet_to_judge_them(tm
         assert judges[2].judge() > 0
         catch_up(world, judges, 4)
         world.trainer.forget(before=2)
-        assert not judges[2].store._filed(0, 1, accepted=True)
+        assert not judges[2].store._filed(0, 0, accepted=True)
         assert set("".join(outcomes(history(world)))) == {"a"}
 
 
@@ -194,3 +200,36 @@ def test_validators_that_are_not_the_owners_are_never_left_unwatched() -> None:
     assert make_config().ledger.plants == 0
     assert make_config(swarm={"validators": two}, ledger={"quorum": 2, "drawn": 2}).ledger.plants == PLANTS
     assert make_config(swarm={"validators": two}, ledger={"quorum": 2, "drawn": 2, "plants": 0}).ledger.plants == 0
+
+
+def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
+    """Three steps are fewer than any window has."""
+    worker, staked = key_of("worker"), 5000
+    with several(tmp_path, 1, steps=3) as (world, judges):
+        deposit = Deposit(id="paid-in", node=worker.address, amount=staked)
+        world.book._ledger.enter(COORDINATOR, deposit)
+        for version in range(3):
+            hand_in(world, version, judges)
+        announce(world, 3)
+        ledger = access(world.store(worker)._link)
+        ledger.say(Unbond(id="all", amount=staked))  # at the last moment
+        keep(world)
+        assert judges[0].juror.finish(lambda: None, lambda _text: None)
+        keep(world)
+        for key in (worker, VALIDATOR):
+            withdraw(world.url, key, Console(quiet=True))
+        found = history(world)
+        paid = {address: account.paid for address, account in found.accounts.items()}
+        assert paid[worker.address] == staked + 3 * TOKENS
+        assert paid[VALIDATOR.address] == 3 * world.config.ledger.judge_pay
+        assert found.total() == found.treasury == 0
+        assert found.brought_in == found.paid_out
+
+
+def test_a_run_whose_ledger_is_closed_never_goes_on_unpaid(tmp_path: Path) -> None:
+    config = make_config(steps=3)
+    coordinator, database = open_coordinator(config, tmp_path)
+    with closing(coordinator.book), closing(database):
+        database.ask(lambda db: remember_end(db, 3))
+    with pytest.raises(ConfigError, match="it was over after 3 and its ledger is closed"):
+        open_coordinator(make_config(steps=4), tmp_path)

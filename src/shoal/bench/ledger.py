@@ -25,7 +25,7 @@ from shoal.bench.result import BenchResult, Figure
 from shoal.bench.roles import SwarmRoles
 from shoal.errors import BenchError
 from shoal.keys import Key
-from shoal.ledger.acts import Act, Commit, Fund, Leaf, Register, Reveal, Settle, Terms, Work, beacons, vote_hash
+from shoal.ledger.acts import Act, Commit, Deposit, Fund, Leaf, Reveal, Settle, Terms, Work, beacons, vote_hash
 from shoal.ledger.evm import EvmLedger
 from shoal.ledger.export import verify_file
 from shoal.ledger.rpc import Chain
@@ -95,7 +95,7 @@ def _embedded(scratch: Path, size: Size, progress: Progress) -> dict[str, Figure
         progress.stage(f"embedded, round {number + 1} of {size.rounds}")
         path = scratch / str(number) / "ledger.db"
         ledger = SqliteLedger.open(path, coordinator, RUN, terms)
-        acts: list[Act] = [Register(node=Key.create().address) for _ in range(size.entries)]
+        acts: list[Act] = [Deposit(id=str(n), node=Key.create().address, amount=1) for n in range(size.entries)]
         with ThreadPoolExecutor(WRITERS) as pool:
             began = time.perf_counter()
             for _ in pool.map(lambda act, ledger=ledger: ledger.enter(coordinator, act), acts):
@@ -108,7 +108,7 @@ def _embedded(scratch: Path, size: Size, progress: Progress) -> dict[str, Figure
         verified.append((history.number + 1) / (time.perf_counter() - began))
         busily.append((history.number + 1) / (time.process_time() - busy))
         if len(history.state.accounts) != size.entries + 1:
-            raise BenchError(f"ledger: {len(history.state.accounts) - 1} of {size.entries} nodes are registered")
+            raise BenchError(f"ledger: {len(history.state.accounts) - 1} of {size.entries} nodes have an account")
     return {
         "entries": size.entries,
         "entries_per_s": max(entered),
@@ -126,8 +126,6 @@ def _on_chain(chain: Anvil, scratch: Path, size: Size, progress: Progress) -> di
     rpc = Chain(chain.url, scratch / "sent.json")
     ledger = EvmLedger.deploy(rpc, coordinator, RUN, make_terms(coordinator, validators, links))
     nodes = [Key.create().address for _ in range(NODES)]
-    for node in nodes:
-        ledger.enter(coordinator, Register(node=node))
     ledger.enter(coordinator, Fund(id="budget", amount=10**12))
     times: dict[str, list[float]] = {}
     gas: list[dict[str, int]] = []

@@ -14,9 +14,12 @@ MOST_LEAVES = 256
 """Submissions of one batch: a validator's votes on them fit into two words of a chain."""
 MOST_VALIDATORS = 32
 NO_HASH = "0" * 64
+FORMAT: Literal[2] = 2
+"""Of ledgers: another one is refused by name."""
 
 Address = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{40}$")]
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+TxHash = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,80}$")]
 Votes = Annotated[str, StringConstraints(pattern=rf"^[arv]{{1,{MOST_LEAVES}}}$")]
 """A letter a submission: accept, reject with evidence, or void, which costs the node nothing but the work."""
@@ -46,16 +49,18 @@ class Terms(Record):
     """Votes of one kind that decide; more than half of those drawn."""
     rate: Amount = 1
     """Credits for each accepted token."""
+    judge_pay: Amount = 0
+    """Credits for a validator for each file on which it voted as it was decided."""
     stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = 1000
+    """Stake that was paid in for each lease after the first."""
     leases: Small = 4
     """Leases that no node may exceed, however much it staked."""
-    probation: Small = 2
-    """Accepted files after which a node without stake is past its probation."""
-    probation_leases: Small = 1
-    trusted_leases: Small = 2
-    """Leases of a node without stake that is past its probation."""
+    welcome: Amount = 0
+    """Credits that a node is given with its first accepted file. They back its word and are nobody's money."""
     slash: Amount = 1000
-    """Credits that a reject with evidence takes, or what there is."""
+    """Credits that a reject takes at least, or what there is."""
+    slash_files: Small = 10
+    """How many times the rejected file's pay a reject takes of paid-in stake, if that is more."""
     suspend_steps: Small = 2
     ban_after: Count = 3
     """Rejects with evidence after which a node is banned."""
@@ -64,7 +69,9 @@ class Terms(Record):
     patience: Count = 2
     """Steps after which a batch goes on without validators that did not commit, and as many again for revealing."""
     bond: Amount = 0
-    """Credits that a refuted challenge takes."""
+    """Credits that a challenger puts up, and loses if the challenge is refuted."""
+    stall: Count = 21_600
+    """Seconds for which the clock must have stood still before anybody may move it a step, on a chain."""
     beacon: Hash
     """Last link of the coordinator's chain of hashes, from which validators are drawn."""
 
@@ -86,6 +93,7 @@ class Open(Record):
     """Opens a ledger; its author is the coordinator."""
 
     kind: Literal["open"] = "open"
+    format: Literal[2] = FORMAT
     terms: Terms
 
     @property
@@ -94,15 +102,17 @@ class Open(Record):
 
 
 class Register(Record):
-    """A node joins: by its own word, or by the coordinator's, which alone admits validators."""
+    """The coordinator admits a validator, which is drawn only after as many steps as stake takes to leave.
+
+    Workers need no entry: an account comes into being with the first accepted file, or with a deposit.
+    """
 
     kind: Literal["register"] = "register"
     node: Address
-    role: Literal["worker", "validator"] = "worker"
 
     @property
     def name(self) -> str:
-        return f"register {self.node} {self.role}"
+        return f"register {self.node}"
 
 
 class Fund(Record):
@@ -128,6 +138,18 @@ class Deposit(Record):
     @property
     def name(self) -> str:
         return f"deposit {self.id}"
+
+
+class Stake(Record):
+    """The author pays in what it has earned."""
+
+    kind: Literal["stake"] = "stake"
+    id: Name
+    amount: Amount
+
+    @property
+    def name(self) -> str:
+        return f"stake {self.id}"
 
 
 class Unbond(Record):
@@ -162,6 +184,7 @@ class Work(Record):
     leaves: Annotated[tuple[Leaf, ...], Field(strict=False, max_length=MOST_LEAVES)]
     """None at all only moves the clock on."""
     beacon: Hash
+    """The link of the step: the next one of the chain with the first batch of a step, the same one with the others."""
     plants: Hash = NO_HASH
     """`plants_hash` of the samples among them whose verdict is known; zeros if there are none."""
 
@@ -176,6 +199,37 @@ class Work(Record):
     @property
     def root(self) -> bytes:
         return merkle_root(self.hashes)
+
+
+class Advance(Record):
+    """Anybody moves a clock that stood still, to this step. Only a chain can tell how long it has."""
+
+    kind: Literal["advance"] = "advance"
+    step: Small
+
+    @property
+    def name(self) -> str:
+        return f"advance {self.step}"
+
+
+class Close(Record):
+    """No more submissions are entered: by the coordinator's word, or anybody's once it has been silent for long."""
+
+    kind: Literal["close"] = "close"
+
+    @property
+    def name(self) -> str:
+        return "close"
+
+
+class Refund(Record):
+    """Pays out the author's share of what is left in the treasury, once everything else is over."""
+
+    kind: Literal["refund"] = "refund"
+
+    @property
+    def name(self) -> str:
+        return "refund"
 
 
 class Commit(Record):
@@ -258,7 +312,25 @@ class Head(Record):
         return f"head {self.number}"
 
 
-Act = Open | Register | Fund | Deposit | Unbond | Withdraw | Work | Commit | Reveal | Settle | Challenge | Rule | Head
+Act = (
+    Open
+    | Register
+    | Fund
+    | Deposit
+    | Stake
+    | Unbond
+    | Withdraw
+    | Work
+    | Advance
+    | Commit
+    | Reveal
+    | Settle
+    | Challenge
+    | Rule
+    | Close
+    | Refund
+    | Head
+)
 ACT: TypeAdapter[Act] = TypeAdapter(Annotated[Act, Field(discriminator="kind")])
 
 

@@ -11,17 +11,21 @@ from shoal.errors import LedgerError
 from shoal.keys import checksummed
 from shoal.ledger.acts import (
     Act,
+    Advance,
     Challenge,
+    Close,
     Commit,
     Deposit,
     Fund,
     Head,
     Leaf,
     Open,
+    Refund,
     Register,
     Reveal,
     Rule,
     Settle,
+    Stake,
     Unbond,
     Withdraw,
     Work,
@@ -42,6 +46,10 @@ KINDS: tuple[type[Act], ...] = (
     Settle,
     Challenge,
     Rule,
+    Stake,
+    Advance,
+    Close,
+    Refund,
 )
 """In the order of their numbers in the contract, from 1 on."""
 PACKED = 4 + 20 + 32 + 5
@@ -53,11 +61,13 @@ def call_of(act: Act, leaves_of: LeavesOf, step_of: Callable[[int], int]) -> tup
     """The contract's function for an act, its arguments, and the wei that go with it."""
     match act:
         case Register():
-            return "register", [checksummed(act.node), act.role == "validator"], 0
+            return "register", [checksummed(act.node)], 0
         case Fund():
             return "fund", [keccak_text(act.id)], act.amount
         case Deposit():
             return "deposit", [keccak_text(act.id), checksummed(act.node)], act.amount
+        case Stake():
+            return "stake", [keccak_text(act.id), act.amount], 0
         case Unbond():
             return "unbond", [keccak_text(act.id), act.amount], 0
         case Withdraw():
@@ -65,6 +75,12 @@ def call_of(act: Act, leaves_of: LeavesOf, step_of: Callable[[int], int]) -> tup
         case Work():
             hashes = [bytes.fromhex(act.beacon), bytes.fromhex(act.plants)]
             return "work", [act.batch, act.step, act.root, len(act.leaves), *hashes], 0
+        case Advance():
+            return "advance", [act.step], 0
+        case Close():
+            return "close", [], 0
+        case Refund():
+            return "refund", [], 0
         case Commit():
             return "commit", [act.batch, bytes.fromhex(act.hash)], 0
         case Reveal():
@@ -134,11 +150,13 @@ def act_of(author: str, logged: Mapping[str, Any], count_of: Callable[[int], int
     kind = KINDS[int(logged["kind"]) - 1]
     identity = named(author, key.to_bytes(32))
     if kind is Register:
-        return Register(node=_address(key), role="validator" if key >> 160 else "worker")
+        return Register(node=_address(key))
     if kind is Fund:
         return Fund(id=identity, amount=one)
     if kind is Deposit:
         return Deposit(id=identity, node=_address(two), amount=one)
+    if kind is Stake:
+        return Stake(id=identity, amount=one)
     if kind is Unbond:
         return Unbond(id=identity, amount=one)
     if kind is Withdraw:
@@ -157,13 +175,19 @@ def act_of(author: str, logged: Mapping[str, Any], count_of: Callable[[int], int
         return Settle(batch=batch, plants=plants, salt=f"{three:064x}")
     if kind is Challenge:
         return Challenge(batch=key >> 8, index=key & 0xFF, claim="a" if one else "r", evidence=f"{two:064x}")
+    if kind is Advance:
+        return Advance(step=key)
+    if kind is Close:
+        return Close()
+    if kind is Refund:
+        return Refund()
     place = key >> 160
     return Rule(batch=place >> 8, index=place & 0xFF, challenger=_address(key), upheld=bool(one))
 
 
 def as_logged(author: str, act: Act) -> Act:
     """An act as it comes back from the contract, which has only the hash of an id."""
-    if isinstance(act, Fund | Deposit | Unbond | Withdraw):
+    if isinstance(act, Fund | Deposit | Stake | Unbond | Withdraw):
         return act.model_copy(update={"id": named(author, keccak_text(act.id))})
     return act
 

@@ -12,17 +12,18 @@ struct Terms:
     drawn: uint256
     quorum: uint256
     rate: uint256
+    judge_pay: uint256
     stake_per_lease: uint256
     leases: uint256
-    probation: uint256
-    probation_leases: uint256
-    trusted_leases: uint256
+    welcome: uint256
     slash: uint256
+    slash_files: uint256
     suspend_steps: uint256
     ban_after: uint256
     window: uint256
     patience: uint256
     bond: uint256
+    stall: uint256
     beacon: bytes32
 
 struct Leaf:
@@ -33,7 +34,9 @@ struct Leaf:
 
 struct Account:
     registered: bool
+    welcomed: bool
     stake: uint256
+    gift: uint256
     leaving: uint256
     leaves_at: uint256
     window: uint256
@@ -66,12 +69,15 @@ struct Vote:
     rejected: uint256
 
 struct Taken:
+    punished: bool
     stake: uint256
+    gift: uint256
     voided: uint256
 
 struct Standing:
     registered: bool
     stake: uint256
+    gift: uint256
     leaving: uint256
     locked: uint256
     earned: uint256
@@ -87,6 +93,9 @@ struct Totals:
     held: uint256
     brought_in: uint256
     paid_out: uint256
+    unsettled: uint256
+    closed: bool
+    finished: bool
 
 # Everything that the rules need of an act, so that anybody adds up the same state from the logs alone, whoever sent the
 # transaction; but for the submissions of a batch, which stand in the coordinator's own, after what `work` is called with.
@@ -106,7 +115,7 @@ REFUTED: constant(uint256) = 34
 MISJUDGED: constant(uint256) = 34
 MISSED: constant(uint256) = 10
 
-# Numbers of the kinds of acts, as in shoal/ledger/evm.py
+# Numbers of the kinds of acts, as in shoal/ledger/calls.py
 REGISTER: constant(uint256) = 1
 FUND: constant(uint256) = 2
 DEPOSIT: constant(uint256) = 3
@@ -118,15 +127,35 @@ REVEAL: constant(uint256) = 8
 SETTLE: constant(uint256) = 9
 CHALLENGE: constant(uint256) = 10
 RULE: constant(uint256) = 11
+STAKE: constant(uint256) = 12
+ADVANCE: constant(uint256) = 13
+CLOSE: constant(uint256) = 14
+REFUND: constant(uint256) = 15
 
-COORDINATOR: public(immutable(address))
-RUN: public(immutable(bytes32))
-TERMS: public(immutable(Terms))
-BEGAN: public(immutable(uint256))  # the block from which on there are entries
+# Bits of a challenge
+ACCEPT: constant(uint256) = 1
+REJECT: constant(uint256) = 2
+BY_GIFT: constant(uint256) = 4
+REFUTED_CHALLENGE: constant(uint256) = 8
+
+COORDINATOR: immutable(address)
+RUN: immutable(bytes32)
+TERMS: immutable(Terms)
+LEAVING_STEPS: immutable(uint256)
+MOST: immutable(uint256)
 
 clock: uint256
-beacon: bytes32
+moved_at: uint256  # when, in seconds
+advanced: uint256
+begun: uint256  # steps that have a link
+links: HashMap[uint256, bytes32]
+closed: bool
+ended: uint256
+unsettled: uint256
 treasury: uint256
+funded: HashMap[address, uint256]
+funded_total: uint256
+forfeited: uint256
 held_fresh: uint256
 held_old: uint256
 held_window: uint256
@@ -135,13 +164,14 @@ paid_out: uint256
 accounts: HashMap[address, Account]
 judges: DynArray[address, MOST_JUDGES]
 is_judge: HashMap[address, bool]
+since: HashMap[address, uint256]
 standing: HashMap[address, uint256]
 batch_count: uint256
 batches: HashMap[uint256, Batch]
 juries: HashMap[uint256, DynArray[address, MOST_JUDGES]]
 votes: HashMap[uint256, HashMap[address, Vote]]
 taken: HashMap[uint256, HashMap[uint256, Taken]]
-challenges: HashMap[uint256, HashMap[uint256, HashMap[address, uint256]]]  # 1 claims accept, 2 reject, 3 is refuted
+challenges: HashMap[uint256, HashMap[uint256, HashMap[address, uint256]]]
 seen: HashMap[uint256, HashMap[uint256, uint256]]
 done: HashMap[bytes32, bool]
 
@@ -153,20 +183,21 @@ def __init__(run: bytes32, terms: Terms, validators: DynArray[address, MOST_JUDG
     COORDINATOR = msg.sender
     RUN = run
     TERMS = terms
-    BEGAN = block.number
-    self.beacon = terms.beacon
+    LEAVING_STEPS = 2 * terms.patience + 2 * terms.window
+    MOST = min(MOST_JUDGES, max(2 * len(validators), terms.drawn))
+    self.moved_at = block.timestamp
     for validator: address in validators:
         assert not self.is_judge[validator], "mismatch"
-        self._admit(validator)
+        self._admit(validator, 0)
 
 
 @internal
-def _admit(validator: address):
+def _admit(validator: address, since: uint256):
     self.is_judge[validator] = True
+    self.since[validator] = since
     self.standing[validator] = FULL_STANDING
     self.judges.append(validator)
     self.accounts[validator].registered = True
-    self._enter(REGISTER, convert(validator, uint256) | 1 << 160, 0, 0, 0)
 
 
 @internal
@@ -185,32 +216,43 @@ def _enter(kind: uint256, key: uint256, one: uint256, two: uint256, three: uint2
 # Nodes and their credits
 
 @external
-def register(node: address, validator: bool):
-    assert msg.sender == COORDINATOR or (msg.sender == node and not validator), "not-allowed"
-    if validator:
-        assert not self.is_judge[node], "taken"
-        self._admit(node)
-    else:
-        assert not self.accounts[node].registered, "taken"
-        self.accounts[node].registered = True
-        self._enter(REGISTER, convert(node, uint256), 0, 0, 0)
+def register(validator: address):
+    assert msg.sender == COORDINATOR, "not-allowed"
+    assert not self.is_judge[validator], "taken"
+    assert len(self.judges) < MOST, "full"
+    self._admit(validator, self.clock + LEAVING_STEPS)
+    self._enter(REGISTER, convert(validator, uint256), 0, 0, 0)
 
 
 @external
 @payable
 def fund(name: bytes32):
     self._once(FUND, name, msg.value, 0)
+    assert not self.closed, "late"
     self.treasury += msg.value
+    self.funded[msg.sender] += msg.value
+    self.funded_total += msg.value
     self.brought_in += msg.value
 
 
 @external
 @payable
 def deposit(name: bytes32, node: address):
-    assert self.accounts[node].registered, "unknown"
     self._once(DEPOSIT, name, msg.value, convert(node, uint256))
+    assert msg.value > 0, "short"
+    self.accounts[node].registered = True
     self.accounts[node].stake += msg.value
     self.brought_in += msg.value
+
+
+@external
+def stake(name: bytes32, amount: uint256):
+    assert self.accounts[msg.sender].registered, "unknown"
+    self._once(STAKE, name, amount, 0)
+    self._turn(msg.sender)
+    assert amount > 0 and self.accounts[msg.sender].earned >= amount, "short"
+    self.accounts[msg.sender].earned -= amount
+    self.accounts[msg.sender].stake += amount
 
 
 @external
@@ -218,9 +260,14 @@ def unbond(name: bytes32, amount: uint256):
     assert self.accounts[msg.sender].registered, "unknown"
     assert amount > 0 and self.accounts[msg.sender].stake >= amount, "short"
     self._once(UNBOND, name, amount, 0)
-    self.accounts[msg.sender].stake -= amount
-    self.accounts[msg.sender].leaving += amount
-    self.accounts[msg.sender].leaves_at = self.clock + 2 * TERMS.patience + 2 * TERMS.window
+    self._let_leave(msg.sender, amount)
+
+
+@internal
+def _let_leave(node: address, amount: uint256):
+    self.accounts[node].stake -= amount
+    self.accounts[node].leaving += amount
+    self.accounts[node].leaves_at = self.clock + LEAVING_STEPS
 
 
 @external
@@ -231,12 +278,50 @@ def withdraw(name: bytes32):
     self._turn(msg.sender)
     amount: uint256 = self.accounts[msg.sender].earned
     self.accounts[msg.sender].earned = 0
-    if self.clock >= self.accounts[msg.sender].leaves_at:
+    if self.clock >= self.accounts[msg.sender].leaves_at or self._finished():
         amount += self.accounts[msg.sender].leaving
         self.accounts[msg.sender].leaving = 0
     assert amount > 0, "short"
     self.paid_out += amount
     raw_call(msg.sender, b"", value=amount)
+
+
+@internal
+@view
+def _finished() -> bool:
+    """
+    @notice Whether nothing can change any more but by withdrawing.
+    """
+    return self.closed and self.unsettled == 0 and self.clock // TERMS.window >= self.ended + 3
+
+
+@external
+def close():
+    assert not self.closed, "taken"
+    assert msg.sender == COORDINATOR or self.advanced >= LEAVING_STEPS, "not-allowed"
+    self.closed = True
+    self.ended = self.clock // TERMS.window
+    self._enter(CLOSE, 0, 0, 0, 0)
+
+
+@external
+@nonreentrant
+def refund():
+    """
+    @notice The sender's share of what is left of the treasury; what punishments took goes to nobody.
+    """
+    assert self._finished(), "early"
+    brought: uint256 = self.funded[msg.sender]
+    share: uint256 = 0
+    if brought > 0 and self.treasury > self.forfeited:
+        share = brought * (self.treasury - self.forfeited) // self.funded_total
+    assert share > 0, "short"
+    self.funded[msg.sender] = 0
+    self.funded_total -= brought
+    self.treasury -= share
+    self.paid_out += share
+    self._enter(REFUND, 0, 0, 0, 0)
+    raw_call(msg.sender, b"", value=share)
 
 
 @internal
@@ -262,30 +347,60 @@ def _turn(node: address):
 
 
 @internal
-def _accept(node: address, tokens: uint256):
+def _pay(node: address, wanted: uint256):
     self._turn(node)
-    self.accounts[node].accepted += 1
-    if self.accounts[node].offences < TERMS.ban_after:
-        amount: uint256 = min(TERMS.rate * tokens, self.treasury)
+    amount: uint256 = min(wanted, self.treasury)
+    if amount > 0:
         self.treasury -= amount
         self.accounts[node].fresh += amount
 
 
 @internal
-def _punish(batch: uint256, index: uint256, node: address):
-    self._turn(node)
-    stake: uint256 = self.accounts[node].stake
-    slashed: uint256 = min(TERMS.slash, stake + self.accounts[node].leaving)
-    from_stake: uint256 = min(slashed, stake)
-    voided: uint256 = self.accounts[node].fresh + self.accounts[node].old
-    self.accounts[node].stake = stake - from_stake
-    self.accounts[node].leaving -= slashed - from_stake
-    self.accounts[node].fresh = 0
-    self.accounts[node].old = 0
+def _accept(node: address, tokens: uint256):
+    self.accounts[node].registered = True
+    self.accounts[node].accepted += 1
+    if self.accounts[node].offences >= TERMS.ban_after:
+        return
+    self._pay(node, TERMS.rate * tokens)
+    if not self.accounts[node].welcomed:
+        self.accounts[node].welcomed = True
+        self.accounts[node].gift += TERMS.welcome
+
+
+@internal
+def _punish(batch: uint256, index: uint256, node: address, tokens: uint256):
+    voided: uint256 = self._void(node)
+    wanted: uint256 = max(TERMS.slash, TERMS.slash_files * TERMS.rate * tokens)
+    from_stake: uint256 = min(wanted, self.accounts[node].stake)
+    from_leaving: uint256 = min(wanted - from_stake, self.accounts[node].leaving)
+    gift: uint256 = min(TERMS.slash, self.accounts[node].gift)
+    self.accounts[node].stake -= from_stake
+    self.accounts[node].leaving -= from_leaving
+    self.accounts[node].gift -= gift
     self.accounts[node].offences += 1
     self.accounts[node].suspended_until = self.clock + TERMS.suspend_steps
-    self.held_fresh += slashed + voided
-    self.taken[batch][index] = Taken(stake=slashed, voided=voided)
+    self._hold(from_stake + from_leaving)
+    self.taken[batch][index] = Taken(punished=True, stake=from_stake + from_leaving, gift=gift, voided=voided)
+
+
+@internal
+def _void(node: address) -> uint256:
+    """
+    @notice Takes everything locked.
+    """
+    self._turn(node)
+    amount: uint256 = self.accounts[node].fresh + self.accounts[node].old
+    self.accounts[node].fresh = 0
+    self.accounts[node].old = 0
+    self._hold(amount)
+    return amount
+
+
+@internal
+def _hold(amount: uint256):
+    if amount > 0:
+        self.held_fresh += amount
+        self.forfeited += amount
 
 
 # Work and its judgement
@@ -293,21 +408,53 @@ def _punish(batch: uint256, index: uint256, node: address):
 @external
 def work(batch: uint256, step: uint256, root: bytes32, count: uint256, beacon: bytes32, plants: bytes32):
     assert msg.sender == COORDINATOR, "not-allowed"
-    assert batch == self.batch_count and step <= self.clock + 1 and count <= MOST_LEAVES, "order"
-    assert keccak256(beacon) == self.beacon, "beacon"
+    begun: uint256 = self.begun
+    assert batch == self.batch_count and step <= begun and count <= MOST_LEAVES, "order"
+    assert count == 0 or not self.closed, "late"
+    assert count > 0 or step == begun, "pointless"
+    # All batches of a step have one link: entering more of them draws nobody else.
+    if step < begun:
+        assert beacon == self.links[step], "beacon"
+    else:
+        before: bytes32 = TERMS.beacon
+        if step > 0:
+            before = self.links[step - 1]
+        assert keccak256(beacon) == before, "beacon"
+        self.links[step] = beacon
+        self.begun = step + 1
     if count > 0:
         self.juries[batch] = self._draw(beacon)
-    self.beacon = beacon
+        self.unsettled += 1
     self.batch_count = batch + 1
+    if self.advanced > 0:
+        self.advanced = 0
     if step > self.clock:
-        self.clock = step
-        self._turn_held()
+        self._move_clock(step)
     self.batches[batch].root = root
     self.batches[batch].step = step
     self.batches[batch].entered = self.clock
     self.batches[batch].count = count
     self.batches[batch].plants = plants
     self._enter(WORK, batch, step, convert(beacon, uint256), convert(plants, uint256))
+
+
+@external
+def advance(step: uint256):
+    """
+    @notice Moves a clock that stood still for too long, so that nobody's money waits for a coordinator that is gone.
+    """
+    assert step == self.clock + 1, "order"
+    assert block.timestamp >= self.moved_at + TERMS.stall, "early"
+    self.advanced += 1
+    self._move_clock(step)
+    self._enter(ADVANCE, step, 0, 0, 0)
+
+
+@internal
+def _move_clock(step: uint256):
+    self.clock = step
+    self.moved_at = block.timestamp
+    self._turn_held()
 
 
 @internal
@@ -326,7 +473,7 @@ def _turn_held():
 def _draw(beacon: bytes32) -> DynArray[address, MOST_JUDGES]:
     order: DynArray[address, MOST_JUDGES] = []
     for judge: address in self.judges:
-        if self.standing[judge] > 0:
+        if self.standing[judge] > 0 and self.clock >= self.since[judge]:
             order.append(judge)
     assert len(order) >= TERMS.quorum, "few-judges"
     jury: DynArray[address, MOST_JUDGES] = []
@@ -427,6 +574,8 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
     assert self._root(batch, leaves) == self.batches[batch].root, "mismatch"
     self.batches[batch].settled = True
     self.batches[batch].window = self.clock // TERMS.window
+    self.ended = self.clock // TERMS.window
+    self.unsettled -= 1
     accepted: uint256 = self._decided(batch, True)
     rejected: uint256 = self._decided(batch, False)
     excluded: uint256 = good | bad
@@ -439,7 +588,7 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
         word: uint256 = leaves[i].submission // 256
         place: uint256 = 1 << (leaves[i].submission % 256)
         known: uint256 = self.seen[step][word]
-        if known & place != 0 or not self.accounts[leaves[i].node].registered:
+        if known & place != 0:
             excluded |= bit
             continue
         self.seen[step][word] = known | place
@@ -448,11 +597,14 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
         elif rejected & bit != 0:
             guilty.append(i)
     for i: uint256 in guilty:
-        self._punish(batch, i, leaves[i].node)
-    self.batches[batch].accepted = accepted & ~excluded
-    self.batches[batch].rejected = rejected & ~excluded
+        if self.accounts[leaves[i].node].registered:
+            self._punish(batch, i, leaves[i].node, leaves[i].tokens)
+    accepted &= ~excluded
+    rejected &= ~excluded
+    self.batches[batch].accepted = accepted
+    self.batches[batch].rejected = rejected
     self.batches[batch].excluded = excluded
-    self._judge_judges(batch, good, bad)
+    self._judge_judges(batch, good, bad, accepted | good, rejected | bad)
     self._enter(SETTLE, batch | convert(opened, uint256) << 32, good, bad, convert(salt, uint256))
 
 
@@ -494,7 +646,7 @@ def _decided(batch: uint256, accept: bool) -> uint256:
 
 
 @internal
-def _judge_judges(batch: uint256, good: uint256, bad: uint256):
+def _judge_judges(batch: uint256, good: uint256, bad: uint256, all_good: uint256, all_bad: uint256):
     for judge: address in self.juries[batch]:
         if not self.votes[batch][judge].revealed:
             self._blame(judge, MISSED)
@@ -502,11 +654,14 @@ def _judge_judges(batch: uint256, good: uint256, bad: uint256):
         accepted: uint256 = self.votes[batch][judge].accepted
         rejected: uint256 = self.votes[batch][judge].rejected
         wrong: uint256 = self._bits((good & ~accepted) | (bad & ~rejected))
-        standing: uint256 = self.standing[judge]
         if wrong > 0:
             self._blame(judge, wrong * MISJUDGED)
-        elif standing > 0 and standing < FULL_STANDING:
+            self._void(judge)
+            continue
+        standing: uint256 = self.standing[judge]
+        if standing > 0 and standing < FULL_STANDING:
             self.standing[judge] = standing + 1
+        self._pay(judge, TERMS.judge_pay * self._bits((all_good & accepted) | (all_bad & rejected)))
 
 
 @internal
@@ -541,7 +696,14 @@ def challenge(batch: uint256, index: uint256, accept: bool, evidence: bytes32):
         if self._contradicts(batch, judge, bit, accept):
             contested = True
     assert contested, "pointless"
-    self.challenges[batch][index][msg.sender] = 1 if accept else 2
+    kind: uint256 = ACCEPT if accept else REJECT
+    if self.accounts[msg.sender].gift >= TERMS.bond:
+        self.accounts[msg.sender].gift -= TERMS.bond
+        kind |= BY_GIFT
+    else:
+        assert self.accounts[msg.sender].stake >= TERMS.bond, "short"
+        self._let_leave(msg.sender, TERMS.bond)
+    self.challenges[batch][index][msg.sender] = kind
     self._enter(CHALLENGE, batch << 8 | index, convert(accept, uint256), convert(evidence, uint256), 0)
 
 
@@ -561,21 +723,28 @@ def rule(
     self._must_be_open(batch, index)
     claim: uint256 = self.challenges[batch][index][challenger]
     assert claim != 0, "unknown"
-    assert claim != 3, "taken"
+    assert claim & REFUTED_CHALLENGE == 0, "taken"
     assert self._holds(batch, index, leaf, proof), "mismatch"
     self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256), convert(upheld, uint256), 0, 0)
+    # Of stake, what was put up is leaving meanwhile.
+    bond: uint256 = min(TERMS.bond, self.accounts[challenger].leaving)
+    if claim & BY_GIFT != 0:
+        bond = 0
+    self.accounts[challenger].leaving -= bond
     if not upheld:
-        bond: uint256 = min(TERMS.bond, self.accounts[challenger].stake)
-        self.accounts[challenger].stake -= bond
-        self.held_fresh += bond
-        self.challenges[batch][index][challenger] = 3
+        self._hold(bond)
+        self.challenges[batch][index][challenger] = claim | REFUTED_CHALLENGE
         return
+    self.accounts[challenger].stake += bond
+    if claim & BY_GIFT != 0:
+        self.accounts[challenger].gift += TERMS.bond
     bit: uint256 = 1 << index
-    accept: bool = claim == 1
+    accept: bool = claim & ACCEPT != 0
     self.batches[batch].ruled |= bit
     for judge: address in self.juries[batch]:
         if self._contradicts(batch, judge, bit, accept):
             self._blame(judge, REFUTED)
+            self._void(judge)
     was_accepted: bool = self.batches[batch].accepted & bit != 0
     was_rejected: bool = self.batches[batch].rejected & bit != 0
     if accept and not was_accepted:
@@ -589,17 +758,22 @@ def rule(
             self.accounts[leaf.node].accepted -= 1
             self.batches[batch].accepted ^= bit
         self.batches[batch].rejected |= bit
-        self._punish(batch, index, leaf.node)
+        if self.accounts[leaf.node].registered:
+            self._punish(batch, index, leaf.node, leaf.tokens)
 
 
 @internal
 def _give_back(batch: uint256, index: uint256, node: address):
     taken: Taken = self.taken[batch][index]
+    if not taken.punished:
+        return
     from_old: uint256 = min(self.held_old, taken.stake + taken.voided)
     self.held_old -= from_old
     self.held_fresh -= taken.stake + taken.voided - from_old
+    self.forfeited -= taken.stake + taken.voided
     self._turn(node)
     self.accounts[node].stake += taken.stake
+    self.accounts[node].gift += taken.gift
     self.accounts[node].fresh += taken.voided
     self.accounts[node].offences -= 1
     self.accounts[node].suspended_until = 0
@@ -642,10 +816,7 @@ def node(who: address) -> Standing:
     if passed > 1:
         let_go += account.fresh
     status: uint256 = 0
-    leases: uint256 = TERMS.probation_leases
-    if account.accepted >= TERMS.probation:
-        leases = TERMS.trusted_leases
-    leases = min(TERMS.leases, max(leases, account.stake // TERMS.stake_per_lease))
+    leases: uint256 = min(TERMS.leases, 1 + account.stake // TERMS.stake_per_lease)
     if account.offences >= TERMS.ban_after:
         status = 2
     elif self.clock < account.suspended_until:
@@ -655,6 +826,7 @@ def node(who: address) -> Standing:
     return Standing(
         registered=account.registered,
         stake=account.stake,
+        gift=account.gift,
         leaving=account.leaving,
         locked=account.fresh + account.old - let_go,
         earned=account.earned + let_go,
@@ -694,4 +866,7 @@ def totals() -> Totals:
         held=self.held_fresh + self.held_old,
         brought_in=self.brought_in,
         paid_out=self.paid_out,
+        unsettled=self.unsettled,
+        closed=self.closed,
+        finished=self._finished(),
     )

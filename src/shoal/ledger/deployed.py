@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import Address, Record, Terms
+from shoal.ledger.acts import Address, Record, Terms, TxHash
 from shoal.ledger.record import CONTRACT_FILE
 from shoal.ledger.store import LEDGER_FILE
 
@@ -31,6 +31,8 @@ class Deployed(Record):
     run: str
     chain: int
     contract: Address
+    created: TxHash
+    """The transaction that created it."""
     rpc: str
 
 
@@ -56,7 +58,7 @@ def remembered(run_dir: Path) -> Deployed | None:
 
 
 def contract_of(
-    run_dir: Path, key: Key, run: str, terms: Terms, *, rpc: str, contract: str, confirmations: int
+    run_dir: Path, key: Key, run: str, terms: Terms, *, rpc: str, contract: str, created: str, confirmations: int
 ) -> EvmLedger:
     """The coordinator's own contract: the one of its config, that of the last time, or a new one, in this order.
 
@@ -76,19 +78,19 @@ def contract_of(
             )
         if known.rpc != rpc:
             write_whole(run_dir / CONTRACT_FILE, known.model_copy(update={"rpc": rpc}).model_dump_json().encode())
-        return EvmLedger(chain, known.contract, run)
-    ledger = EvmLedger.at(chain, contract, run) if contract else EvmLedger.deploy(chain, key, run, terms)
+        return EvmLedger(chain, known.contract, known.created, run)
+    ledger = EvmLedger.at(chain, contract, created, run) if contract else EvmLedger.deploy(chain, key, run, terms)
     owner, beacon = ledger.look(lambda state: (state.coordinator, state.terms.beacon))
     if owner != key.address or beacon != terms.beacon:
         raise LedgerError(
             f"contract {contract}: was deployed by {owner}, or for another run than {run} of the coordinator "
             f"{key.address}, who alone could enter work there; leave ledger.contract empty"
         )
-    found = Deployed(run=run, chain=chain.id, contract=ledger.address, rpc=rpc)
+    found = Deployed(run=run, chain=chain.id, contract=ledger.address, created=ledger.created, rpc=rpc)
     write_whole(run_dir / CONTRACT_FILE, found.model_dump_json().encode(), durable=True)
     return ledger
 
 
 def reading(known: Deployed) -> EvmLedger:
     """The contract as of now, for whoever only reads."""
-    return EvmLedger.at(chain_at(known.rpc), known.contract, known.run)
+    return EvmLedger.at(chain_at(known.rpc), known.contract, known.created, known.run)

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError
 
 from shoal.errors import IdentityError, LedgerError
 from shoal.keys import Key, signer_of
-from shoal.ledger.acts import ACT, NO_HASH, Act, Address, Hash, Open, Record, Small
+from shoal.ledger.acts import ACT, FORMAT, NO_HASH, Act, Address, Hash, Open, Record, Small
 
-ACT_DOMAIN = "shoal ledger act 1"
-SEAL_DOMAIN = "shoal ledger seal 1"
+ACT_DOMAIN = "shoal ledger act 2"
+SEAL_DOMAIN = "shoal ledger seal 2"
 
 Signature = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
 Time = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -91,8 +91,14 @@ class Entry(Record):
     @classmethod
     def from_line(cls, line: str | bytes) -> Self:
         """An entry out of its one line of JSON; LedgerError for anything else."""
-        entry = parsed(cls, line)
-        if entry.to_line().encode() != (line.encode() if isinstance(line, str) else line):
+        raw = line.encode() if isinstance(line, str) else line
+        if b'"kind":"open"' in raw and f'"format":{FORMAT},'.encode() not in raw:
+            raise LedgerError(
+                f"is of a ledger of another version of Shoal; this one reads format {FORMAT}: read it with the version "
+                "that wrote it, or begin another run"
+            )
+        entry = parsed(cls, raw)
+        if entry.to_line().encode() != raw:
             raise LedgerError("is not written as it should be: sorted keys, no spaces, ASCII")
         return entry
 

@@ -16,13 +16,13 @@ from web3.types import TxParams, Wei
 
 from shoal.errors import LedgerError
 from shoal.keys import Key, checksummed
-from shoal.ledger.acts import Act, Leaf, Terms, Work
+from shoal.ledger.acts import Act, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
+from shoal.ledger.creation import creation_input
 from shoal.ledger.entry import Entry, Statement
-from shoal.ledger.interface import Line, Standing, Totals, standing_of
-from shoal.ledger.log import Log, term_names
-from shoal.ledger.merkle import keccak_text
+from shoal.ledger.interface import Line, Standing, Totals, standing_of, totals_of
+from shoal.ledger.log import Log
 from shoal.ledger.refusal import Code, Refused
 from shoal.ledger.rpc import Chain, Reverted, Sent
 from shoal.ledger.state import State, Status
@@ -32,13 +32,14 @@ T = TypeVar("T")
 
 
 class EvmLedger:
-    """A ledger on a chain, through one of its nodes. It is asked for nothing before `catch_up`."""
+    """A ledger on a chain, through one of its nodes. It is asked for nothing before `catch_up`, which first looks at
+    the transaction that created the contract."""
 
-    def __init__(self, chain: Chain, address: str, run: str) -> None:
-        self.chain, self.address, self._run = chain, address, run
+    def __init__(self, chain: Chain, address: str, created: str, run: str) -> None:
+        self.chain, self.address, self.created, self._run = chain, address, created, run
         self._contract = chain.web3.eth.contract(address=chain.web3.to_checksum_address(address), abi=compiled().abi)
         self._busy = threading.RLock()  # who talks to the chain
-        self._log = Log(chain, self._contract, run)
+        self._log = Log(chain, self._contract, created, run)
         self._given: dict[str, int] = {}
         self.spent_s = 0.0
         """Seconds that entering took."""
@@ -47,12 +48,7 @@ class EvmLedger:
     @classmethod
     def deploy(cls, chain: Chain, key: Key, run: str, terms: Terms) -> Self:
         """A new contract; its coordinator is who deploys it."""
-        code = compiled()
-        factory = chain.web3.eth.contract(abi=code.abi, bytecode=code.bytecode)
-        values = {**terms.model_dump(), "arbiter": checksummed(terms.arbiter), "beacon": bytes.fromhex(terms.beacon)}
-        struct = tuple(values[name] for name in term_names())
-        call = factory.constructor(keccak_text(run), struct, [checksummed(address) for address in terms.validators])
-        data: TxParams = {"data": call.data_in_transaction}
+        data: TxParams = {"data": creation_input(run, terms)}
         try:
             sent = chain.send(key, "the contract", data)
         except Reverted as error:
@@ -61,12 +57,12 @@ class EvmLedger:
         address = receipt["contractAddress"]
         if address is None:
             raise LedgerError(f"chain {chain.url}: made no contract of transaction {sent.hash}")
-        return cls.at(chain, address.lower(), run)
+        return cls.at(chain, address.lower(), sent.hash, run)
 
     @classmethod
-    def at(cls, chain: Chain, address: str, run: str) -> Self:
-        """The ledger of a run that is there already, if it is one."""
-        ledger = cls(chain, address.lower(), run)
+    def at(cls, chain: Chain, address: str, created: str, run: str) -> Self:
+        """The ledger of a run that is there already; LedgerError unless the transaction `created` made it as we do."""
+        ledger = cls(chain, address.lower(), created, run)
         ledger.catch_up()
         return ledger
 
@@ -173,9 +169,7 @@ class EvmLedger:
         for batch in state.batches:
             _must_equal(f"jury of batch {batch.number}", self.jury(batch.number), batch.jury)
             _must_equal(f"outcomes of batch {batch.number}", self.outcomes(batch.number), batch.outcomes)
-        has = self.totals()
-        _must_equal("treasury", (has.treasury, has.held), (state.treasury, state.held.total))
-        _must_equal("credits", (has.brought_in, has.paid_out), (state.brought_in, state.paid_out))
+        _must_equal("totals", self.totals(), totals_of(state))
         wei = self.chain.balance(self.address)
         if wei < state.total():
             raise LedgerError(f"{self.place}: holds {wei} wei and owes {state.total()}")
@@ -184,7 +178,7 @@ class EvmLedger:
 
     def node(self, address: str) -> Standing | None:
         registered, *amounts, status = self._log.ask(self._contract.functions.node(checksummed(address)))
-        numbers: tuple[int, int, int, int, int, int, int] = tuple(amounts)
+        numbers: tuple[int, int, int, int, int, int, int, int] = tuple(amounts)
         return Standing(*numbers, STATUSES[status]) if registered else None
 
     def judge(self, address: str) -> int | None:
@@ -205,17 +199,17 @@ class EvmLedger:
         return Totals(*self._log.ask(self._contract.functions.totals()))
 
     def give_gas(self, key: Key, wei: int) -> None:
-        """Fills up what is less than half of it; after the first time, only for a validator that has spoken since."""
+        """Fills up what is less than half of it; after the first time, only for a validator that has voted since."""
         if not wei:
             return
         with self._busy:
             for address in self.look(lambda state: list(state.judges)):
-                spoken = sum(line.author == address for line in self.lines())
-                if address != key.address and self._given.get(address, -1) < spoken:
+                votes = sum(line.author == address and isinstance(line.act, Commit | Reveal) for line in self.lines())
+                if address != key.address and self._given.get(address, -1) < votes:
                     has = self.chain.balance(address)
                     if has < wei // 2:
                         self.chain.pay(key, address, wei - has)
-                    self._given[address] = spoken
+                    self._given[address] = votes
 
     def stop(self) -> None:
         self.chain.stop()
@@ -230,7 +224,7 @@ def _must_equal(what: str, found: object, expected: object) -> None:
 
 
 def _shown(value: object) -> object:
-    return asdict(value) if isinstance(value, Standing) else value
+    return asdict(value) if isinstance(value, Standing | Totals) else value
 
 
 def _code_of(code: str) -> Code:

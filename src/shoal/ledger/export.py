@@ -11,7 +11,7 @@ from typing import Literal
 from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.ledger import chain
-from shoal.ledger.acts import Count, Hash, Head, Record
+from shoal.ledger.acts import FORMAT, Count, Hash, Head, Record
 from shoal.ledger.chain import History, TamperedError
 from shoal.ledger.entry import Entry, Statement, canonical, parsed
 from shoal.ledger.store import read_entries
@@ -25,7 +25,7 @@ SHOWN_EVERY = 1000
 class Closing(Record):
     """The last line."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT
     entries: Count
     head: Hash
 

@@ -17,6 +17,7 @@ class Standing:
     """A node as its ledger has it."""
 
     stake: int
+    gift: int
     leaving: int
     locked: int
     earned: int
@@ -36,10 +37,28 @@ class Totals:
     held: int
     brought_in: int
     paid_out: int
+    unsettled: int
+    closed: bool
+    finished: bool
+    """Whether the run is over for good: everything can be withdrawn, and the rest of the treasury be refunded."""
+
+
+def totals_of(state: State) -> Totals:
+    return Totals(
+        clock=state.clock,
+        batches=len(state.batches),
+        treasury=state.treasury,
+        held=state.held.total,
+        brought_in=state.brought_in,
+        paid_out=state.paid_out,
+        unsettled=state.unsettled,
+        closed=state.closed,
+        finished=state.finished,
+    )
 
 
 def standing_of(state: State, address: str) -> Standing | None:
-    """None for an address that is not registered."""
+    """None for an address without an account."""
     account = state.accounts.get(address)
     if account is None:
         return None
@@ -97,7 +116,7 @@ class Ledger(Protocol):
         ...
 
     def node(self, address: str) -> Standing | None:
-        """None for an address that is not registered."""
+        """None for an address without an account."""
         ...
 
     def judge(self, address: str) -> int | None:

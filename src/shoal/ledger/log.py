@@ -15,12 +15,11 @@ from web3.contract.contract import ContractFunction
 from web3.exceptions import TransactionNotFound
 
 from shoal.errors import LedgerError
-from shoal.ledger.acts import Act, Deposit, Fund, Leaf, Open, Terms
+from shoal.ledger.acts import Act, Leaf, Open
 from shoal.ledger.calls import act_of, unpacked
 from shoal.ledger.chain import TamperedError
-from shoal.ledger.contract import compiled
+from shoal.ledger.creation import read_creation
 from shoal.ledger.interface import Line
-from shoal.ledger.merkle import keccak_text
 from shoal.ledger.rpc import Chain, ChainError
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import State
@@ -50,8 +49,8 @@ class Read:
 class Log:
     """The log of a contract that is a run's ledger. One thread at a time catches up with it; any may look."""
 
-    def __init__(self, chain: Chain, contract: Contract, run: str) -> None:
-        self.chain, self._contract, self._run = chain, contract, run
+    def __init__(self, chain: Chain, contract: Contract, created: str, run: str) -> None:
+        self.chain, self._contract, self._created, self._run = chain, contract, created, run
         self._times: dict[int, int] = {}
         self._lock = threading.Lock()
         self._read: Read | None = None
@@ -84,23 +83,10 @@ class Log:
         return read
 
     def _begin(self) -> Read:
-        """Nothing of a contract that is of our making and of this run."""
-        where, address = f"chain {self.chain.url}", self._contract.address
-        code = self.chain.ask("the contract's code", lambda: self.chain.web3.eth.get_code(address))
-        if not code.startswith(bytes.fromhex(compiled().runtime.removeprefix("0x"))):
-            raise ChainError(
-                f"{where}: at {address} is no ledger of this version of Shoal; is it the right chain, not behind, "
-                "and not begun anew?"
-            )
-        functions = self._contract.functions
-        if self.ask(functions.RUN()) != keccak_text(self._run):
-            raise LedgerError(f"{where}: the ledger at {address} is of another run than {self._run}")
-        values = dict(zip(term_names(), self.ask(functions.TERMS()), strict=True))
-        values |= {"arbiter": values["arbiter"].lower(), "beacon": bytes(values["beacon"]).hex()}
-        coordinator = self.ask(functions.COORDINATOR()).lower()
-        # The validators that it began with are in its log, as those that came later are.
-        state = opened(self._run, coordinator, Open(terms=Terms(**values, validators=())))
-        return Read(state, self.ask(functions.BEGAN()))
+        """Nothing of a contract whose creation is ours, and of this run."""
+        found = read_creation(self.chain, self._created, self._contract.address.lower(), self._run)
+        state = opened(self._run, found.coordinator, Open(terms=found.terms), on_chain=True)
+        return Read(state, found.block)
 
     def _extend(self, read: Read, head: Place) -> None:
         while read.next <= head[0]:
@@ -125,10 +111,8 @@ class Log:
                 lambda batch: len(state.batches[batch].leaves),
                 lambda _: self._handed_in(digest, logged),
             )
-            # Here money is what it is: anybody may bring it in.
-            by = state.coordinator if isinstance(act, Fund | Deposit) else author
             with self._lock:
-                apply(state, by, act)
+                apply(state, author, act)
         except ChainError:
             raise
         except (LedgerError, IndexError) as error:
@@ -179,9 +163,3 @@ class Log:
     def ask(self, function: ContractFunction) -> Any:
         """What the contract itself says."""
         return self.chain.ask(function.fn_name, function.call)
-
-
-def term_names() -> list[str]:
-    """The terms in the contract's order."""
-    fields = next(entry for entry in compiled().abi if entry["type"] == "constructor")["inputs"][1]["components"]
-    return [field["name"] for field in fields]

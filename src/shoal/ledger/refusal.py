@@ -11,6 +11,7 @@ Code = Literal[
     "order",
     "beacon",
     "few-judges",
+    "full",
     "not-drawn",
     "early",
     "late",

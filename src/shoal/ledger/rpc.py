@@ -99,6 +99,9 @@ class Sent:
 class Chain:
     """A chain behind one RPC address. Without a journal nothing that was sent is sent again."""
 
+    codec = Web3().codec
+    """Reads and writes what contracts are called with."""
+
     def __init__(
         self,
         url: str,

@@ -56,6 +56,10 @@ class Account:
 
     address: str
     stake: int = 0
+    """Paid in, and still all there."""
+    gift: int = 0
+    """Welcome credits: they can be slashed and put up as a bond, never withdrawn. They are no money."""
+    welcomed: bool = False
     leaving: int = 0
     leaves_at: int = 0
     """Step from which what is leaving can be withdrawn."""
@@ -79,6 +83,8 @@ class Judge:
     """A validator, and how far it is believed; at 0 it is drawn no more."""
 
     address: str
+    since: int = 0
+    """Step from which on it is drawn."""
     standing: int = FULL_STANDING
     judged: int = 0
     refuted: int = 0
@@ -91,6 +97,7 @@ class Taken:
     """What a reject took, so that a challenge can give it back."""
 
     stake: int
+    gift: int
     voided: int
 
 
@@ -109,12 +116,15 @@ class Batch:
     commits: dict[str, str] = field(default_factory=dict)
     reveals: dict[str, Reveal] = field(default_factory=dict)
     outcomes: str = ""
-    """A letter a submission once it is settled: as votes, or x for one that does not count: planted, handed in
-    before, or of nobody registered."""
+    """A letter per submission once it is settled: as votes, or x for one that does not count: planted, or handed in
+    before."""
     settled: int = 0
     """Window in which it was settled."""
     taken: dict[int, Taken] = field(default_factory=dict)
+    """Of rejected ones whose node had an account."""
     challenges: dict[tuple[int, str], Challenge] = field(default_factory=dict)
+    gift_bonds: set[tuple[int, str]] = field(default_factory=set)
+    """Challenges whose bond is a part of the challenger's gift."""
     answered: set[tuple[int, str]] = field(default_factory=set)
     """Challenges that the arbiter refuted."""
     rulings: dict[int, str] = field(default_factory=dict)
@@ -128,10 +138,20 @@ class State:
     run: str
     coordinator: str
     terms: Terms
-    beacon: str
+    on_chain: bool = False
+    """Whether money is the chain's own, which anybody can bring in, and time is the chain's, which anybody can tell."""
+    links: list[str] = field(default_factory=list)
+    """The beacon's links by step, as far as steps were begun."""
     clock: int = 0
-    """The newest step that work was entered for. Windows and deadlines count steps: a run that stands still takes
-    nobody's right to object, and no clock of a machine has to be believed."""
+    """The newest step that work was entered for, or that a stalled clock was moved to. Windows and deadlines count
+    steps: a run that stands still takes nobody's right to object."""
+    advanced: int = 0
+    """Steps that others than the coordinator moved the clock by since its last work."""
+    closed: bool = False
+    ended: int = 0
+    """Window of the last settling, or of the closing."""
+    unsettled: int = 0
+    """Batches that wait to be settled."""
     accounts: dict[str, Account] = field(default_factory=dict)
     judges: dict[str, Judge] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
@@ -140,6 +160,10 @@ class State:
     seen: set[tuple[int, int]] = field(default_factory=set)
     """Step and number of every submission that was settled."""
     treasury: int = 0
+    funded: dict[str, int] = field(default_factory=dict)
+    """What each brought into the treasury."""
+    forfeited: int = 0
+    """What punishments took: it pays for work, and is refunded to nobody, so that nobody gains by punishing."""
     held: Lock = field(default_factory=Lock)
     """What rejects took, on its way to the treasury."""
     brought_in: int = 0
@@ -148,6 +172,24 @@ class State:
     @property
     def window(self) -> int:
         return self.clock // self.terms.window
+
+    @property
+    def beacon(self) -> str:
+        """What the next link hashes to."""
+        return self.links[-1] if self.links else self.terms.beacon
+
+    @property
+    def leaving_steps(self) -> int:
+        """Steps after which whatever was handed in before is settled, and can be challenged no more."""
+        return 2 * self.terms.patience + 2 * self.terms.window
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can change any more but by withdrawing: closed, settled, and the last window over.
+
+        A ruling of the last window that allows one takes money that is held for two more.
+        """
+        return self.closed and not self.unsettled and self.window >= self.ended + 3
 
     def total(self) -> int:
         """Everything that is somebody's; it equals what was brought in less what was paid out."""
@@ -160,6 +202,7 @@ class Holdings:
     """A node's credits as of now."""
 
     stake: int
+    gift: int
     leaving: int
     locked: int
     earned: int
@@ -168,7 +211,7 @@ class Holdings:
 def holdings(state: State, account: Account) -> Holdings:
     lock = replace(account.lock)
     let_go = lock.turn(state.window)
-    return Holdings(account.stake, account.leaving, lock.total, account.earned + let_go)
+    return Holdings(account.stake, account.gift, account.leaving, lock.total, account.earned + let_go)
 
 
 Status = Literal["active", "suspended", "banned"]
@@ -181,13 +224,12 @@ def status(state: State, account: Account) -> Status:
 
 
 def leases(state: State, account: Account) -> int:
-    """How many leases a node may hold: by its stake, or by what was accepted of it."""
-    terms = state.terms
+    """How many leases a node may hold: one for nothing, and one more for each `stake_per_lease` that it paid in."""
     if status(state, account) != "active":
         return 0
-    without = terms.trusted_leases if account.accepted >= terms.probation else terms.probation_leases
-    return min(terms.leases, max(without, account.stake // terms.stake_per_lease))
+    return min(state.terms.leases, 1 + account.stake // state.terms.stake_per_lease)
 
 
 def in_standing(state: State) -> list[str]:
-    return [judge.address for judge in state.judges.values() if judge.standing > 0]
+    """Validators that can be drawn."""
+    return [judge.address for judge in state.judges.values() if judge.standing > 0 and state.clock >= judge.since]

@@ -22,7 +22,7 @@ from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Head, Open, Terms
 from shoal.ledger.entry import Entry, Statement
-from shoal.ledger.interface import Standing, Totals, standing_of
+from shoal.ledger.interface import Standing, Totals, standing_of, totals_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import opened
 from shoal.ledger.state import State
@@ -152,16 +152,7 @@ class SqliteLedger:
         return list(islice(read_entries(self._path, first), most))
 
     def totals(self) -> Totals:
-        with self._lock:
-            state = self._history.state
-            return Totals(
-                clock=state.clock,
-                batches=len(state.batches),
-                treasury=state.treasury,
-                held=state.held.total,
-                brought_in=state.brought_in,
-                paid_out=state.paid_out,
-            )
+        return self.look(totals_of)
 
     def close(self) -> None:
         self._jobs.put(None)

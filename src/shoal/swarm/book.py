@@ -18,7 +18,7 @@ from shoal.config import LedgerConfig, RunConfig
 from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import NO_HASH, Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons, plants_hash
+from shoal.ledger.acts import NO_HASH, Act, Close, Fund, Leaf, Refund, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.draw import draw
 from shoal.ledger.entry import Entry, Statement
@@ -28,13 +28,13 @@ from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
 from shoal.swarm import registry
 from shoal.swarm.database import Database, read_fact, write_fact
-from shoal.swarm.outbox import noted, told
+from shoal.swarm.outbox import CLOSE, noted, told
 from shoal.swarm.patience import Patience, first_unsettled
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
-# Batches that a run's chain of beacons is long enough for; a step takes one, or one for every 256 files.
-MOST_BATCHES = 1 << 16
+# Steps that a run's chain of beacons is long enough for.
+MOST_STEPS = 1 << 16
 GAS_EVERY_S = 10.0
 
 
@@ -76,9 +76,11 @@ class Book:
                 law,
                 rpc=wanted.rpc,
                 contract=wanted.contract,
+                created=wanted.created,
                 confirmations=wanted.confirmations,
             )
-            book = cls(path, ledger, key, wanted.model_copy(update={"contract": ledger.address}), links, config.wait_s)
+            place = {"contract": ledger.address, "created": ledger.created}
+            book = cls(path, ledger, key, wanted.model_copy(update=place), links, config.wait_s)
         if not is_known:  # else its chain may be away
             book._begin()
         return book
@@ -121,10 +123,31 @@ class Book:
         """Enters what was noted, in order, up to a step that has to wait for validators."""
         for number, kind, body in noted(database):
             tree = json.loads(body)
-            if kind == "work" and self._must_wait(database, tree["step"]):
+            if kind == CLOSE:
+                if not self._close(database):
+                    return
+            elif self._must_wait(database, tree["step"]):
                 return
-            self._enter(self._acts(database, kind, tree))
+            else:
+                self._enter([self._work(database, tree)])
             told(database, number)
+
+    def _close(self, database: Database) -> bool:
+        """Ends the ledger of a run that is over: empty steps close the last windows, then the rest of the treasury goes
+        back to the run's owner. Whether that is done; validators may be yet to speak."""
+        if not self.look(lambda state: state.closed):
+            self._enter([Close()])
+        while True:
+            self._settle(database)
+            finished, batch, step = self.look(lambda state: (state.finished, len(state.batches), len(state.links)))
+            if finished:
+                break
+            if self._must_wait(database, step):
+                return False
+            self._enter([Work(batch=batch, step=step, leaves=(), beacon=self._beacons[step + 1].hex())])
+        if self.look(lambda state: state.funded.get(self._key.address, 0) and state.treasury > state.forfeited):
+            self._enter([Refund()])
+        return True
 
     def _must_wait(self, database: Database, step: int) -> bool:
         present = database.ask(registry.validators_present)  # first: the database's thread may wait for the ledger's
@@ -160,19 +183,14 @@ class Book:
         """Entries from a number on."""
         return self._ledger.entries(first, most)
 
-    def _acts(self, database: Database, kind: str, noted: dict[str, Any]) -> list[Act]:
-        """What is entered for one thing that was noted."""
-        if kind == "work":
-            files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
-            batch, beacon = noted["batch"], self._beacons[noted["batch"] + 1].hex()
-            plants = NO_HASH
-            if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
-                plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
-            return [Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)]
-        node, welcome = noted["node"], self.config.welcome
-        # A node may have registered itself.
-        acts: list[Act] = [] if self.look(lambda state: node in state.accounts) else [Register(node=node)]
-        return [*acts, Deposit(id=f"welcome-{node}", node=node, amount=welcome)] if welcome else acts
+    def _work(self, database: Database, noted: dict[str, Any]) -> Work:
+        """What is entered for a batch that was noted."""
+        files = tuple(Leaf.model_validate(leaf) for leaf in noted["leaves"])
+        batch, beacon = noted["batch"], self._beacons[noted["step"] + 1].hex()
+        plants = NO_HASH
+        if letters := self._letters(database, batch, beacon, len(files), noted.get("plants", [])):
+            plants = plants_hash(self._ledger.run, batch, letters, self._salt(batch))
+        return Work(batch=batch, step=noted["step"], leaves=files, beacon=beacon, plants=plants)
 
     def _letters(
         self, database: Database, batch: int, beacon: str, files: int, planted: Sequence[tuple[str, Sequence[str]]]
@@ -234,28 +252,29 @@ def _is_due(state: State, number: int) -> bool:
 
 def run_beacons(key: Key, run: str) -> list[bytes]:
     """The chain from which validators are drawn: the same after a restart, and nobody else can compute it."""
-    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_BATCHES)
+    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_STEPS)
 
 
 def ledger_terms(config: RunConfig, key: Key, terms: Terms, beacon: bytes) -> LedgerTerms:
     """What a run's ledger goes by, out of its config."""
-    ledger, swarm = config.ledger, config.swarm
+    ledger = config.ledger
     return LedgerTerms(
         arbiter=ledger.arbiter or key.address,
         validators=tuple(sorted(terms.validators)),
         drawn=ledger.drawn,
         quorum=ledger.quorum,
         rate=ledger.rate,
+        judge_pay=ledger.judge_pay,
         stake_per_lease=ledger.stake_per_lease,
-        leases=swarm.leases,
-        probation=config.audit.probation,
-        probation_leases=swarm.probation_leases,
-        trusted_leases=swarm.leases,
+        leases=config.swarm.leases,
+        welcome=ledger.welcome,
         slash=ledger.slash,
+        slash_files=ledger.slash_files,
         suspend_steps=ledger.suspend_steps,
         ban_after=config.audit.strikes,
         window=ledger.window,
         patience=ledger.patience,
         bond=ledger.bond,
+        stall=ledger.stall,
         beacon=beacon.hex(),
     )

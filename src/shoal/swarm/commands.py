@@ -18,6 +18,7 @@ from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.member import role_key
 from shoal.swarm.objects import Objects
+from shoal.swarm.outbox import closed_at
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.plants import Plants
 from shoal.swarm.server import bind, serve, url_of
@@ -46,6 +47,12 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
         terms = replace(terms, allow=terms.allow | plants.addresses)
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
+        closed = database.ask(closed_at)
+        if closed is not None and closed < config.steps:
+            raise ConfigError(
+                f"run {run}: steps = {config.steps}, but it was over after {closed} and its ledger is closed, so "
+                "nobody would be paid for more; begin another run, with its model as model.source"
+            )
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
         book = Book.open(run / LEDGER_FILE, key, config, terms)
         coordinator = Coordinator(config, terms, key, origin, database, objects, book, plants=plants)

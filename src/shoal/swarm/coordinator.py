@@ -165,11 +165,10 @@ class Coordinator:
         return granted, retry
 
     def _leases_of(self, node: str) -> int:
-        """How many leases the ledger lets a node hold. One that it does not know yet has no stake: a chain may take
-        its time, and before the node's work it hears of the node."""
+        """How many leases the ledger lets a node hold: one that it does not know has no stake, and holds one."""
         standing = self.book.standing(node)
         if standing is None or standing.status == "active":
-            return standing.leases if standing else self.terms.probation_leases
+            return standing.leases if standing else 1
         raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
 
     async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 # A head is signed once this many entries have come since the last one, and when the run ends.
 HEAD_EVERY = 50
 ASK_S = 30.0
-FINISH_S, CHAIN_FINISH_S = 10.0, 120.0
+FINISH_S, CHAIN_FINISH_S = 30.0, 120.0
 
 
 class Access(Protocol):
     """What a member does with the ledger."""
 
     finish_s: float
-    """How long the last entries of a run may take."""
+    """How long the end of a run is waited for while nothing is entered."""
 
     def catch_up(self) -> State: ...
 
@@ -97,7 +97,7 @@ def _contract(link: Link, home: Path | None) -> "EvmLedger":
         )
     most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
     chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
-    return EvmLedger(chain, wanted.contract, link.card.run)
+    return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
 
 class ThroughCoordinator:

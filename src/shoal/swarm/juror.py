@@ -19,7 +19,6 @@ from shoal.ledger.state import Batch, State
 from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.history import Access, access
-from shoal.swarm.patience import unsettled
 from shoal.swarm.refusal import Refusal
 from shoal.validate.votes import Vote, Votes
 
@@ -90,8 +89,8 @@ class Juror:
         self._said = ""
         return state
 
-    def finish(self, steps: int, judge: Callable[[], None], say: Callable[[str], None]) -> bool:
-        """Votes on the last steps, after `judge` has judged what is owed, until the ledger is at its end; signs that.
+    def finish(self, judge: Callable[[], None], say: Callable[[str], None]) -> bool:
+        """Votes on the last steps, after `judge` has judged what is owed, until the last window is closed; signs that.
 
         False if the ledger did not get any further for too long: the same validator, started again, votes then.
         """
@@ -100,10 +99,10 @@ class Juror:
         deadline, is_over, before = time.monotonic() + self._ledger.finish_s, False, (-1, -1)
         while not is_over and time.monotonic() < deadline:
             if (state := self._work_if_there()) is not None:
-                is_over, now = _is_over(state, steps), _progress(state)
+                is_over, now = state.finished, _progress(state)
                 if now != before:
                     deadline, before = time.monotonic() + self._ledger.finish_s, now
-                    say(f"voting on the last steps; the ledger is at step {state.clock}")
+                    say(f"waiting for the last windows of the ledger, which is at step {state.clock}")
             if self.owed:
                 judge()
             elif not is_over:
@@ -170,11 +169,6 @@ class Juror:
         card = self._link.card
         secret = f"shoal salt\n{card.run}\n{card.coordinator}\n{batch}\n{self._link.key.export()}"
         return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _is_over(state: State, steps: int) -> bool:
-    """Whether every step was entered and everything in it settled."""
-    return state.clock >= steps - 1 and not any(unsettled(state))
 
 
 def _progress(state: State) -> tuple[int, int]:

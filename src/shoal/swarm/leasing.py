@@ -16,7 +16,7 @@ from shoal.rollout.pacing import StepCount, next_grant
 from shoal.swarm import queries
 from shoal.swarm.database import read_fact, write_fact
 from shoal.swarm.leases import SignedLease
-from shoal.swarm.outbox import remember_steps
+from shoal.swarm.outbox import remember_end, remember_steps
 from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
@@ -62,6 +62,8 @@ def announce(
     if known is None:
         db.execute(versions.insert().values(number=number, root=root, announced=now))
         remember_steps(db, number if number >= terms.steps else number - 1)
+        if number >= terms.steps:
+            remember_end(db, terms.steps)
 
 
 def _keep_table(db: Connection, terms: Terms, signed: SignedTable) -> None:
@@ -171,9 +173,8 @@ def grant(
     for row in own:
         if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
-    most = terms.leases if node.accepted >= terms.probation else max(terms.probation_leases, may_hold)
-    if len(own) >= most:
-        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
+    if len(own) >= may_hold:
+        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
     if node.accepted < terms.probation:
         unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
         if unjudged >= terms.probation_files:

@@ -8,7 +8,6 @@ from typing import Literal
 from sqlalchemy import Connection, Row, exists, func, select, update
 
 from shoal.swarm import queries
-from shoal.swarm.outbox import remember
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import Signed
 from shoal.swarm.states import LOST_S, MOST_EXPIRED, QUIET_S, SUSPENDED_S, Event, State, after
@@ -47,8 +46,6 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
     times = {"joined": now, "seen": now, "since": now}
     row = {"address": address, "role": role, "name": name, "url": url, "state": State.JOINED, **fresh, **times}
     db.execute(queries.ADD_NODE, row)
-    if role == "worker":
-        remember(db, "register", node=address)
 
 
 def _make_room(db: Connection, terms: Terms) -> bool:

@@ -28,7 +28,6 @@ class Terms:
     """Who else may join; anybody if None."""
     probation: int
     """Accepted files after which a node is trusted with more leases at once."""
-    probation_leases: int
     probation_files: int
     """Files without a verdict that such a node may have: whoever cheats from the start wastes no more than these."""
     leases: int
@@ -56,7 +55,6 @@ class Terms:
             quorum=config.ledger.quorum,
             allow=frozenset(address.lower() for address in swarm.allow) or None,
             probation=config.audit.probation,
-            probation_leases=swarm.probation_leases,
             probation_files=swarm.probation_files,
             leases=swarm.leases,
             most_nodes=swarm.most_nodes,

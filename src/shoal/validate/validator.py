@@ -113,7 +113,7 @@ class Validator:
             return
         steps = self.run_dir.config.steps
         self.status.working("voting on the last steps")
-        if not self.juror.finish(steps, lambda: self.judge(self._listed(steps)), self.status.working):
+        if not self.juror.finish(lambda: self.judge(self._listed(steps)), self.status.working):
             self.metrics.write("note", text="the ledger has not come to its end; start this again to vote")
 
     def _listed(self, newest: int) -> list[Upload]:
