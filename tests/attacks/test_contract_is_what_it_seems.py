@@ -26,7 +26,7 @@ def chain() -> Iterator[Anvil]:
 
 def returning(code: bytes, before: bytes = b"") -> bytes:
     """Creation code that does something first, and then leaves this code at the contract's address."""
-    rest = bytes.fromhex(f"61{len(code):04x}8061{len(before) + 12:04x}5f395ff3")
+    rest = bytes.fromhex(f"61{len(code):04x}8061{len(before) + 11:04x}5f395ff3")
     return before + rest + code
 
 
@@ -38,7 +38,7 @@ def planting(code: bytes) -> bytes:
 
 def nesting(init: bytes) -> bytes:
     """Creation code of a factory, which creates a contract with this creation code, and leaves nothing itself."""
-    head = bytes.fromhex(f"61{len(init):04x}8061{16:04x}5f395f5ff05f5ff3")
+    head = bytes.fromhex(f"61{len(init):04x}8061{15:04x}5f395f5ff05f5ff3")
     return head + init
 
 
@@ -68,6 +68,8 @@ def test_a_contract_that_another_contract_created_is_no_ledger(chain: Anvil, tmp
     init = bytes.fromhex(creation_input(RUN, make_terms()).removeprefix("0x"))
     factory, created = create(rpc, nesting(init))
     child = "0x" + rpc.web3.keccak(b"\xd6\x94" + bytes.fromhex(factory[2:]) + b"\x01")[-20:].hex()
+    code = bytes(rpc.web3.eth.get_code(rpc.web3.to_checksum_address(child)))
+    assert code.startswith(bytes.fromhex(compiled().runtime.removeprefix("0x")))
     for address in (factory, child):
         with pytest.raises(LedgerError, match=r"was not created by|created with other code"):
             EvmLedger.at(rpc, address, created, RUN)

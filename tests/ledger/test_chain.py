@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,10 +39,14 @@ def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, 
     rng = Random(seed)
     moves: list[Move] = [(2, node, node, 1999) for node in range(3)] + [(0, 0, 1, 0), (1, 0, 60_000, 0)]
     some = (1 << 16) - 1
-    kinds = [*range(15), 15, 16]
-    moves += [(rng.choice(kinds), *(rng.randint(0, some) for _ in range(3))) for _ in range(60)]
+
+    def moves_of(kinds: Sequence[int], count: int) -> list[Move]:
+        draws = ([rng.randint(0, some) for _ in range(3)] for _ in range(count))
+        return [(rng.choice(kinds), a, b, c) for a, b, c in draws]
+
+    moves += moves_of(range(17), 60)
     moves += [(17, 0, 1, 0), (17, 0, 0, 0)]  # a node may not close it, the coordinator may
-    moves += [(rng.choice([4, 12, 16, 16, 16, 18, 3]), *(rng.randint(0, some) for _ in range(3))) for _ in range(40)]
+    moves += moves_of([3, 4, 12, 16, 16, 16, 18], 40)
     entered = 0
     for move in moves:
         author, act = act_of(state, move)

@@ -441,9 +441,9 @@ def test_a_short_run_ends_with_every_credit_withdrawn(court: Court) -> None:
     more = Work(batch=court.batch, step=1, leaves=(leaf(3),), beacon=LINKS[2])
     assert refusal(court.ledger, COORDINATOR, more) == "late"
     assert refusal(court.ledger, COORDINATOR, Fund(id="more", amount=5)) == "late"
+    court.vote(late, "a")
     court.pass_steps(8)
     assert refusal(court.ledger, COORDINATOR, Refund()) == "early"  # work that waits for its verdict comes first
-    court.vote(late, "a")
     court.ledger.enter(NODES[0], Settle(batch=late))
     court.pass_steps(6)
     assert court.ledger.totals().finished

@@ -34,7 +34,7 @@ def fill(ledger: SqliteLedger) -> None:
     ledger.cosign(VALIDATORS[1])
     court.judged([leaf(2)], "v")
     ledger.cosign(VALIDATORS[2])
-    ledger.enter(COORDINATOR, Register(node=STRANGER.address))
+    ledger.enter(COORDINATOR, Register(node=NODES[2].address))
 
 
 @lru_cache(maxsize=1)
