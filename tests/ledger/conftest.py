@@ -21,12 +21,18 @@ def chain() -> Iterator[Anvil]:
         yield chain
 
 
+@pytest.fixture
+def terms() -> dict[str, int]:
+    """What is other than in `make_terms`."""
+    return {}
+
+
 @pytest.fixture(params=["sqlite", "chain"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(request: pytest.FixtureRequest, tmp_path: Path, terms: dict[str, int]) -> Iterator[Ledger]:
     """An empty ledger under the terms of `make_terms`."""
     make: dict[str, Callable[[], Ledger]] = {
-        "sqlite": lambda: sqlite_ledger(tmp_path),
-        "chain": lambda: evm_ledger(request.getfixturevalue("chain"), tmp_path),
+        "sqlite": lambda: sqlite_ledger(tmp_path, **terms),
+        "chain": lambda: evm_ledger(request.getfixturevalue("chain"), tmp_path, **terms),
     }
     ledger = make[request.param]()
     yield ledger

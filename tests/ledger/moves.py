@@ -6,15 +6,19 @@ from shoal.keys import Key
 from shoal.ledger.acts import (
     NO_HASH,
     Act,
+    Advance,
     Challenge,
+    Close,
     Commit,
     Deposit,
     Fund,
     Head,
+    Refund,
     Register,
     Reveal,
     Rule,
     Settle,
+    Stake,
     Unbond,
     Withdraw,
     Work,
@@ -27,7 +31,8 @@ from .world import ARBITER, COORDINATOR, EVIDENCE, KEYS, LINKS, NODES, RUN, SALT
 
 Move = tuple[int, int, int, int]
 _number = st.integers(0, (1 << 16) - 1)
-MOVES = st.tuples(st.integers(0, 15), _number, _number, _number)
+MOST_KIND = 19
+MOVES = st.tuples(st.integers(0, MOST_KIND), _number, _number, _number)
 PLANTS = ("", "", "a", "r", ".a", "r.", "a.r", "...")
 
 
@@ -37,12 +42,12 @@ def act_of(state: State, move: Move) -> tuple[Key, Act]:
     node = NODES[a % len(NODES)]
     match kind:
         case 0:
-            author = (COORDINATOR, node)[b % 2]
-            return author, Register(node=node.address, role=("worker", "validator")[c % 8 == 0])
+            return (COORDINATOR, node)[b % 4 == 0], Register(node=node.address)
         case 1:
-            return COORDINATOR, Fund(id=str(a % 50), amount=b)
+            return (COORDINATOR, COORDINATOR, node)[c % 3], Fund(id=str(a % 50), amount=b)
         case 2:
-            return COORDINATOR, Deposit(id=str(b % 50), node=node.address, amount=c % 2000)
+            author = (COORDINATOR, COORDINATOR, node)[a // 3 % 3]
+            return author, Deposit(id=str(b % 50), node=node.address, amount=c % 2000)
         case 3:
             return node, Unbond(id=str(b % 50), amount=c % 1500)
         case 4:
@@ -58,18 +63,26 @@ def act_of(state: State, move: Move) -> tuple[Key, Act]:
             return node, Challenge(batch=batch, index=index, claim="a" if c % 2 else "r", evidence=EVIDENCE)
         case 14:
             return ARBITER, _ruling(state, a, b)
+        case 15:
+            return node, Stake(id=str(b % 50), amount=c % 300)
+        case 16:
+            return node, Advance(step=state.clock + (1 if b % 8 else 2))
+        case 17:
+            return (COORDINATOR, node)[b % 2], Close()
+        case 18:
+            return (COORDINATOR, node)[b % 2], Refund()
         case _:
             return VALIDATORS[a % 3], Head(number=b, hash=NO_HASH)
 
 
 def _work(state: State, a: int, b: int, c: int) -> Work:
     number = len(state.batches)
-    step = max(0, state.clock + (1, 0, 0, -1)[a % 4])
-    count = (3, 1, 2, 0)[b % 4]
+    step = max(0, len(state.links) - (0, 1, 1, 2)[a % 4])
+    count = 0 if state.closed and c % 8 else (3, 1, 2, 0)[b % 4]
     leaves = tuple(leaf((b + 7 * i) % 90, NODES[(c + i) % len(NODES)], tokens=(a + i) % 300) for i in range(count))
     plants = _plants(number, len(leaves))
     sealed = plants_hash(RUN, number, plants, SALT) if plants else NO_HASH
-    return Work(batch=number, step=step, leaves=leaves, beacon=LINKS[number + 1], plants=sealed)
+    return Work(batch=number, step=step, leaves=leaves, beacon=LINKS[step + 1], plants=sealed)
 
 
 def _plants(number: int, leaves: int) -> str:

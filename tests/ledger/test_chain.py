@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,9 +15,9 @@ import pytest
 from shoal.bench.anvil import Anvil, anvil
 from shoal.errors import LedgerError
 from shoal.keys import Key
-from shoal.ledger.acts import Fund, Head, Open, Register, Settle
+from shoal.ledger.acts import Advance, Fund, Head, Open, Register, Settle
 from shoal.ledger.evm import EvmLedger
-from shoal.ledger.interface import Ledger
+from shoal.ledger.interface import Ledger, totals_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rpc import Chain
 from shoal.ledger.rules import apply, opened
@@ -33,15 +33,26 @@ def balance(chain: Anvil, ledger: EvmLedger) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, tmp_path: Path, seed: int) -> None:
-    ledger = evm_ledger(chain, tmp_path, rate=3)
-    state = opened(RUN, COORDINATOR.address, Open(terms=make_terms(rate=3)))
+    terms = {"rate": 3, "judge_pay": 5, "slash_files": 2, "stall": 1000}
+    ledger = evm_ledger(chain, tmp_path, **terms)
+    state = opened(RUN, COORDINATOR.address, Open(terms=make_terms(**terms)), on_chain=True)
     rng = Random(seed)
-    moves: list[Move] = [(kind, node, 0, 1999) for kind in (0, 2) for node in range(3)] + [(1, 0, 60_000, 0)]
+    moves: list[Move] = [(2, node, node, 1999) for node in range(3)] + [(0, 0, 1, 0), (1, 0, 60_000, 0)]
     some = (1 << 16) - 1
-    moves += [(rng.randint(2, 14), rng.randint(0, some), rng.randint(0, some), rng.randint(0, some)) for _ in range(60)]
+
+    def moves_of(kinds: Sequence[int], count: int) -> list[Move]:
+        draws = ([rng.randint(0, some) for _ in range(3)] for _ in range(count))
+        return [(rng.choice(kinds), a, b, c) for a, b, c in draws]
+
+    moves += moves_of(range(17), 60)
+    moves += [(17, 0, 1, 0), (17, 0, 0, 0)]  # a node may not close it, the coordinator may
+    moves += moves_of([3, 4, 12, 16, 16, 16, 18], 40)
     entered = 0
     for move in moves:
         author, act = act_of(state, move)
+        if isinstance(act, Advance):
+            chain.ask("evm_increaseTime", 1000)
+            chain.ask("evm_mine")
         again = (author.address, act.name) in state.entered
         try:
             apply(state, author.address, act)
@@ -64,8 +75,9 @@ def compare(state: State, ledger: Ledger) -> None:
     for address, account in state.accounts.items():
         found, has = ledger.node(address), holdings(state, account)
         assert found is not None
-        assert (found.stake, found.leaving, found.locked, found.earned) == (
+        assert (found.stake, found.gift, found.leaving, found.locked, found.earned) == (
             has.stake,
+            has.gift,
             has.leaving,
             has.locked,
             has.earned,
@@ -76,8 +88,7 @@ def compare(state: State, ledger: Ledger) -> None:
         assert ledger.judge(address) == judge.standing
     for batch in state.batches:
         assert (ledger.jury(batch.number), ledger.outcomes(batch.number)) == (batch.jury, batch.outcomes)
-    totals = ledger.totals()
-    assert (totals.clock, totals.treasury, totals.held) == (state.clock, state.treasury, state.held.total)
+    assert ledger.totals() == totals_of(state)
 
 
 def test_256_submissions_are_one_root_and_each_is_judged(chain: Anvil, tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_another_process_goes_on_where_one_was_killed_even_after_a_reorganisatio
     first = int(chain.ask("eth_blockNumber"), 16)
     court.vote(batch, "a")
     chain.ask("anvil_reorg", int(chain.ask("eth_blockNumber"), 16) - first, [])
-    again = EvmLedger.at(Chain(chain.url, tmp_path / "sent.json"), ledger.address, RUN)
+    again = EvmLedger.at(Chain(chain.url, tmp_path / "sent.json"), ledger.address, ledger.created, RUN)
     assert not again.enter(COORDINATOR, Fund(id="budget", amount=100_000))
     assert again.enter(COORDINATOR, Settle(batch=batch))
     assert again.outcomes(batch) == "a"
@@ -179,7 +190,7 @@ def test_a_node_that_answers_late_makes_nothing_happen_twice(chain: Anvil, tmp_p
     ledger = evm_ledger(chain, tmp_path)
     with slow_node(chain, late_s=1.0) as url:
         rpc = Chain(url, tmp_path / "late.json", wait_s=20.0, answer_s=0.3)
-        late = EvmLedger.at(rpc, ledger.address, RUN)
+        late = EvmLedger.at(rpc, ledger.address, ledger.created, RUN)
         assert late.enter(COORDINATOR, Fund(id="once", amount=5))
         assert not late.enter(COORDINATOR, Fund(id="once", amount=5))
     assert ledger.totals().treasury == 5
@@ -250,17 +261,20 @@ def test_an_answer_of_any_size_is_not_taken(tmp_path: Path, monkeypatch: pytest.
 def test_a_strangers_node_does_not_say_what_a_vote_costs(chain: Anvil, tmp_path: Path) -> None:
     """What is signed for it may be sent elsewhere, where the address has more than it was given."""
     ledger = evm_ledger(chain, tmp_path)
-    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", most_fee=1000), ledger.address, RUN)
+    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", most_fee=1000), ledger.address, ledger.created, RUN)
     with pytest.raises(LedgerError, match=r"no more than 1000 are spent.*SHOAL_RPC"):
         wary.enter(COORDINATOR, Fund(id="dear", amount=5))
     assert ledger.totals().treasury == 0
 
 
 def test_what_the_block_refuses_is_refused_by_name(chain: Anvil, tmp_path: Path) -> None:
-    """Two who register the same node at once: each would be taken, one is."""
+    """Two who settle the same batch at once: each would be taken, one is."""
     ledger = evm_ledger(chain, tmp_path)
-    other = EvmLedger.at(Chain(chain.url, tmp_path / "other.json"), ledger.address, RUN)
-    act, answers = Register(node=STRANGER.address), list[str]()
+    court = Court(ledger)
+    court.begin()
+    court.vote(court.work(leaf(0)), "a")
+    other = EvmLedger.at(Chain(chain.url, tmp_path / "other.json"), ledger.address, ledger.created, RUN)
+    act, answers = Settle(batch=0), list[str]()
 
     def enter(ledger: EvmLedger, key: Key) -> None:
         try:
@@ -288,7 +302,7 @@ def test_what_is_no_ledger_of_ours_or_of_another_run_is_refused(chain: Anvil, tm
     ledger = evm_ledger(chain, tmp_path)
     for address, run in ((STRANGER.address, RUN), (ledger.address, "other")):
         with pytest.raises(LedgerError):
-            EvmLedger.at(ledger.chain, address, run)
+            EvmLedger.at(ledger.chain, address, ledger.created, run)
 
 
 def test_heads_are_the_chains_own_affair(chain: Anvil, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ import pytest
 
 from shoal.ledger.acts import (
     Challenge,
+    Close,
     Commit,
     Deposit,
     Fund,
+    Refund,
     Register,
     Rule,
     Settle,
+    Stake,
     Unbond,
     Withdraw,
     Work,
@@ -21,6 +24,7 @@ from .world import (
     ARBITER,
     COORDINATOR,
     EVIDENCE,
+    KEYS,
     LINKS,
     NODES,
     RUN,
@@ -61,24 +65,58 @@ def test_another_act_under_a_taken_name_is_refused(court: Court) -> None:
     assert refusal(court.ledger, COORDINATOR, other) == "taken"
 
 
-def test_a_node_may_register_itself_and_nobody_else(ledger: Ledger) -> None:
-    assert refusal(ledger, STRANGER, Register(node=NODE)) == "not-allowed"
-    assert refusal(ledger, STRANGER, Register(node=STRANGER.address, role="validator")) == "not-allowed"
-    assert ledger.node(STRANGER.address) is None
-    assert ledger.enter(STRANGER, Register(node=STRANGER.address))
-    assert ledger.node(STRANGER.address) is not None
-    assert ledger.judge(STRANGER.address) is None
-    assert ledger.enter(COORDINATOR, Register(node=STRANGER.address, role="validator"))
+def test_only_the_coordinator_admits_validators_and_no_more_than_it_began_with(ledger: Ledger) -> None:
+    assert refusal(ledger, STRANGER, Register(node=STRANGER.address)) == "not-allowed"
+    assert ledger.enter(COORDINATOR, Register(node=STRANGER.address))
     assert ledger.judge(STRANGER.address) == 100
+    for node in NODES[:2]:
+        assert ledger.enter(COORDINATOR, Register(node=node.address))
+    assert refusal(ledger, COORDINATOR, Register(node=NODES[2].address)) == "full"
 
 
-def test_stake_or_accepted_work_decides_how_many_leases_a_node_may_hold(court: Court) -> None:
-    staked, plain = court.node(NODE), court.node(NODES[1].address)
-    assert staked.leases == 4  # 1000 // 100, and never more than 4
-    assert plain.leases == 1
-    court.judged([leaf(0, NODES[1]), leaf(1, NODES[1])], "aa")
+def test_leases_above_one_need_stake_that_was_paid_in_whatever_the_record(court: Court) -> None:
+    assert court.node(NODE).leases == 4  # 1 + 1000 // 100, and never more than 4
+    court.judged([leaf(0, NODES[1], tokens=40), leaf(1, NODES[1], tokens=40)], "aa")
     proved = court.node(NODES[1].address)
-    assert proved.leases == 2
+    assert (proved.accepted, proved.gift, proved.leases) == (2, 80, 1)
+    assert refusal(court.ledger, NODES[1], Stake(id="locked", amount=160)) == "short"
+    court.pass_steps(4)
+    assert court.ledger.enter(NODES[1], Stake(id="earned", amount=160))
+    staked = court.node(NODES[1].address)
+    assert (staked.stake, staked.earned, staked.leases) == (210, 0, 3)
+
+
+def test_a_node_is_welcomed_once_with_credits_that_never_leave(court: Court) -> None:
+    assert court.node(NODE).gift == 0
+    before = court.ledger.totals()
+    court.judged([leaf(0, STRANGER), leaf(1, STRANGER)], "aa")
+    assert court.node(STRANGER.address).gift == 80
+    assert before.treasury - court.ledger.totals().treasury == 40  # for the tokens: a gift is no money
+    assert refusal(court.ledger, STRANGER, Unbond(id="gift", amount=1)) == "short"
+    assert refusal(court.ledger, STRANGER, Stake(id="gift", amount=41)) == "short"
+    court.pass_steps(4)
+    assert court.ledger.enter(STRANGER, Withdraw(id="all"))
+    assert court.ledger.totals().paid_out == 40
+    court.judged([leaf(2, STRANGER)], "r")
+    assert court.node(STRANGER.address).gift == 0
+
+
+def test_a_rejected_file_of_somebody_unknown_is_recorded_and_opens_no_account(court: Court) -> None:
+    batch = court.judged([leaf(0, STRANGER), leaf(1)], "ra")
+    assert court.ledger.outcomes(batch) == "ra"
+    assert court.ledger.node(STRANGER.address) is None
+    court.judged([leaf(2, STRANGER)], "a")  # an account since then; the reject before it took nothing
+    court.ledger.enter(NODES[0], Challenge(batch=batch, index=0, claim="a", evidence=EVIDENCE))
+    court.ledger.enter(ARBITER, Rule(batch=batch, index=0, challenger=NODE, upheld=True))
+    node = court.node(STRANGER.address)
+    assert (node.accepted, node.locked, node.offences, node.gift) == (2, 40, 0, 80)
+
+
+def test_a_reject_takes_a_multiple_of_the_files_own_pay_of_paid_in_stake(court: Court) -> None:
+    court.judged([leaf(0, tokens=200)], "r")
+    assert court.node(NODE).stake == 1000 - 2 * 2 * 200
+    court.judged([leaf(1, tokens=10)], "r")
+    assert court.node(NODE).stake == 0  # at least 300, or what there is
 
 
 def test_accepted_tokens_earn_and_what_is_earned_unlocks_after_the_window(court: Court) -> None:
@@ -152,11 +190,6 @@ def test_a_submission_is_paid_for_once(court: Court) -> None:
     assert node.locked == 40
 
 
-def test_work_of_somebody_unknown_does_not_count(court: Court) -> None:
-    batch = court.judged([leaf(0, STRANGER), leaf(1)], "aa")
-    assert court.ledger.outcomes(batch) == "xa"
-
-
 def test_only_the_coordinator_enters_work_in_order_with_its_beacon(court: Court) -> None:
     def act(batch: int = 0, step: int = 0, beacon: str = LINKS[1]) -> Work:
         return Work(batch=batch, step=step, leaves=(leaf(0),), beacon=beacon)
@@ -168,8 +201,20 @@ def test_only_the_coordinator_enters_work_in_order_with_its_beacon(court: Court)
     assert refusal(court.ledger, COORDINATOR, act()) == ""
 
 
-def test_stake_is_for_those_who_are_registered(court: Court) -> None:
-    assert refusal(court.ledger, COORDINATOR, Deposit(id="y", node=STRANGER.address, amount=5)) == "unknown"
+def test_a_deposit_opens_an_account_and_nothing_does_not(court: Court) -> None:
+    assert refusal(court.ledger, COORDINATOR, Deposit(id="x", node=STRANGER.address, amount=0)) == "short"
+    assert court.ledger.enter(COORDINATOR, Deposit(id="y", node=STRANGER.address, amount=5))
+    assert court.node(STRANGER.address).stake == 5
+
+
+@pytest.mark.parametrize("terms", [{"drawn": 1, "quorum": 1}])
+def test_more_batches_of_a_step_draw_nobody_else(court: Court) -> None:
+    """So there is nothing to gain by entering batches until the draw suits."""
+    for step in range(5):
+        juries = {court.ledger.jury(court.work(leaf(n), step=step)) for n in range(3)}
+        assert len(juries) == 1
+        empty = Work(batch=court.batch, step=step, leaves=(), beacon=LINKS[step + 1])
+        assert refusal(court.ledger, COORDINATOR, empty) == "pointless"
 
 
 def test_votes_are_revealed_only_after_all_have_committed(court: Court) -> None:
@@ -235,11 +280,14 @@ def test_a_validator_without_standing_is_drawn_no_more_and_too_few_are_no_jury(c
     court.vote(0, {jury[0]: "aaa", jury[1]: "rrr", jury[2]: "aaa"})
     court.ledger.enter(COORDINATOR, Settle(batch=0, plants="rrr", salt=SALT))
     assert [court.ledger.judge(who) for who in jury] == [0, 100, 0]
-    act = Work(batch=1, step=0, leaves=(leaf(3),), beacon=LINKS[2])
+    act = Work(batch=1, step=0, leaves=(leaf(3),), beacon=LINKS[1])
     assert refusal(court.ledger, COORDINATOR, act) == "few-judges"
-    court.ledger.enter(COORDINATOR, Register(node=STRANGER.address, role="validator"))
-    assert court.ledger.enter(COORDINATOR, act)
-    assert set(court.ledger.jury(1)) == {jury[1], STRANGER.address}
+    court.ledger.enter(COORDINATOR, Register(node=STRANGER.address))
+    court.pass_steps(5)
+    act = Work(batch=court.batch, step=0, leaves=(leaf(3),), beacon=LINKS[1])
+    assert refusal(court.ledger, COORDINATOR, act) == "few-judges"  # as long as stake takes to leave
+    court.pass_steps(1)
+    assert set(court.ledger.jury(court.work(leaf(3), step=0))) == {jury[1], STRANGER.address}
 
 
 def test_anyone_may_challenge_a_reject_and_an_upheld_one_gives_everything_back(court: Court) -> None:
@@ -271,7 +319,7 @@ def test_an_upheld_challenge_of_an_accept_slashes_and_blames_who_accepted(court:
     assert court.ledger.totals().held == 300 + 40
     assert [court.ledger.judge(key.address) for key in VALIDATORS] == [66, 66, 66]
     accuser = court.node(NODES[1].address)
-    assert (accuser.stake, accuser.locked, accuser.earned) == (0, 0, 0)
+    assert (accuser.stake, accuser.locked, accuser.earned) == (50, 0, 0)
 
 
 def test_a_lone_false_accusation_is_refuted_though_it_decided_nothing(court: Court) -> None:
@@ -316,7 +364,7 @@ def test_stake_that_leaves_can_be_slashed_until_it_has_left(court: Court) -> Non
     batch = court.work(leaf(0))
     court.ledger.enter(NODES[0], Unbond(id="u", amount=900))
     node = court.node(NODE)
-    assert (node.stake, node.leaving, node.leases) == (100, 900, 1)
+    assert (node.stake, node.leaving, node.leases) == (100, 900, 2)
     assert refusal(court.ledger, NODES[0], Unbond(id="more", amount=101)) == "short"
     court.vote(batch, "r")
     court.ledger.enter(COORDINATOR, Settle(batch=batch))
@@ -336,3 +384,83 @@ def test_anybody_may_settle_what_the_coordinator_leaves_unsettled(court: Court) 
     court.pass_steps(2)
     assert court.ledger.enter(NODES[0], Settle(batch=batch))
     assert court.ledger.outcomes(batch) == "ar"
+
+
+def test_a_node_objects_to_its_own_reject_with_what_that_took(court: Court) -> None:
+    batch = court.judged([leaf(0, NODES[1]), leaf(1, NODES[1])], "rr")
+    assert court.node(NODES[1].address).stake == 0
+    own = Challenge(batch=batch, index=0, claim="a", evidence=EVIDENCE)
+    assert refusal(court.ledger, NODES[1], own.model_copy(update={"index": 1})) == "short"  # that one took nothing
+    assert court.ledger.enter(NODES[1], own)
+    court.ledger.enter(ARBITER, Rule(batch=batch, index=0, challenger=NODES[1].address, upheld=True))
+    assert (court.node(NODES[1].address).stake, court.node(NODES[1].address).offences) == (50, 1)
+
+
+def test_a_challenge_needs_a_bond_of_its_own(court: Court) -> None:
+    batch = court.judged([leaf(0), leaf(1), leaf(2)], "aaa")
+    bond = Challenge(batch=batch, index=0, claim="r", evidence=EVIDENCE)
+    assert court.ledger.enter(NODES[1], bond)
+    assert (court.node(NODES[1].address).stake, court.node(NODES[1].address).leaving) == (0, 50)
+    assert refusal(court.ledger, NODES[1], bond.model_copy(update={"index": 1})) == "short"
+    court.pass_steps(6)  # nobody ruled on it: it is not lost
+    assert court.ledger.enter(NODES[1], Withdraw(id="bond"))
+    assert court.ledger.totals().paid_out == 50
+
+
+def test_a_bond_of_the_gift_comes_back_as_a_gift_or_not_at_all(court: Court) -> None:
+    batch = court.judged([leaf(0), leaf(1, NODES[1]), leaf(2, NODES[1])], "aaa")
+    for index, upheld, left in ((1, True, 80), (2, False, 30)):
+        court.ledger.enter(NODES[0], Challenge(batch=batch, index=index, claim="r", evidence=EVIDENCE))
+        assert (court.node(NODE).gift, court.node(NODE).stake, court.node(NODE).leaving) == (30, 1000, 0)
+        court.ledger.enter(ARBITER, Rule(batch=batch, index=index, challenger=NODE, upheld=upheld))
+        assert court.node(NODE).gift == left
+
+
+@pytest.mark.parametrize("terms", [{"judge_pay": 7}])
+def test_judging_is_paid_where_the_vote_is_as_decided_and_void_where_it_was_false(court: Court) -> None:
+    batch = court.work(leaf(0), leaf(1), leaf(2), leaf(3), plants="..r.")
+    jury = court.ledger.jury(batch)
+    court.vote(batch, dict(zip(jury, ("aara", "avra", "arar"), strict=True)))
+    court.ledger.enter(COORDINATOR, Settle(batch=batch, plants="..r.", salt=SALT))
+    assert court.ledger.outcomes(batch) == "avxa"
+    # Of the first two, the plant and the two accepted ones; the third took the plant for good.
+    assert [court.node(who).locked for who in jury] == [21, 21, 0]
+    court.ledger.enter(NODES[1], Challenge(batch=batch, index=1, claim="r", evidence=EVIDENCE))
+    court.ledger.enter(ARBITER, Rule(batch=batch, index=1, challenger=NODES[1].address, upheld=True))
+    assert [court.node(who).locked for who in jury] == [0, 21, 0]
+    court.pass_steps(4)
+    assert court.ledger.enter(KEYS[jury[1]], Withdraw(id="judged"))
+
+
+@pytest.mark.parametrize("terms", [{"judge_pay": 7}])
+def test_a_short_run_ends_with_every_credit_withdrawn(court: Court) -> None:
+    court.judged([leaf(0), leaf(1, NODES[1])], "aa")
+    late = court.work(leaf(2, NODES[2]), step=1)
+    assert refusal(court.ledger, STRANGER, Close()) == "not-allowed"
+    assert court.ledger.enter(COORDINATOR, Close())
+    more = Work(batch=court.batch, step=1, leaves=(leaf(3),), beacon=LINKS[2])
+    assert refusal(court.ledger, COORDINATOR, more) == "late"
+    assert refusal(court.ledger, COORDINATOR, Fund(id="more", amount=5)) == "late"
+    court.vote(late, "a")
+    court.pass_steps(8)
+    assert refusal(court.ledger, COORDINATOR, Refund()) == "early"  # work that waits for its verdict comes first
+    court.ledger.enter(NODES[0], Settle(batch=late))
+    court.pass_steps(6)
+    assert court.ledger.totals().finished
+    for node in NODES:
+        assert court.ledger.enter(node, Unbond(id="all", amount=court.node(node.address).stake))
+    for who in (*NODES, *VALIDATORS):
+        assert court.ledger.enter(who, Withdraw(id="all"))
+    assert court.ledger.enter(COORDINATOR, Refund())
+    totals = court.ledger.totals()
+    assert totals.paid_out == totals.brought_in
+    assert totals.treasury == 0
+
+
+def test_what_punishments_took_is_refunded_to_nobody(court: Court) -> None:
+    court.judged([leaf(0)], "r")
+    court.ledger.enter(COORDINATOR, Close())
+    court.pass_steps(6)
+    court.ledger.enter(COORDINATOR, Refund())
+    assert court.ledger.totals().paid_out == 100_000
+    assert court.ledger.totals().treasury == 300

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from shoal.ledger.acts import Challenge, Commit, Rule, Settle, vote_hash
+from shoal.ledger.acts import Challenge, Commit, Deposit, Rule, Settle, vote_hash
 from shoal.ledger.planting import planted
 from shoal.ledger.state import in_standing
 from shoal.ledger.store import SqliteLedger
@@ -45,6 +45,7 @@ def run_court(ledger: SqliteLedger, lie: Lie | None, seed: int, *, challenged: b
     """Judges 50 submissions; after how many the liar had no standing, or 51. A lie of None copies commitments."""
     rng, court, found = Random(seed), Court(ledger), SUBMISSIONS + 1
     court.begin(stake=100_000)
+    ledger.enter(COORDINATOR, Deposit(id="bonds", node=VALIDATORS[0].address, amount=100_000))
     for number in range(SUBMISSIONS // PER_BATCH):
         truth, plants = truth_and_plants(rng, number * PER_BATCH)
         leaves = [leaf(number * PER_BATCH + i, NODES[i % 3 if kind == "a" else 2]) for i, kind in enumerate(truth)]

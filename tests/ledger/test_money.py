@@ -13,20 +13,21 @@ from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import FULL_STANDING, State
 
-from .moves import MOVES, Move, act_of
+from .moves import MOST_KIND, MOVES, Move, act_of
 from .world import COORDINATOR, RUN, make_terms
 
 
 def fresh() -> State:
-    return opened(RUN, COORDINATOR.address, Open(terms=make_terms(rate=3)))
+    return opened(RUN, COORDINATOR.address, Open(terms=make_terms(rate=3, judge_pay=5, slash_files=2)), on_chain=True)
 
 
 def amounts(state: State) -> list[int]:
-    found = [state.treasury, state.held.fresh, state.held.old, state.paid_out]
+    found = [state.treasury, state.held.fresh, state.held.old, state.paid_out, state.forfeited, state.unsettled]
     for account in state.accounts.values():
         lock = account.lock
         found += [
             account.stake,
+            account.gift,
             account.leaving,
             account.earned,
             lock.fresh,
@@ -81,9 +82,9 @@ def test_random_histories_reach_every_kind_of_entry() -> None:
     rulings = 0
     for _ in range(60):
         state = fresh()
-        for _ in range(150):
+        for _ in range(200):
             a, b, c = (random.randrange(1 << 16) for _ in range(3))
-            author, act = act_of(state, (random.randrange(16), a, b, c))
+            author, act = act_of(state, (random.randrange(MOST_KIND + 1), a, b, c))
             try:
                 apply(state, author.address, act)
             except Refused:
@@ -92,6 +93,6 @@ def test_random_histories_reach_every_kind_of_entry() -> None:
         rulings += sum(len(batch.rulings) for batch in state.batches)
         outcomes |= {letter for batch in state.batches for letter in batch.outcomes}
     assert kinds >= {"register", "fund", "deposit", "unbond", "withdraw", "work", "commit", "reveal"}
-    assert kinds >= {"settle", "challenge", "rule"}
+    assert kinds >= {"settle", "challenge", "rule", "stake", "advance", "close", "refund"}
     assert outcomes == {"a", "r", "v", "x"}
     assert rulings > 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import LedgerError, StorageError
-from shoal.ledger.acts import Fund, Register
+from shoal.ledger.acts import Fund, Withdraw
 from shoal.ledger.entry import Statement
 from shoal.ledger.export import verify_file
 
@@ -69,7 +69,7 @@ def test_many_writers_at_once_make_one_history(tmp_path: Path) -> None:
 
 def test_what_was_signed_for_another_ledger_or_by_another_key_is_not_entered(tmp_path: Path) -> None:
     one, other = sqlite_ledger(tmp_path / "one"), sqlite_ledger(tmp_path / "other", rate=1)
-    said = Statement.sign(STRANGER, RUN, other.name, Register(node=STRANGER.address))
+    said = Statement.sign(STRANGER, RUN, other.name, Withdraw(id="x"))
     with pytest.raises(LedgerError, match="was signed for ledger"):
         one.take(said)
     forged = Statement.sign(STRANGER, RUN, one.name, Fund(id="x", amount=1))

@@ -34,7 +34,7 @@ def fill(ledger: SqliteLedger) -> None:
     ledger.cosign(VALIDATORS[1])
     court.judged([leaf(2)], "v")
     ledger.cosign(VALIDATORS[2])
-    ledger.enter(STRANGER, Register(node=STRANGER.address))
+    ledger.enter(COORDINATOR, Register(node=NODES[2].address))
 
 
 @lru_cache(maxsize=1)
@@ -109,7 +109,7 @@ def test_a_swapped_head_is_found(index: int) -> None:
     last = len(good_lines()) - 2
     assume(index != last)
     for head, count in ((entry.hash, last + 1), (entry.hash, index + 1)):
-        closing_line = f'{{"entries":{count},"format":1,"head":"{head}"}}'
+        closing_line = f'{{"entries":{count},"format":2,"head":"{head}"}}'
         assert first_bad([*good_lines()[:-1], closing_line]) in (index + 1, last)
 
 

@@ -13,7 +13,6 @@ from shoal.ledger.acts import (
     Deposit,
     Fund,
     Leaf,
-    Register,
     Reveal,
     Settle,
     Terms,
@@ -53,12 +52,15 @@ def make_terms(**changes: Any) -> Terms:
         "quorum": 2,
         "rate": 2,
         "stake_per_lease": 100,
+        "welcome": 80,
         "slash": 300,
+        "slash_files": 2,
         "suspend_steps": 2,
         "ban_after": 2,
         "window": 2,
         "patience": 1,
         "bond": 50,
+        "stall": 3600,
         "beacon": LINKS[0],
     }
     return Terms(**{**values, **changes})
@@ -85,11 +87,11 @@ class Court:
         self.batch = 0
 
     def begin(self, treasury: int = 100_000, stake: int = 1000) -> None:
-        """Registers the nodes, with a treasury and with stake for the first of them."""
-        for node in NODES:
-            self.ledger.enter(COORDINATOR, Register(node=node.address))
+        """A treasury, stake for the first node, and enough for one bond for the others."""
         self.ledger.enter(COORDINATOR, Fund(id="budget", amount=treasury))
         self.ledger.enter(COORDINATOR, Deposit(id="stake", node=NODES[0].address, amount=stake))
+        for node in NODES[1:]:
+            self.ledger.enter(COORDINATOR, Deposit(id=node.address, node=node.address, amount=50))
 
     def node(self, address: str) -> Standing:
         standing = self.ledger.node(address)
@@ -100,13 +102,15 @@ class Court:
         number, self.batch = self.batch, self.batch + 1
         step = self.ledger.totals().clock if step is None else step
         sealed = plants_hash(RUN, number, plants, SALT) if plants else NO_HASH
-        act = Work(batch=number, step=step, leaves=leaves, beacon=LINKS[number + 1], plants=sealed)
+        act = Work(batch=number, step=step, leaves=leaves, beacon=LINKS[step + 1], plants=sealed)
         assert self.ledger.enter(COORDINATOR, act)
         return number
 
     def pass_steps(self, count: int) -> None:
-        """Moves the clock on."""
+        """Moves the clock on. A step without files is begun like any other."""
         for _ in range(count):
+            if self.ledger.look(lambda state: not state.links):
+                self.work(step=0)
             self.work(step=self.ledger.totals().clock + 1)
 
     def vote(self, batch: int, votes: str | Mapping[str, str]) -> None:

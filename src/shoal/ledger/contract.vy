@@ -69,7 +69,7 @@ struct Vote:
     rejected: uint256
 
 struct Taken:
-    punished: bool
+    node: address
     stake: uint256
     gift: uint256
     voided: uint256
@@ -136,7 +136,8 @@ REFUND: constant(uint256) = 15
 ACCEPT: constant(uint256) = 1
 REJECT: constant(uint256) = 2
 BY_GIFT: constant(uint256) = 4
-REFUTED_CHALLENGE: constant(uint256) = 8
+BY_STAKE: constant(uint256) = 8
+REFUTED_CHALLENGE: constant(uint256) = 16
 
 COORDINATOR: immutable(address)
 RUN: immutable(bytes32)
@@ -380,7 +381,7 @@ def _punish(batch: uint256, index: uint256, node: address, tokens: uint256):
     self.accounts[node].offences += 1
     self.accounts[node].suspended_until = self.clock + TERMS.suspend_steps
     self._hold(from_stake + from_leaving)
-    self.taken[batch][index] = Taken(punished=True, stake=from_stake + from_leaving, gift=gift, voided=voided)
+    self.taken[batch][index] = Taken(node=node, stake=from_stake + from_leaving, gift=gift, voided=voided)
 
 
 @internal
@@ -697,12 +698,16 @@ def challenge(batch: uint256, index: uint256, accept: bool, evidence: bytes32):
             contested = True
     assert contested, "pointless"
     kind: uint256 = ACCEPT if accept else REJECT
-    if self.accounts[msg.sender].gift >= TERMS.bond:
+    taken: Taken = self.taken[batch][index]
+    if taken.node == msg.sender and taken.stake + taken.gift >= TERMS.bond:
+        pass  # it has paid already with what its reject took
+    elif self.accounts[msg.sender].gift >= TERMS.bond:
         self.accounts[msg.sender].gift -= TERMS.bond
         kind |= BY_GIFT
     else:
         assert self.accounts[msg.sender].stake >= TERMS.bond, "short"
         self._let_leave(msg.sender, TERMS.bond)
+        kind |= BY_STAKE
     self.challenges[batch][index][msg.sender] = kind
     self._enter(CHALLENGE, batch << 8 | index, convert(accept, uint256), convert(evidence, uint256), 0)
 
@@ -727,10 +732,10 @@ def rule(
     assert self._holds(batch, index, leaf, proof), "mismatch"
     self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256), convert(upheld, uint256), 0, 0)
     # Of stake, what was put up is leaving meanwhile.
-    bond: uint256 = min(TERMS.bond, self.accounts[challenger].leaving)
-    if claim & BY_GIFT != 0:
-        bond = 0
-    self.accounts[challenger].leaving -= bond
+    bond: uint256 = 0
+    if claim & BY_STAKE != 0:
+        bond = min(TERMS.bond, self.accounts[challenger].leaving)
+        self.accounts[challenger].leaving -= bond
     if not upheld:
         self._hold(bond)
         self.challenges[batch][index][challenger] = claim | REFUTED_CHALLENGE
@@ -765,7 +770,7 @@ def rule(
 @internal
 def _give_back(batch: uint256, index: uint256, node: address):
     taken: Taken = self.taken[batch][index]
-    if not taken.punished:
+    if taken.node == empty(address):
         return
     from_old: uint256 = min(self.held_old, taken.stake + taken.voided)
     self.held_old -= from_old

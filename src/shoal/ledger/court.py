@@ -185,8 +185,8 @@ def challenge(state: State, author: str, act: Challenge) -> None:
     votes = {reveal.votes[act.index] for reveal in batch.reveals.values()} - {"v"}
     if batch.outcomes[act.index] == act.claim and votes <= {act.claim}:
         raise Refused("pointless", f"{act.name}: nobody says otherwise")
-    if money.put_up_bond(state, account, act.name):
-        batch.gift_bonds.add((act.index, author))
+    own = batch.taken.get(act.index) if batch.leaves[act.index].node == author else None
+    batch.bonds[act.index, author] = money.put_up_bond(state, account, own, act.name)
     batch.challenges[act.index, author] = act
 
 
@@ -212,12 +212,12 @@ def rule(state: State, author: str, act: Rule) -> None:
         raise Refused("unknown", f"{act.name}: {act.challenger} has not challenged it")
     if (act.index, act.challenger) in batch.answered:
         raise Refused("taken", f"{act.name}: the arbiter has refuted that challenge")
-    challenger, by_gift = state.accounts[act.challenger], (act.index, act.challenger) in batch.gift_bonds
+    challenger, bond = state.accounts[act.challenger], batch.bonds[act.index, act.challenger]
     if not act.upheld:
-        money.take_bond(state, challenger, gift=by_gift)
+        money.take_bond(state, challenger, bond)
         batch.answered.add((act.index, act.challenger))
         return
-    money.return_bond(state, challenger, gift=by_gift)
+    money.return_bond(state, challenger, bond)
     batch.rulings[act.index] = challenge.claim
     for address, reveal in batch.reveals.items():
         if reveal.votes[act.index] not in ("v", challenge.claim):

@@ -6,7 +6,7 @@ backs the node's word, and is owed to nobody.
 
 from shoal.ledger.acts import Deposit, Fund, Leaf, Refund, Stake, Unbond, Withdraw
 from shoal.ledger.refusal import Refused
-from shoal.ledger.state import Account, State, Taken, holdings, status
+from shoal.ledger.state import Account, Bond, State, Taken, holdings, status
 
 
 def account_of(state: State, address: str, name: str) -> Account:
@@ -154,32 +154,35 @@ def hold(state: State, amount: int) -> None:
     state.forfeited += amount
 
 
-def put_up_bond(state: State, account: Account, name: str) -> bool:
-    """Sets the bond of a challenge aside; whether it is of the gift. Refused if the challenger does not have it.
+def put_up_bond(state: State, account: Account, own: Taken | None, name: str) -> Bond:
+    """Sets the bond of a challenge aside. Refused if the challenger does not have it.
 
-    What is staked leaves meanwhile: it can be taken until every ruling is past, and is not lost if none is made.
+    A node that objects to its own reject has paid already with what that took. Stake leaves meanwhile: it can be taken
+    until every ruling is past, and is not lost if none is made.
     """
     bond = state.terms.bond
+    if own is not None and own.stake + own.gift >= bond:
+        return "taken"
     if account.gift >= bond:
         account.gift -= bond
-        return True
+        return "gift"
     if account.stake < bond:
         raise Refused("short", f"{name}: a challenge puts up {bond} credits of stake, {account.address} has fewer")
     let_leave(state, account, bond)
-    return False
+    return "stake"
 
 
-def take_bond(state: State, account: Account, *, gift: bool) -> None:
-    taken = 0 if gift else min(state.terms.bond, account.leaving)
+def take_bond(state: State, account: Account, bond: Bond) -> None:
+    taken = min(state.terms.bond, account.leaving) if bond == "stake" else 0
     account.leaving -= taken
     account.slashed += taken
     hold(state, taken)
 
 
-def return_bond(state: State, account: Account, *, gift: bool) -> None:
-    if gift:
+def return_bond(state: State, account: Account, bond: Bond) -> None:
+    if bond == "gift":
         account.gift += state.terms.bond
-        return
-    back = min(state.terms.bond, account.leaving)
-    account.leaving -= back
-    account.stake += back
+    elif bond == "stake":
+        back = min(state.terms.bond, account.leaving)
+        account.leaving -= back
+        account.stake += back

@@ -92,6 +92,10 @@ class Judge:
     missed: int = 0
 
 
+Bond = Literal["taken", "gift", "stake"]
+"""What stands behind a challenge: what a reject took of the challenger itself, welcome credits, or stake."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What a reject took, so that a challenge can give it back."""
@@ -123,8 +127,8 @@ class Batch:
     taken: dict[int, Taken] = field(default_factory=dict)
     """Of rejected ones whose node had an account."""
     challenges: dict[tuple[int, str], Challenge] = field(default_factory=dict)
-    gift_bonds: set[tuple[int, str]] = field(default_factory=set)
-    """Challenges whose bond is a part of the challenger's gift."""
+    bonds: dict[tuple[int, str], Bond] = field(default_factory=dict)
+    """What each challenge put up."""
     answered: set[tuple[int, str]] = field(default_factory=set)
     """Challenges that the arbiter refuted."""
     rulings: dict[int, str] = field(default_factory=dict)
