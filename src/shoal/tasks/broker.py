@@ -26,7 +26,7 @@ class Asking:
         self._replies = replies
 
     def run(self, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
-        asked = {"program": program, "given": _text(given), "main": main}
+        asked: dict[str, Any] = {"program": program, "given": _text(given), "main": main}
         asked |= {"seconds": bounds.seconds, "memory": bounds.memory, "output": bounds.output}
         _say(self._requests, asked)
         if not (line := self._replies.readline()):

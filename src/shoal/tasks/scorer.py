@@ -146,7 +146,7 @@ class Scorer:
         self._pending = b""
         self._proven = False
         self._scored = 0
-        self._unsent = [self._spec]
+        self._unsent: list[object] = [self._spec]
 
     def _replace(self) -> None:
         self.close()
