@@ -34,7 +34,7 @@ class LossConfig(BaseModel):
     dppo_low: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a bad token may lose.")
     dppo_high: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a good token may gain.")
 
-    # The paper truncates nothing; verl's DPPO truncates at 20. 5 is cispo's, with the same source: the weight does the same.
+    # The paper truncates nothing, verl's DPPO at 20. This is cispo's cap, for a weight that does what cispo's does.
     dppo_cap: float = Field(5.0, ge=1, description="dppo: largest importance weight of a token.")
 
     # INTELLECT-2, arXiv:2505.07291.
