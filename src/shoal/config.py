@@ -208,7 +208,7 @@ class ThresholdsConfig(_Table):
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
 
     def float32_only(self, dtype: str) -> list[str]:
-        """Thresholds that were not measured for `dtype`: none if the log-probs', which rounding always shows in, was."""
+        """Thresholds that were not measured for `dtype`; none if that of log-probs was, where rounding always shows."""
         names = ("shortfall", "logprob", "exponents", "mantissa_mean")
         if dtype == "float32" or self.logprob > DEFAULT_THRESHOLDS.logprob:
             return []
@@ -384,7 +384,12 @@ class RunConfig(_Table):
     seed: int = Field(0, ge=0, lt=2**63, description="All of the run's randomness follows from it.")
     steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
     async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
-    wait_s: float = Field(600.0, gt=0, description="Longest wait of any role for another before it gives up, in s.")
+    wait_s: float = Field(
+        600.0,
+        gt=0,
+        description="Longest wait, in s, for a coordinator or relay that does not answer before a role gives up; for "
+        "files and versions a role waits on, and says so each time this has passed.",
+    )
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
     sampling: SamplingConfig = SamplingConfig()
