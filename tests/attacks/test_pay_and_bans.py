@@ -29,6 +29,12 @@ TOKENS = 40
 JUDGES = [key_of(f"judge-{n}") for n in range(3)]
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for files that do not come."""
+    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+
+
 class Judge:
     """A validator: notes what it finds, says it to the coordinator, and votes on the ledger."""
 
