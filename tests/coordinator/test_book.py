@@ -73,26 +73,39 @@ def state(world: World) -> State:
     return world.book.look(lambda state: state)
 
 
+STAKE = 10_000
+
+
 def history(world: World) -> State:
     """The state as anybody computes it from the file."""
     return verify_file(world.path / "ledger.db", COORDINATOR.address).state
 
 
-def test_a_worker_that_joins_is_registered_with_its_stake_once(small_world: World) -> None:
+def pay_in(world: World, name: str) -> None:
+    """Stake for a node, with which it has an account."""
+    node = key_of(name).address
+    world.book._enter([Deposit(id=node, node=node, amount=STAKE)])
+
+
+def cost(world: World) -> int:
+    """What a rejected file takes of stake."""
+    ledger = world.config.ledger
+    return max(ledger.slash, ledger.slash_files * ledger.rate * TOKENS)
+
+
+def test_joining_enters_nothing(small_world: World) -> None:
+    keep(small_world)
+    before = small_world.book.entries(0, 100)
     small_world.store(key_of("a"))
     small_world.link(key_of("a")).join("worker")
     keep(small_world)
-    small_world.stop()
-    small_world.start()
-    small_world.link(key_of("a")).join("worker")
-    keep(small_world)
-    account = history(small_world).accounts[key_of("a").address]
-    assert account.stake == small_world.config.ledger.welcome
-    assert state(small_world).brought_in == small_world.config.ledger.fund + account.stake
+    assert small_world.book.entries(0, 100) == before
+    assert state(small_world).brought_in == small_world.config.ledger.fund
 
 
 def test_accepted_work_earns_and_a_rejected_file_costs(small_world: World, votes: Votes, juror: Juror) -> None:
     announce(small_world, 0)
+    pay_in(small_world, "bad")
     small_world.hand_in("good", small_world.take("good"))
     judge(small_world, votes)
     small_world.hand_in("bad", small_world.take("bad"))
@@ -108,7 +121,7 @@ def test_accepted_work_earns_and_a_rejected_file_costs(small_world: World, votes
     good, bad = (found.accounts[key_of(name).address] for name in ("good", "bad"))
     assert found.batches[0].outcomes == "ar"
     assert (good.tokens_accepted, good.earned_ever, good.lock.total) == (TOKENS, TOKENS, TOKENS)
-    assert (bad.slashed, bad.offences, bad.earned_ever) == (small_world.config.ledger.slash, 1, 0)
+    assert (bad.slashed, bad.offences, bad.earned_ever) == (cost(small_world), 1, 0)
     assert found.batches[0].reveals[VALIDATOR.address].evidence == (EVIDENCE,)
     with pytest.raises(Refusal, match="suspended on the ledger, after 1 bad files"):
         small_world.link(key_of("bad")).send("POST", "/v1/leases", {"version": 2})
@@ -270,6 +283,7 @@ def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
     small_world: World, votes: Votes, juror: Juror, tmp_path: Path
 ) -> None:
     announce(small_world, 0)
+    pay_in(small_world, "a")
     lease = small_world.take("a")
     small_world.hand_in("a", lease)
     bundle = tmp_path / "evidence" / "one.json"
@@ -294,15 +308,15 @@ def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
     assert nobody == (0, 0)
     assert arbitrate(small_world.url, bundle.parent, COORDINATOR, lambda _: False, quiet) == (1, 0)
     account = history(small_world).accounts[key_of("a").address]
-    assert (account.stake, account.slashed, account.offences) == (small_world.config.ledger.welcome, 0, 0)
+    assert (account.stake, account.slashed, account.offences) == (STAKE, 0, 0)
     assert history(small_world).judges[VALIDATOR.address].refuted == 1
 
 
 def test_a_node_asks_what_it_has(small_world: World) -> None:
     small_world.store(key_of("a"))
-    keep(small_world)
+    pay_in(small_world, "a")
     told = small_world.link(key_of("b")).get(f"/v1/ledger/nodes/{key_of('a').address}")
-    assert (told["stake"], told["status"]) == (small_world.config.ledger.welcome, "active")
+    assert (told["stake"], told["gift"], told["status"]) == (STAKE, 0, "active")
     with pytest.raises(Refusal, match="is not registered on the ledger"):
         small_world.link(key_of("b")).get(f"/v1/ledger/nodes/{key_of('c').address}")
 
