@@ -38,7 +38,7 @@ def planting(code: bytes) -> bytes:
 
 def nesting(init: bytes) -> bytes:
     """Creation code of a factory, which creates a contract with this creation code, and leaves nothing itself."""
-    head = bytes.fromhex(f"61{len(init):04x}8061{15:04x}5f395f5ff05f5ff3")
+    head = bytes.fromhex(f"61{len(init):04x}8061{22:04x}5f395f5ff06012575f5ffd5b5f5ff3")
     return head + init
 
 

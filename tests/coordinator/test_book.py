@@ -73,18 +73,34 @@ def state(world: World) -> State:
     return world.book.look(lambda state: state)
 
 
+STAKE = 10_000
+
+
 def history(world: World) -> State:
     """The state as anybody computes it from the file."""
     return verify_file(world.path / "ledger.db", COORDINATOR.address).state
 
 
+def pay_in(world: World, name: str) -> None:
+    """Stake for a node, with which it has an account."""
+    node = key_of(name).address
+    world.book._enter([Deposit(id=node, node=node, amount=STAKE)])
+
+
+def cost(world: World) -> int:
+    """What a rejected file takes of stake."""
+    ledger = world.config.ledger
+    return max(ledger.slash, ledger.slash_files * ledger.rate * TOKENS)
+
+
 def test_joining_enters_nothing(small_world: World) -> None:
     keep(small_world)
     before = small_world.book.entries(0, 100)
-    for n in range(3):
-        small_world.store(key_of(f"node-{n}"))
+    small_world.store(key_of("a"))
+    small_world.link(key_of("a")).join("worker")
     keep(small_world)
     assert small_world.book.entries(0, 100) == before
+    assert state(small_world).brought_in == small_world.config.ledger.fund
 
 
 def test_welcome_credits_come_once_with_the_first_accepted_file(small_world: World, votes: Votes, juror: Juror) -> None:
@@ -104,27 +120,24 @@ def test_welcome_credits_come_once_with_the_first_accepted_file(small_world: Wor
 
 def test_accepted_work_earns_and_a_rejected_file_costs(small_world: World, votes: Votes, juror: Juror) -> None:
     announce(small_world, 0)
+    pay_in(small_world, "bad")
     small_world.hand_in("good", small_world.take("good"))
-    judge(small_world, votes)
-    small_world.hand_in("bad", small_world.take("bad"))
     judge(small_world, votes)
     small_world.hand_in("bad", small_world.take("bad"))
     judge(small_world, votes, accept=False)
     announce(small_world, 1)
     keep(small_world)
     assert not state(small_world).batches  # files for step 0 may still be judged
-    for number in (2, 3):
-        announce(small_world, number)
+    announce(small_world, 2)
     keep(small_world)
     juror.work(last=True)
     keep(small_world)
     found = history(small_world)
     good, bad = (found.accounts[key_of(name).address] for name in ("good", "bad"))
-    assert [batch.outcomes for batch in found.batches] == ["aa", "r"]
+    assert found.batches[0].outcomes == "ar"
     assert (good.tokens_accepted, good.earned_ever, good.lock.total) == (TOKENS, TOKENS, TOKENS)
-    terms = small_world.config.ledger
-    assert (bad.gift, bad.offences, bad.voided, bad.lock.total) == (terms.welcome - terms.slash, 1, TOKENS, 0)
-    assert found.batches[1].reveals[VALIDATOR.address].evidence == (EVIDENCE,)
+    assert (bad.slashed, bad.offences, bad.earned_ever) == (cost(small_world), 1, 0)
+    assert found.batches[0].reveals[VALIDATOR.address].evidence == (EVIDENCE,)
     with pytest.raises(Refusal, match="suspended on the ledger, after 1 bad files"):
         small_world.link(key_of("bad")).send("POST", "/v1/leases", {"version": 2})
 
@@ -285,8 +298,7 @@ def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
     small_world: World, votes: Votes, juror: Juror, tmp_path: Path
 ) -> None:
     announce(small_world, 0)
-    small_world.hand_in("a", small_world.take("a"))
-    judge(small_world, votes)
+    pay_in(small_world, "a")
     lease = small_world.take("a")
     small_world.hand_in("a", lease)
     bundle = tmp_path / "evidence" / "one.json"
@@ -311,15 +323,15 @@ def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
     assert nobody == (0, 0)
     assert arbitrate(small_world.url, bundle.parent, COORDINATOR, lambda _: False, quiet) == (1, 0)
     account = history(small_world).accounts[key_of("a").address]
-    assert (account.gift, account.voided, account.offences) == (small_world.config.ledger.welcome, 0, 0)
+    assert (account.stake, account.slashed, account.offences) == (STAKE, 0, 0)
     assert history(small_world).judges[VALIDATOR.address].refuted == 1
 
 
 def test_a_node_asks_what_it_has(small_world: World) -> None:
-    keep(small_world)
-    small_world.book._ledger.enter(COORDINATOR, Deposit(id="1", node=key_of("a").address, amount=70))
+    small_world.store(key_of("a"))
+    pay_in(small_world, "a")
     told = small_world.link(key_of("b")).get(f"/v1/ledger/nodes/{key_of('a').address}")
-    assert (told["stake"], told["status"]) == (70, "active")
+    assert (told["stake"], told["gift"], told["status"]) == (STAKE, 0, "active")
     with pytest.raises(Refusal, match="is not registered on the ledger"):
         small_world.link(key_of("b")).get(f"/v1/ledger/nodes/{key_of('c').address}")
 

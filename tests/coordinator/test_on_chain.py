@@ -32,7 +32,7 @@ from shoal.validate.finding import Verdict
 from shoal.validate.votes import Vote, Votes
 
 from ..conftest import chain_or_skip
-from .test_book import EVIDENCE, TOKENS, announce, judge, keep, speak
+from .test_book import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
@@ -96,6 +96,7 @@ def work_on(world: World, votes: Votes, name: str, accept: bool = True) -> None:
 def run_a_step(world: World, votes: Votes, juror: Juror) -> None:
     """Step 0, with a good file and a bad one, over for everybody."""
     announce(world, 0)
+    pay_in(world, "bad")
     work_on(world, votes, "good")
     work_on(world, votes, "bad", accept=False)
     for number in (1, 2):
@@ -116,7 +117,7 @@ def test_the_cheater_is_slashed_on_the_chain_and_everybody_reads_the_same(
 ) -> None:
     run_a_step(world, votes, juror)
     ledger = world.config.ledger
-    assert (standing(world, BAD).stake, standing(world, BAD).status) == (ledger.welcome - ledger.slash, "suspended")
+    assert (standing(world, BAD).stake, standing(world, BAD).status) == (STAKE - cost(world), "suspended")
     assert (standing(world, GOOD).locked, standing(world, GOOD).accepted) == (TOKENS, 1)
     with pytest.raises(Refusal, match="suspended on the ledger, after 1 bad files"):
         world.link(key_of("bad")).send("POST", "/v1/leases", {"version": 2})
@@ -124,7 +125,7 @@ def test_the_cheater_is_slashed_on_the_chain_and_everybody_reads_the_same(
     assert state.batches[0].outcomes == "ar"
     assert state.batches[0].reveals[VALIDATOR.address].evidence == (EVIDENCE,)
     told = world.link(key_of("good")).card.run_config().ledger
-    assert (told.rpc, told.contract) == (ledger.rpc, contract(world).address)
+    assert (told.rpc, told.contract, told.created) == (ledger.rpc, contract(world).address, contract(world).created)
     assert not (world.path / "ledger.db").exists()
 
 
@@ -132,7 +133,7 @@ def test_people_ask_the_contract_as_they_ask_a_file(world: World, votes: Votes, 
     run_a_step(world, votes, juror)
     for record in (read_record(world.path), record_at(world.url)):
         table = said(partial(show_earnings, record))
-        assert f"{world.config.ledger.slash:,}" in table
+        assert f"{cost(world):,}" in table
         assert "suspended" in table
         assert "reveal batch=0 votes=ar" in said(partial(show_ledger, record, 20))
         assert "0/1 rejected" in said(partial(show_node, record, BAD))
@@ -152,6 +153,7 @@ def test_a_chain_that_is_away_holds_up_nobody_and_misses_nothing(tmp_path: Path,
         world = stack.enter_context(world_at(tmp_path, database, ledger={"rpc": own.url}))
         juror = Juror(world.validator._link, votes, tmp_path / "validator" / "head.json")
         announce(world, 0)
+        pay_in(world, "bad")
         work_on(world, votes, "good")
         keep(world)
         own.stop()
@@ -175,7 +177,7 @@ def test_a_chain_that_is_away_holds_up_nobody_and_misses_nothing(tmp_path: Path,
         keep(world)
         state = folded(world)
         assert [batch.outcomes for batch in state.batches] == ["ar", "", "aa"]
-        assert state.accounts[BAD].slashed == world.config.ledger.slash
+        assert state.accounts[BAD].slashed == cost(world)
         paid = [state.accounts[key_of(name).address].tokens_accepted for name in ("good", "late", "later")]
         assert paid == [TOKENS] * 3
 
@@ -199,13 +201,14 @@ def test_a_slow_chain_gets_everything_once(chain: Anvil, world: World, votes: Vo
     keep(world)
     state = folded(world)
     assert [batch.outcomes for batch in state.batches] == ["a"]
-    assert state.brought_in == world.config.ledger.fund + world.config.ledger.welcome
+    assert state.brought_in == world.config.ledger.fund
 
 
 def test_what_a_reorganisation_drops_is_entered_again_by_whoever_entered_it(
     chain: Anvil, world: World, votes: Votes, juror: Juror
 ) -> None:
     announce(world, 0)
+    pay_in(world, "bad")
     work_on(world, votes, "good")
     keep(world)
     first = int(chain.ask("eth_blockNumber"), 16)
@@ -270,7 +273,7 @@ def test_a_challenge_is_raised_and_ruled_on_by_transactions(
     chain.enrich(BAD)
     challenge(world.url, "0/1", "accept", bundle, key_of("bad"), Console(quiet=True))
     assert arbitrate(world.url, bundle.parent, COORDINATOR, lambda _: False, Console(quiet=True)) == (1, 0)
-    assert (standing(world, BAD).stake, standing(world, BAD).offences) == (world.config.ledger.welcome, 0)
+    assert (standing(world, BAD).stake, standing(world, BAD).offences) == (STAKE, 0)
     assert folded(world).judges[VALIDATOR.address].refuted == 1
 
 
@@ -312,13 +315,15 @@ def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: 
     terms = Terms.of(world.config, "", frozenset([VALIDATOR.address]))
     with pytest.raises(LedgerError, match=r"set ledger\.rpc to a node of its chain"):
         Book.open(world.path / "ledger.db", COORDINATOR, make_config(), terms)
-    other = make_config(ledger={"rpc": chain.url, "contract": "0x" + "11" * 20})
+    other = make_config(ledger={"rpc": chain.url, "contract": "0x" + "11" * 20, "created": "0x" + "11" * 32})
     with pytest.raises(LedgerError, match="its contract is 0x"):
         Book.open(world.path / "ledger.db", COORDINATOR, other, terms)
     Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, make_config(), terms).close()
     with pytest.raises(LedgerError, match="begun with a ledger of its own"):
         Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, world.config, terms)
-    foreign = make_config(ledger={"rpc": chain.url, "contract": contract(world).address})
+    foreign = make_config(
+        ledger={"rpc": chain.url, "contract": contract(world).address, "created": contract(world).created}
+    )
     with pytest.raises(LedgerError, match="who alone could enter work there"):
         Book.open(tmp_path / "foreign" / "ledger.db", key_of("other"), foreign, terms)
 

@@ -186,6 +186,7 @@ class LinesOut(BaseModel):
 
 class StandingOut(BaseModel):
     stake: int
+    gift: int
     leaving: int
     locked: int = Field(description="Earned, and still open to challenge.")
     earned: int = Field(description="Earned and free.")
