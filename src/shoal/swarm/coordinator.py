@@ -37,7 +37,7 @@ from shoal.swarm.registry import Node, Role
 from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import Nonces, Signed
 from shoal.swarm.states import State
-from shoal.swarm.tables import beacons, nodes, nonces
+from shoal.swarm.tables import nodes, nonces
 from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
 from shoal.tasks.sampler import Table
@@ -131,9 +131,11 @@ class Coordinator:
 
     # Requests of nodes
 
-    async def join(self, signed: Signed, role: Role, name: str, url: str) -> None:
+    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
         now = self.clock()
-        await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
+        forgotten = await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now, network))
+        if forgotten is not None:
+            self.members.discard(forgotten)
         self.members.add(signed.node)
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
@@ -152,13 +154,16 @@ class Coordinator:
         return await self._act(signed, work)
 
     async def lease(
-        self, signed: Signed, version: int, holding: Collection[tuple[int, int]]
+        self, signed: Signed, version: int, holding: Collection[tuple[int, int]], network: str = ""
     ) -> tuple[SignedLease | NoLease, float]:
-        """A lease or why there is none, and after how many seconds to ask again."""
+        """A lease or why there is none, and after how many seconds to ask again.
+
+        `network` is where the node asks from (`guard.neighbours_of`).
+        """
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
             may_hold = self._leases_of(node.address)
-            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants)
+            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
@@ -343,7 +348,7 @@ class Coordinator:
     # What anybody may know
 
     async def count(self, step: int) -> StepCount:
-        return (await self._do(lambda db: leasing.counts(db, step, step, self.clock()))).get(step, StepCount())
+        return await self._do(lambda db: leasing.count_of(db, self.terms, step, self.clock()))
 
     async def newest(self) -> int | None:
         return await self._do(leasing.newest_version)
@@ -364,10 +369,6 @@ class Coordinator:
             found = await self._do(lambda db: overview(db, self.terms, self.clock()))
             self._seen = (time.monotonic(), found)
         return self._seen[1]
-
-    async def beacons(self) -> list[tuple[int, int, float]]:
-        query = select(beacons).order_by(beacons.c.number.desc()).limit(100)
-        return await self._do(lambda db: [tuple(row) for row in db.execute(query)])
 
     def task_file(self, sha256: str) -> Path:
         """A file that the run's tasks are made of."""

@@ -138,6 +138,7 @@ class FiledOut(BaseModel):
     lease: dict[str, Any]
     sha256: Sha256
     size: int
+    record: int = Field(description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
 
 
 class FiledList(BaseModel):
@@ -156,12 +157,6 @@ class NewestOut(BaseModel):
 
 class Numbers(BaseModel):
     numbers: list[int]
-
-
-class BeaconOut(BaseModel):
-    number: int
-    value: int
-    drawn: float
 
 
 class ExplanationOut(BaseModel):
