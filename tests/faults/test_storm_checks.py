@@ -161,6 +161,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
             kept=False,
             tokens=0,
             entered=True,
+            network="",
         ),
     ),
     "the ledger lacks a node": (

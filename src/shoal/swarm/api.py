@@ -39,7 +39,8 @@ from shoal.validate.finding import Finding, Verdict
 MOST_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
 SPOOL = 1 << 18
-MOST_ENTRIES = 200
+# An answer with entries of the ledger, well below what clients read (`client.MOST_ANSWER`).
+MAX_LINES_BYTES = 1 << 20
 LEASE_FIELDS = [field.name for field in fields(Lease)]
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
 
@@ -364,13 +365,18 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
     Address = Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")]
     signed = Depends(_signer(coordinator))
 
-    @app.get("/v1/ledger/entries", summary="Entries of the ledger from a number on, a line of JSON each.")
-    async def entries(first: First = 0) -> m.LinesOut:
+    @app.get(
+        "/v1/ledger/entries",
+        summary="Entries of the ledger from a number on, a line of JSON each, as many as fit.",
+        response_model=m.LinesOut,
+    )
+    async def entries(first: First = 0) -> Response:
         try:
-            found = await asyncio.to_thread(coordinator.book.entries, first, MOST_ENTRIES)
+            lines = await asyncio.to_thread(coordinator.book.stored_lines, first, MAX_LINES_BYTES)
         except Refused as error:
             raise Refusal("unknown", str(error)) from None
-        return m.LinesOut(lines=[entry.to_line() for entry in found])
+        # Each is one JSON string already: what is stored is handed out, neither parsed nor checked again.
+        return Response(f'{{"lines":[{",".join(lines)}]}}', media_type="application/json")
 
     @app.get("/v1/ledger/nodes/{address}", summary="A node's stake, earnings and standing.")
     async def node(address: Address) -> m.StandingOut:
@@ -384,7 +390,7 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
         await coordinator.heard(by)
         try:
             statement = Statement.model_validate(body, strict=False)
-            return m.Done(changed=await asyncio.to_thread(coordinator.book.take, statement))
+            return m.Done(changed=await coordinator.take_statement(statement))
         except ValidationError as error:
             first = error.errors()[0]
             raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:500]) from None

@@ -20,7 +20,9 @@ from sqlalchemy import Connection, select
 from shoal.config import RunConfig
 from shoal.errors import StorageError
 from shoal.keys import Key
+from shoal.ledger.entry import Statement
 from shoal.rollout.pacing import StepCount
+from shoal.shardcast.guard import Rates
 from shoal.swarm import judging, leasing, queries, registry
 from shoal.swarm.book import Book
 from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
@@ -58,6 +60,8 @@ ORPHAN_S = 3600.0
 LEASE_REQUESTS_PER_S = 50.0
 LEAST_RETRY_S = 0.2
 MOST_RELAYS = 64
+# What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
+STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
 MOST_COMING = 3
 # What is nobody's business outside: databases with their passwords, and who plays the cheat.
@@ -110,6 +114,7 @@ class Coordinator:
         self._card: tuple[list[str], SignedCard] | None = None
         self._tables: dict[int, bytes] = {}
         self._workers = 0
+        self._statements = Rates(STATEMENTS_PER_S, MAX_STATEMENTS)
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
         self._coming: Counter[tuple[int, int]] = Counter()
@@ -344,6 +349,23 @@ class Coordinator:
         """Lets a request in that is about the ledger alone: of a node, or of the arbiter, who need not be one."""
         if signed.node != self.book.arbiter:
             await self._act(signed, lambda _db, _node, _now: None)
+
+    async def take_statement(self, statement: Statement) -> bool:
+        """Enters what its author signed on the ledger; False if it was there already.
+
+        The author has joined, or has an account, and has a budget: every validator follows and checks what is entered,
+        and keys cost nothing. The run's own roles have none to keep to: what they say grows with the work.
+        """
+        author = statement.author
+        if author not in {*self.terms.validators, self.terms.trainer, self.book.arbiter, self.key.address}:
+            if self.book.standing(author) is None and await self._do(lambda db: registry.find(db, author)) is None:
+                raise Refusal("not-joined", f"{author}: has not joined this run, and has no account on its ledger")
+            statement.check()  # first, or anybody could use up another's budget
+            if not self._statements.take(author, time.monotonic()):
+                raise Refusal(
+                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements a second for the ledger; wait"
+                )
+        return await asyncio.to_thread(self.book.take, statement)
 
     # What anybody may know
 
