@@ -23,6 +23,7 @@ from shoal.validate.finding import Verdict
 
 MOST_LISTED = 1000
 MOST_WHY = 500  # characters
+_LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept:
     voted = exists().where(own, votes.c.judge == who)
     waits = ~voted if terms.quorum > 1 else submissions.c.accept.is_(None)
     found = (
-        select(submissions, queries.RECORD.label("record"), queries.QUEUE.label("queue"), queries.TURN.label("turn"))
+        select(*_LISTED, queries.RECORD.label("record"), queries.QUEUE.label("queue"), queries.TURN.label("turn"))
         .outerjoin(nodes, nodes.c.address == submissions.c.node)
         .where(submissions.c.step.between(first, last), submissions.c.kept)
         .where(waits if accept is None else submissions.c.accept.is_(accept))

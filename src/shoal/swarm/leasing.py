@@ -254,8 +254,8 @@ def grant(
         deadline=now + terms.lease_s,
     )
     fields = {name: value for name, value in asdict(lease).items() if name != "run"}
-    row = {**fields, "issued": now, "until": lease.deadline, "status": "open", "network": network}
-    db.execute(queries.ADD_LEASE, row)
+    given = {**fields, "issued": now, "until": lease.deadline, "status": "open", "network": network}
+    db.execute(queries.ADD_LEASE, given)
     if node.network != network:
         db.execute(queries.MOVED, {"who": node.address, "network": network})
     letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
