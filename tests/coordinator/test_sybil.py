@@ -13,6 +13,7 @@ from shoal.swarm.signing import sign_request
 from shoal.swarm.tables import nodes
 from shoal.validate.finding import Finding, Verdict
 
+from .strangers import Stranger
 from .world import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 
 
@@ -149,3 +150,15 @@ def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World
         answer = world.request(key_of("a"), "PUT", target, content=b"x" * 100)
         assert (answer.status_code, "3 files come already" in answer.text) == (429, True)
     world.hand_in("a", lease)
+
+
+def test_new_nodes_of_one_network_share_a_quota_and_crowd_nobody_out(tmp_path: Path, database_url: str) -> None:
+    with world_at(tmp_path, database_url, swarm={"most_nodes": 8}) as world:
+        world.announce()
+        stranger = Stranger(world)
+        assert stranger.spoil_all("198.51.100.7", most=7) == world.config.swarm.probation_files
+        for number in range(7):
+            if number > 4:
+                stranger.join(f"idle-{number}", "198.51.100.8")
+        assert stranger.spoil("elsewhere", "2001:db8::1")
+        assert [upload.node for upload in world.validator.waiting(0, 2)].index(key_of("elsewhere").address) <= 1
