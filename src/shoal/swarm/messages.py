@@ -138,7 +138,7 @@ class FiledOut(BaseModel):
     lease: dict[str, Any]
     sha256: Sha256
     size: int
-    record: int = Field(description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
+    record: int = Field(1, description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
 
 
 class FiledList(BaseModel):
