@@ -102,6 +102,34 @@ def test_an_answer_that_is_too_long_to_read_is_an_error(integrals: Scorer) -> No
     assert short == Score(1.0)
 
 
+HOARDER = """
+kept = []
+
+
+def task(n):
+    return {"question": f"{n}?", "answer": "x"}
+
+
+def score(entry, answer):
+    if answer.startswith("take"):
+        kept.append(bytearray(int(answer.split()[1]) << 20))
+    else:
+        bytearray(400 << 20)
+    return 1.0
+"""
+
+
+def test_answers_that_take_memory_cost_no_other_one_its_reward(tmp_path: Path) -> None:
+    (tmp_path / "hoarder.py").write_text(HOARDER)
+    lines = [TaskConfig(source=f"python/{tmp_path / 'hoarder.py'}")]
+    _, [task] = asked(lines, 1)
+    answers = ["x", "take 900", "x", "take 500", "take 700", "x", "take 4000", "x"]
+    with Scorer(lines) as scorer:
+        found = scorer.scores("train", [(task, answer) for answer in answers])
+    assert [score.reward for score in found] == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0]
+    assert "MemoryError" in found[6].error
+
+
 def test_a_scorer_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _, [task] = asked(WORDS, 1)
     monkeypatch.setattr(sys, "executable", "/bin/false")
