@@ -229,3 +229,28 @@ def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> Non
 def test_a_card_cannot_have_anything_else_installed(said: dict[str, str]) -> None:
     with pytest.raises(SwarmError, match="which decides no tasks; do not join it"):
         check_packages(said, [TaskConfig(source="reasoning-gym/spell_backward")], "run card of x")
+
+
+BROKERED = """
+import os, sys
+from shoal.tasks import broker, sandbox
+from shoal.tasks.confine import confine
+# The sandbox itself may not be there; who asks for it and who makes it are.
+broker.find_bubblewrap = sandbox.find_bubblewrap = lambda: "bwrap"
+sandbox._run = lambda path, program, given, bounds, main: sandbox.Outcome(
+    "ended", str(os.getpid()).encode() + given + open(sys.argv[1], "rb").read(), 0.5
+)
+broker.start_broker()
+confine([])
+found = sandbox.run_program("print(1)", b" given ", sandbox.Bounds())
+maker, _, rest = found.output.partition(b" ")
+assert int(maker) != os.getpid() and (found.end, found.seconds) == ("ended", 0.5)
+print(rest.decode(), end="")
+"""
+
+
+def test_a_confined_process_has_programs_run_by_one_that_can_make_sandboxes(tmp_path: Path) -> None:
+    (tmp_path / "seen").write_text("out there")
+    command = [sys.executable, "-P", "-c", BROKERED, str(tmp_path / "seen")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("given out there", 0), done.stderr

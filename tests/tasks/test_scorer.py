@@ -62,6 +62,16 @@ def test_a_process_of_its_own_is_cheap() -> None:
     assert min(costs) / len(group) < 0.2e-3
 
 
+def test_tasks_of_another_process_are_the_same_and_come_a_thousand_a_second() -> None:
+    _, here = asked(WORDS, 500)
+    with Scorer(WORDS) as scorer:
+        source = scorer.tasks
+        began = time.perf_counter()
+        there = [source.task("train", index) for index in range(500)]
+        assert time.perf_counter() - began < 0.5
+    assert [(task.prompt, task.answer) for task in there] == [(task.prompt, task.answer) for task in here]
+
+
 def _seconds(judge: Judge, answers: list[tuple[Task, str]]) -> float:
     began = time.perf_counter()
     judge.scores("train", answers)
