@@ -320,9 +320,14 @@ class SwarmConfig(_Table):
         4, description="Leases that a node may hold at once; more than one only with stake (ledger.stake_per_lease)."
     )
     probation_files: Positive = Field(
-        4, description="Files of a node with fewer accepted ones than audit.probation that may wait for a verdict."
+        4,
+        description="Files of a node with fewer accepted ones than audit.probation that may wait for a verdict; all new "
+        "nodes of one network share as many.",
     )
-    most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
+    most_nodes: Positive = Field(
+        10_000,
+        description="Nodes at once; then one that had no file accepted, and is gone, makes room for another.",
+    )
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
     requests_per_s: float = Field(
         100.0,

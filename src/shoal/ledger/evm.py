@@ -20,7 +20,7 @@ from shoal.ledger.acts import Act, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
 from shoal.ledger.creation import creation_input
-from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of, totals_of
 from shoal.ledger.log import Log
 from shoal.ledger.refusal import Code, Refused
@@ -137,7 +137,7 @@ class EvmLedger:
     def take(self, statement: Statement) -> bool:
         raise Refused("pointless", f"{statement.act.name}: this run's ledger is {self.place}; send a transaction there")
 
-    def entries(self, first: int, most: int) -> list[Entry]:  # noqa: ARG002
+    def stored_lines(self, first: int, most_bytes: int) -> list[str]:  # noqa: ARG002
         raise Refused("pointless", f"entries: this run's ledger is {self.place}; read it there")
 
     # What others entered
