@@ -323,8 +323,8 @@ class SwarmConfig(_Table):
     )
     probation_files: Positive = Field(
         4,
-        description="Files that may wait for a verdict of a node with fewer accepted ones; all new nodes of a network "
-        "share as many.",
+        description="Files of a node with fewer accepted ones than audit.probation that may wait for a verdict; all "
+        "new nodes of one network share as many.",
     )
     most_nodes: Positive = Field(
         10_000,

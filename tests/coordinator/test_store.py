@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from shoal.errors import BannedError, RolloutError, StorageError
+from shoal.ledger.acts import Deposit
 from shoal.rollout.pacing import StepCount
 from shoal.validate.finding import Finding, Verdict
 
@@ -78,7 +79,7 @@ def test_each_lease_has_a_beacon_of_its_own_which_nobody_knew_before(world: Worl
     assert len({lease.beacon for lease in leases}) == 6
 
 
-def test_a_node_on_probation_holds_one_lease_and_earns_more(world: World) -> None:
+def test_a_node_holds_one_lease_and_more_with_stake(world: World) -> None:
     world.announce()
     key = key_of("a")
 
@@ -89,6 +90,9 @@ def test_a_node_on_probation_holds_one_lease_and_earns_more(world: World) -> Non
     for _ in range(2):
         world.hand_in("a", world.take("a"))
         judge_formats(world.validator, 0, 2)
+    first = world.take("a")
+    assert not ask([(first.step, first.submission)])  # whatever its record
+    world.book._enter([Deposit(id="stake", node=key.address, amount=10**6)])
     held: list[tuple[int, int]] = []
     while len(held) < 9:
         tree = world.request(key, "POST", "/v1/leases", {"version": 0, "holding": held}).json()["lease"]
