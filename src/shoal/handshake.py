@@ -1,15 +1,18 @@
 """A TLS connection before it is one: counted from the moment it is accepted, and over if the handshake takes too long.
 
-asyncio and uvloop tell a protocol of a TLS connection when its handshake is done. Until then nobody counts it, so that
+asyncio tells a protocol of a TLS connection when its handshake is done. Until then nobody counts it, so that
 half-open connections would pass every limit. Here the limits are asked first, and TLS begins on what they let in.
 """
 
 import asyncio
+import asyncio.sslproto
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Protocol
 
+# asyncio takes 256 KiB for each connection at once, which thousands of idle ones would have of a server's memory.
+asyncio.sslproto.SSLProtocol.max_size = 1 << 15
 _tasks: set[asyncio.Task[None]] = set()
 
 
@@ -43,7 +46,7 @@ class Handshake(asyncio.Protocol):
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without being called so
+        assert isinstance(transport, asyncio.Transport)
         if not self._slots.enter(self, transport):
             self._slots.leave(self)
             transport.abort()

@@ -165,6 +165,8 @@ def server_of(
     config = uvicorn.Config(
         make_app(coordinator, pause_s),
         http=cast("Any", secure) if context else protocol,
+        # uvloop reads before a new connection can be paused, so that the beginning of a handshake would get lost.
+        loop="asyncio" if context else "auto",
         ws="none",
         log_level="error",  # a line for each stranger who speaks no HTTP would fill the disk
         access_log=False,
