@@ -38,6 +38,7 @@ from shoal.tls import vouched
 MOST_CHILDREN = 1024
 MOST_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
+TLS_CHUNK = MIB // 4  # encrypted at once
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 
@@ -247,12 +248,19 @@ class Server:
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             await response.prepare(request)
             if request.method == "GET":
-                await self._send(request, file, start, end, child, package)
+                await self._send(request, response, file, start, end, child, package)
         await response.write_eof()
         return response
 
     async def _send(
-        self, request: web.BaseRequest, file: io.FileIO, start: int, end: int, child: Child, package: str
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        file: io.FileIO,
+        start: int,
+        end: int,
+        child: Child,
+        package: str,
     ) -> None:
         loop = asyncio.get_running_loop()
         while start < end:
@@ -262,7 +270,12 @@ class Server:
                 raise ConnectionResetError
             try:
                 async with asyncio.timeout(self.limits.grace_s + count / self.limits.least_bytes_per_s):
-                    await loop.sendfile(transport, file, start, count)
+                    if self._context is None:
+                        await loop.sendfile(transport, file, start, count)
+                    else:
+                        for at in range(start, start + count, TLS_CHUNK):
+                            size = min(TLS_CHUNK, start + count - at)
+                            await response.write(os.pread(file.fileno(), size, at))
             except TimeoutError:
                 self.counts["cut_off"] += 1
                 transport.abort()

@@ -96,11 +96,6 @@ class Link:
         """The run card as it is now."""
         data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MOST_BYTES)
         card = read_card(data, self.join_at)
-        if self._card is not None and card.coordinator != self._card.coordinator:
-            raise SwarmError(
-                f"run card of {self.join_at.url}: the coordinator was {self._card.coordinator} and is now "
-                f"{card.coordinator}; is it another run? Join again if that is meant"
-            )
         self.join_at = replace(self.join_at, coordinator=card.coordinator)
         self._card = card
         return card
