@@ -115,7 +115,9 @@ class ModelConfig(_Table):
     """The base model, version 0 of the policy."""
 
     source: str = Field("tiny", description='"tiny" (built here), "smollm2", or a transformers model directory.')
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Number format of published weights.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Number format of published weights; bfloat16 needs thresholds of shoal calibrate."
+    )
     tiny: TinyConfig = TinyConfig()
 
 
@@ -205,6 +207,17 @@ class ThresholdsConfig(_Table):
         description="Free sampling: most evidence, in nats, against an answer; e^-20 of draws have more.",
     )
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
+
+    def float32_only(self, dtype: str) -> list[str]:
+        """Thresholds that were not measured for `dtype`; none if that of log-probs was, where rounding always shows."""
+        names = ("shortfall", "logprob", "exponents", "mantissa_mean")
+        if dtype == "float32" or self.logprob > DEFAULT_THRESHOLDS.logprob:
+            return []
+        same = [name for name in names if getattr(self, name) <= getattr(DEFAULT_THRESHOLDS, name)]
+        return [f"audit.thresholds.{name}" for name in same]
+
+
+DEFAULT_THRESHOLDS = ThresholdsConfig()
 
 
 class LengthConfig(_Table):
@@ -390,7 +403,12 @@ class RunConfig(_Table):
     seed: int = Field(0, ge=0, lt=2**63, description="All of the run's randomness follows from it.")
     steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
     async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
-    wait_s: float = Field(600.0, gt=0, description="Longest wait of any role for another before it gives up, in s.")
+    wait_s: float = Field(
+        600.0,
+        gt=0,
+        description="Longest wait, in s, for a coordinator or relay that does not answer before a role gives up; for "
+        "files and versions a role waits on, and says so each time this has passed.",
+    )
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
     sampling: SamplingConfig = SamplingConfig()
@@ -409,6 +427,14 @@ class RunConfig(_Table):
     def max_len(self) -> int:
         """The longest sequence, prompt and answer."""
         return self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+
+    def check_dtype(self, who: str) -> None:
+        """Refuses a number format in which honest workers would be rejected by this run's thresholds."""
+        if unfit := self.audit.thresholds.float32_only(self.model.dtype):
+            raise ValueError(
+                f"{who}: honest workers would be rejected, for {', '.join(unfit)} fit float32 alone; measure them with "
+                f"shoal calibrate MODEL --dtype {self.model.dtype} and paste its table into the config, or use float32"
+            )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -429,6 +455,7 @@ class RunConfig(_Table):
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
                 f"train.groups_per_step is {self.train.groups_per_step}; lower the first or raise the second"
             )
+        self.check_dtype(f"model.dtype = {self.model.dtype!r}")
         # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
         fewest = self.async_level + self.train.checkpoint_every + 1
         if self.keep.versions < fewest:

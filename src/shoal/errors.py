@@ -25,6 +25,15 @@ class RolloutError(ShoalError):
     """A rollout file is not what it claims to be: data to refuse, never a reason to stop."""
 
 
+class UnreadError(ShoalError):
+    """A rollout file could not be fetched or read here. That says nothing about the file, nor about its maker."""
+
+    def __init__(self, message: str, *, again: bool) -> None:
+        """`again`: whether another try may go better."""
+        super().__init__(message)
+        self.again = again
+
+
 class BannedError(ShoalError):
     """A node's files were rejected too often; it gets no more leases."""
 

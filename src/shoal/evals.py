@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from rich.console import Console
 
 from shoal.config import RunConfig
-from shoal.errors import ModelError, TaskError, WaitError, WeightsError
+from shoal.errors import ModelError, TaskError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.files import locked
 from shoal.measure.chosen import Chosen
@@ -28,6 +29,7 @@ from shoal.tasks.length import budgeted, target_of
 from shoal.tasks.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.watch.metrics import MetricsWriter, read_steps
+from shoal.watch.patience import Patience
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.1
@@ -129,7 +131,8 @@ def start_evaluator(run: RunDir) -> None:
         if chosen:
             stack.enter_context(chosen)
         while not _is_over(run, done, chosen):
-            version = _next_chosen(run, chosen, done, status, metrics) if chosen else _next_version(run, done, status)
+            following = partial(_next_chosen, run, chosen) if chosen else partial(_next_version, run)
+            version = following(done, status, metrics)
             if version is None:
                 continue
             status.working(f"evaluating version {version.number}")
@@ -163,10 +166,8 @@ def _next_chosen(
     run: RunDir, chosen: Chosen, done: set[int], status: StatusFile, metrics: MetricsWriter
 ) -> Version | None:
     """Waits for the next of them; None if all that are left came and went while no evaluator was there."""
-    config, channel = run.config, run.channel()
-    seen = channel.latest()
-    deadline = time.monotonic() + config.wait_s
-    while time.monotonic() < deadline:
+    patience = Patience(metrics, run.config.wait_s)
+    while True:
         if (version := chosen.first()) is not None:
             return version
         for number in chosen.missed():
@@ -174,12 +175,10 @@ def _next_chosen(
             chosen.drop(number)
         if chosen.is_over:
             return None
-        newest = channel.latest()
-        if newest != seen:
-            seen, deadline = newest, time.monotonic() + config.wait_s
-        status.waiting(f"a version to evaluate, after {len(done)} of them", "trainer", deadline - time.monotonic())
+        what = f"a version to evaluate, after {len(done)} of them"
+        status.waiting(what, "trainer", None)
+        patience.waits(what)
         time.sleep(POLL_S)
-    raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
 def _already_done(run: RunDir) -> set[int]:
@@ -196,23 +195,21 @@ def _already_done(run: RunDir) -> set[int]:
     return done
 
 
-def _next_version(run: RunDir, done: set[int], status: StatusFile) -> Version:
+def _next_version(run: RunDir, done: set[int], status: StatusFile, metrics: MetricsWriter) -> Version:
     """Waits for the next version to evaluate: the base model first, then the newest once enough steps have passed."""
     config, channel = run.config, run.channel()
-    seen = channel.latest()
-    deadline = time.monotonic() + config.wait_s
-    while time.monotonic() < deadline:
+    patience = Patience(metrics, config.wait_s)
+    while True:
         newest = channel.latest()
         if newest is not None:
             if not done:
                 return channel.version(0) or newest
             if newest.number >= min(max(done) + config.eval.every, config.steps):
                 return newest
-        if newest != seen:
-            seen, deadline = newest, time.monotonic() + config.wait_s
-        status.waiting(f"a version to evaluate, after {len(done)} of them", "trainer", deadline - time.monotonic())
+        what = f"a version to evaluate, after {len(done)} of them"
+        status.waiting(what, "trainer", None)
+        patience.waits(what)
         time.sleep(POLL_S)
-    raise WaitError(f"evaluator: no new version within {config.wait_s:.0f} s; is the trainer running?")
 
 
 def _set_weights(run: RunDir, policy: Policy, version: Version, chosen: Chosen | None) -> bool:

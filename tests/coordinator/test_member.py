@@ -218,6 +218,8 @@ def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:
     assert machine(run, None, None, None).config == run.config
     with pytest.raises(ConfigError, match="--dtype int8"):
         machine(run, None, None, "int8")
+    with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*shoal calibrate"):
+        machine(run, None, None, "bfloat16")
 
 
 def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:

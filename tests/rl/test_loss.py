@@ -158,6 +158,16 @@ def test_gspo_in_float32_resolves_its_own_bounds() -> None:
     assert [gradient == 0.0 for gradient in gradient_T.tolist()] == [False, True]
 
 
+def test_gspo_holds_a_bad_sample_whose_ratio_grew() -> None:
+    # Ratios 9 and 4, mean 6 > delta = 4, A = -1: 4 each and no gradient. Ratio 2 < delta, A = -1: gradient 2.
+    outputs, gradients = token_loss(
+        policy_only("gspo"), p=[0.9, 0.4, 0.2], old_p=[0.1] * 3, advantage=[-1.0] * 3, sample=[0, 0, 1]
+    )
+    assert outputs.sums["policy_loss"].item() == pytest.approx(4.0 + 4.0 + 2.0)
+    assert gradients == pytest.approx([0.0, 0.0, 2.0])
+    assert (outputs.sums["clipped_high"].item(), outputs.sums["clipped_low"].item()) == (2, 0)
+
+
 # DPPO: ratio x A unless the probability moved more than 0.2 the way A asks for.
 
 
@@ -168,7 +178,8 @@ def test_gspo_in_float32_resolves_its_own_bounds() -> None:
         (0.5, 0.9, -1.0, 0.0, 0.0),  # lost 0.4
         (0.9, 0.5, -1.0, 1.8, 1.8),  # gained 0.4, but is asked to fall: 0.9 / 0.5 = 1.8
         (0.45, 0.9, 1.0, -0.5, -0.5),  # lost 0.45, but is asked to rise: 0.45 / 0.9 = 0.5
-        (0.1, 0.01, 1.0, -10.0, -10.0),  # a rare token may grow tenfold: it gained 0.09
+        (0.04, 0.01, 1.0, -4.0, -4.0),  # a rare token may grow fourfold: it gained 0.03
+        (0.1, 0.01, 1.0, -5.0, -5.0),  # and tenfold: it gained 0.09; its weight is capped
         (0.001, 0.1, -1.0, 0.01, 0.01),  # and shrink a hundredfold: it lost 0.099
     ],
 )

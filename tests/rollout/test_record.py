@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, UnreadError
 from shoal.rollout import decode, record
-from shoal.rollout.decode import READER
+from shoal.rollout.decode import READER, Reader
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import (
     SCHEMA,
@@ -183,8 +183,7 @@ def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], li
 @pytest.mark.parametrize(
     ("footer", "said"),
     [
-        ({"schema": None}, "schema version None, this program reads '3'"),
-        ({"schema": b"1"}, "schema version '1', this program reads '3'; use the same release of shoal on both sides"),
+        ({"schema": None}, "schema version None, this program reads '3'; use the same release of shoal on both sides"),
         ({"lease": None}, "not a lease"),
         ({"lease": b"\xff\xfe"}, "not a lease"),
         ({"lease": b"[" * 100_000}, "not a lease"),
@@ -319,7 +318,7 @@ def test_thousands_of_altered_files_end_nothing(path: Path) -> None:
         path.write_bytes(data)
         try:
             assert_within_limits(read_rollouts(path, LEASE, LIMITS))
-        except RolloutError:
+        except (RolloutError, UnreadError):
             refused += 1
     assert refused > 2000
     assert read(path, GOOD_BYTES) == GOOD
@@ -334,10 +333,30 @@ def test_an_honest_file_is_read_though_somebody_killed_the_reader(path: Path) ->
     assert read(path, GOOD_BYTES) == GOOD
 
 
-def test_a_file_that_takes_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_takes_too_long_is_unread_and_nobodys_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "READ_S", 0.0)
-    with pytest.raises(RolloutError, match="ends its reader"):
+    with pytest.raises(UnreadError, match="could not be read here, twice: its reader ended, or took longer than 0 s"):
         read(path, GOOD_BYTES)
+
+
+def test_a_file_that_needs_more_memory_than_a_reader_has_is_read_with_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    ask = Reader._ask
+
+    def tight(self: Reader, where: Path, most: int | None, memory: int) -> Any:
+        asked.append(memory)
+        return ({"unread": "it takes more memory"}, b"") if memory == 1 else ask(self, where, most, memory)
+
+    monkeypatch.setattr(Reader, "_ask", tight)
+    assert read(path, GOOD_BYTES) == GOOD
+    assert asked == [1, decode.MORE_MEMORY] * 2
+
+
+def test_a_file_of_another_release_is_not_for_this_one_to_judge(path: Path) -> None:
+    with pytest.raises(UnreadError, match="schema version '1', this program reads '3'; use the same release"):
+        read(path, with_footer(schema=b"1"))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "dangling link", "link"])
@@ -403,13 +422,13 @@ def test_a_damaged_file_is_refused_or_harmless_but_never_a_crash(
     path.write_bytes(data if end is None else data[: end * len(data) >> 16])
     try:
         summary = read_summary(path)
-    except RolloutError:
+    except (RolloutError, UnreadError):
         pass
     else:
         assert 0 <= summary.signal <= summary.groups
     try:
         submission = read_rollouts(path, LEASE, LIMITS)
-    except RolloutError:
+    except (RolloutError, UnreadError):
         pass
     else:
         assert_within_limits(submission)

@@ -1,6 +1,8 @@
 """What a worker hands in follows from its lease and the weights; it chooses nothing and hides nothing."""
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.errors import ModelError, TaskError, WaitError, WeightsError
+from shoal.errors import ModelError, TaskError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.models.load import WEIGHTS, Policy, read_weights
 from shoal.rl.advantages import group_advantages
@@ -221,15 +223,24 @@ def test_a_version_of_another_model_is_refused_by_number(run: RunDir, worker: Wo
         worker.run()
 
 
-def test_a_worker_without_a_trainer_fills_what_it_may_then_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:
-    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.3))
+def test_a_worker_without_a_trainer_fills_what_it_may_then_waits_and_says_so(tmp_path: Path, tiny_dir: Path) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.1))
     worker = make_worker(run)
-    with pytest.raises(WaitError, match=r"worker-0: policy version 1 did not come .* is the trainer running"):
-        worker.run()
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while notes(run, "worker-0").count("waiting for policy version 1 or a lease") < 3:
+        assert thread.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     # Paced: version 0 may serve steps 0 and 1, and nothing was made for step 2.
     counts = [run.store().count(step) for step in range(3)]
     assert all(count.signal >= 4 for count in counts[:2])
     assert counts[2].seen == 0
+    with run.channel().publish(run.config.steps) as staging:
+        shutil.copy2(run.base_model / WEIGHTS, staging / WEIGHTS)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_worker_ends_when_the_last_version_is_out(run: RunDir, worker: Worker) -> None:

@@ -163,7 +163,7 @@ def test_the_gradient_is_that_of_the_plain_policy_gradient(policy: Policy, rollo
 def test_the_right_answer_becomes_likelier_and_the_wrong_one_less(policy: Policy) -> None:
     prompt, right, wrong = [10, 20, 30], [40, 41, 1], [50, 51, 1]
     samples = [make_rollout(0, i, prompt=prompt, completion=c) for i, c in enumerate((right, wrong))]
-    group = Group(prompt, samples, [1.0, -1.0], 0)
+    group = Group(prompt, samples, [1.0, -1.0], -1)  # of an older version: their log-probs are not this policy's
     before = [total_logp(policy, prompt, completion) for completion in (right, wrong)]
     stepped(policy, [group], settings(lr=1e-3), adamw)
     rise, fall = (

@@ -3,15 +3,20 @@
 import json
 import re
 import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from shoal.errors import DivergedError, NoSignalError, WaitError
+from shoal.errors import DivergedError, NoSignalError
 from shoal.exchange.weights import MANIFEST
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
 from shoal.rollout.record import groups_with_signal
@@ -20,6 +25,7 @@ from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 from shoal.train.step import train_step
 from shoal.train.trainer import start_trainer
+from shoal.watch.patience import Patience
 from shoal.watch.status import read_status
 
 from ..conftest import judge_formats
@@ -234,23 +240,53 @@ def test_a_learning_rate_that_is_far_too_high_never_publishes_weights_that_are_n
         assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def test_a_trainer_without_workers_gives_up_by_name(tmp_path: Path, tiny_dir: Path) -> None:
-    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.2))
-    with pytest.raises(WaitError, match=r"trainer: step 0 has 0 of 4 groups with signal, .* is a worker running\?"):
-        start_trainer(run)
+def test_a_trainer_without_workers_waits_says_so_and_goes_on_when_one_comes(tmp_path: Path, tiny_dir: Path) -> None:
+    """Also for much longer than wait_s: what keeps files away must not end a run."""
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.1, steps=1))
+    worker = make_worker(run)
+    thread = threading.Thread(target=start_trainer, args=(run,), daemon=True)
+    thread.start()
+    wait_until(lambda: notes(run).count("waiting for rollouts of step 0: 0 of 4 groups with signal") >= 3)
+    assert thread.is_alive()
+    (status,) = [status for status in read_status(run.path) if status.role == "trainer"]
+    assert (status.state, status.on, status.deadline) == ("waiting", "worker", None)
+    with working(run, worker):
+        thread.join(60)
+    assert not thread.is_alive()
+    assert [entry["step"] for entry in entries(run, "trainer", "step")] == [0]
 
 
-def test_a_waiting_trainer_says_for_whom_and_what(tmp_path: Path, tiny_dir: Path) -> None:
-    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.2, train={"groups_per_step": 300}))
+def test_a_waiting_trainer_says_for_whom_and_what(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.1, train={"groups_per_step": 300}))
     worker = make_worker(run)
     lease = worker.store.lease(worker.name, 0)
     assert lease is not None
     submission, data = worker.maker.file(lease, base_version(run))
-    signal = groups_with_signal(submission)
     worker.store.put(lease, data)
+
+    def train() -> None:
+        with suppress(InterruptedError):
+            start_trainer(run)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    unjudged = f"0 of 300 groups with signal; 0 groups are leased, {len(submission.groups())} wait for a verdict"
+    wait_until(lambda: unjudged in notes(run))
+    assert [status.on for status in read_status(run.path) if status.role == "trainer"] == ["validator"]
     judge_formats(judging_store(run, worker), 0, 0)
-    with pytest.raises(WaitError, match=f"step 0 has {signal} of 300 groups"):
-        start_trainer(run)
+    wait_until(lambda: f"{groups_with_signal(submission)} of 300 groups with signal; 0 groups" in notes(run))
+    assert [status.on for status in read_status(run.path) if status.role == "trainer"] == ["worker"]
+    monkeypatch.setattr(Patience, "waits", Mock(side_effect=InterruptedError))
+    thread.join(60)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tmp_path: Path, tiny_dir: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.attacks.weights import OlderVersion
 from shoal.config import RunConfig
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, UnreadError
 from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy, trainable
 from shoal.rollout.engine import Completion, Engine, Request, TorchEngine
@@ -125,7 +125,7 @@ class Court:
         for number, file in enumerate(files):
             try:
                 submission = self._read(number, file)
-            except RolloutError:
+            except (RolloutError, UnreadError):
                 verdicts[number] = "format"
                 continue
             if finding := checks.cheap(submission):

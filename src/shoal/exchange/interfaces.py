@@ -76,6 +76,8 @@ class Upload:
     lease: Lease | None
     """None if no such lease was given."""
     path: Path
+    record: int = 1
+    """What its maker has shown: 2 accepted files, 1 nothing yet, 0 leases that it let expire."""
 
     @property
     def node(self) -> str:
@@ -116,7 +118,8 @@ class RolloutStore(LeaseStore, Protocol):
         ...
 
     def read(self, upload: Upload) -> tuple[Submission, str]:
-        """The upload's content and the hash of its bytes; a RolloutError says which rule of format it breaks."""
+        """The upload's content and the hash of its bytes; a RolloutError says which rule of format they break, an
+        UnreadError why they could not be fetched or read here."""
         ...
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:
@@ -129,4 +132,8 @@ class RolloutStore(LeaseStore, Protocol):
 
     def accepted(self, step: int) -> Iterator[Submission]:
         """Submissions of a step that were judged good, each at most once in the life of this store object."""
+        ...
+
+    def turn_down(self, step: int, submission: int, reason: str) -> None:
+        """The trainer's word that an accepted submission is not trained on. It is void, and nobody is blamed."""
         ...

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from shoal.errors import BannedError, RolloutError
+from shoal.errors import BannedError, RolloutError, UnreadError
 from shoal.exchange.interfaces import Upload
 from shoal.files import numbered, parse_json, read_regular, set_aside, sha256_file, write_whole
 from shoal.rollout.bounds import MAX_BYTES
@@ -200,12 +200,20 @@ class DirectoryStore:
                 try:
                     yield self._confirmed(path, step, verdict)
                     continue
-                except RolloutError as error:
-                    reason = str(error)
-                    finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
-                    refused = Verdict(False, verdict.sha256, verdict.audited, finding)
-                    self.judge(Upload(step, number, None, path), refused)
+                except (RolloutError, UnreadError) as error:
+                    self.turn_down(step, number, str(error))
+                    continue
             self._refused(f"{path.parent.name}/{path.name}", reason)
+
+    def turn_down(self, step: int, submission: int, reason: str) -> None:
+        path = self._folder(step) / f"{submission:04d}.parquet"
+        finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
+        verdict = self._read_verdict(path)
+        self.judge(
+            Upload(step, submission, None, path),
+            Verdict(False, verdict.sha256 if verdict else "", bool(verdict and verdict.audited), finding),
+        )
+        self._refused(f"{path.parent.name}/{path.name}", reason)
 
     def _confirmed(self, path: Path, step: int, verdict: Verdict) -> Submission:
         """An accepted file's content, if it still is that file and still fits the run."""
@@ -272,7 +280,7 @@ class DirectoryStore:
         if not refused and path not in self._summaries:
             try:
                 summary = read_summary(path)
-            except RolloutError:
+            except (RolloutError, UnreadError):
                 return Summary(0, 0)
             lease = self._read_lease(step, number)
             if lease is None or summary.groups != lease.groups:

@@ -1,5 +1,8 @@
 """The policy loss of one micro-batch.
 
+In every family the largest weight of a token is a constant of the config (`max_weight`): one answer whose claimed
+log-probs are made up weighs at most that many times what it would weigh with the true ones.
+
 Every token of the optimizer batch weighs the same, whatever micro-batch it was packed into: each micro-batch's loss is
 a sum over its tokens divided by the token count of the *whole* batch, so the losses and gradients of the micro-batches
 add up to those of the batch.
@@ -136,13 +139,17 @@ def _gspo(inputs: LossInputs, log_ratio_T: Tensor, config: LossConfig) -> Surrog
     GSPO-token (arXiv:2507.18071, equations 13 and 14): each token has its sample's ratio as value and its own
     log-probability's gradient. Averaged over tokens as all our families, where the paper averages over samples: a
     long sample weighs more than a short one, in exchange for a loss that packing cannot change.
+
+    The paper's clip does not hold a bad sample whose ratio grew; `delta` does, as in `_two_sided`.
     """
     advantage_T = inputs.advantage_T
     ratio_T = (_sample_mean(log_ratio_T.detach(), inputs.sample_T) + log_ratio_T - log_ratio_T.detach()).exp()
     low, high = 1 - config.gspo_eps_low, 1 + config.gspo_eps_high
     return Surrogate(
-        objective_T=torch.minimum(ratio_T * advantage_T, ratio_T.clamp(low, high) * advantage_T),
-        clipped_high_T=(advantage_T > 0) & (ratio_T > high),
+        objective_T=torch.minimum(
+            ratio_T.clamp(max=config.delta) * advantage_T, ratio_T.clamp(low, high) * advantage_T
+        ),
+        clipped_high_T=((advantage_T > 0) & (ratio_T > high)) | ((advantage_T < 0) & (ratio_T > config.delta)),
         clipped_low_T=(advantage_T < 0) & (ratio_T < low),
     )
 
@@ -160,16 +167,33 @@ def _dppo(inputs: LossInputs, log_ratio_T: Tensor, config: LossConfig) -> Surrog
     DPPO with binary total variation (arXiv:2602.04879, equations 12 and 13). A rare token may double; a likely one may
     not lose half its mass. The paper anchors the trust region at the probabilities of the sampler and saw training
     collapse when it was anchored at recomputed ones, which is what `old_logp_T` usually holds.
+
+    A token whose claimed probability was next to nothing has hardly moved by that measure and a ratio without bound,
+    so the ratio is a weight without gradient that `dppo_cap` bounds, whatever the sign of the advantage.
     """
     advantage_T = inputs.advantage_T
+    ratio_T = log_ratio_T.detach().exp()
     moved_T = inputs.logp_T.detach().exp() - inputs.old_logp_T.exp()
     too_high_T = (advantage_T > 0) & (moved_T > config.dppo_high)
     too_low_T = (advantage_T < 0) & (moved_T < -config.dppo_low)
+    # Worth ratio x A, with the gradient of A x log p times that weight: also where the log-ratio was clamped.
+    value_T = ratio_T.clamp(max=config.dppo_cap) * (1 + inputs.logp_T - inputs.logp_T.detach())
     return Surrogate(
-        objective_T=torch.where(too_high_T | too_low_T, 0.0, log_ratio_T.exp() * advantage_T),
-        clipped_high_T=too_high_T,
+        objective_T=torch.where(too_high_T | too_low_T, 0.0, value_T * advantage_T),
+        clipped_high_T=too_high_T | (ratio_T > config.dppo_cap),
         clipped_low_T=too_low_T,
     )
+
+
+def max_weight(config: LossConfig) -> float:
+    """The most that a token's gradient can be, in units of its advantage x the gradient of its log-prob."""
+    caps: dict[Family, float] = {
+        "two_sided": config.delta,
+        "cispo": config.cispo_cap,
+        "gspo": max(config.delta, 1 + config.gspo_eps_high),
+        "dppo": config.dppo_cap,
+    }
+    return caps[config.family]
 
 
 FAMILIES: dict[Family, Callable[[LossInputs, Tensor, LossConfig], Surrogate]] = {

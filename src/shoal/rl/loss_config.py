@@ -15,11 +15,13 @@ class LossConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    family: Family = Field("two_sided", description="Policy objective; each reads only the fields with its own name.")
+    family: Family = Field("two_sided", description="Policy objective; each reads only the fields that name it.")
 
     # INTELLECT-2, arXiv:2505.07291: the ratio was seen above 100 where the advantage is negative.
     eps: float = Field(0.2, gt=0, lt=1, description="two_sided: the ratio earns nothing outside 1 - eps .. 1 + eps.")
-    delta: float = Field(4.0, gt=1, description="two_sided: bound on the ratio where the advantage is negative.")
+    delta: float = Field(
+        4.0, gt=1, description="two_sided and gspo: bound on the ratio where the advantage is negative."
+    )
 
     # ScaleRL, arXiv:2510.13786, A.17.2: 4, 5 and 8 learn alike. MiniMax-M1, arXiv:2506.13585, gives no value.
     cispo_cap: float = Field(5.0, ge=1, description="cispo: largest importance weight of a token.")
@@ -31,6 +33,9 @@ class LossConfig(BaseModel):
     # DPPO, arXiv:2602.04879, appendix E: 0.2 in four experiments of five, 0.15 in the fifth.
     dppo_low: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a bad token may lose.")
     dppo_high: float = Field(0.2, gt=0, le=1, description="dppo: how much probability a good token may gain.")
+
+    # The paper truncates nothing, verl's DPPO at 20. This is cispo's cap, for a weight that does what cispo's does.
+    dppo_cap: float = Field(5.0, ge=1, description="dppo: largest importance weight of a token.")
 
     # INTELLECT-2, arXiv:2505.07291.
     kl_coef: float = Field(0.001, ge=0, description="Weight of the KL divergence to the base model; 0 needs no base.")

@@ -1,7 +1,11 @@
 """Strangers' Parquet files are unfolded in a process of their own, with little memory and little time.
 
 A file of a few kilobytes can say that it holds gigabytes, and some files end the process that reads them. Nothing in
-pyarrow bounds either, so the operating system does: what reads a file may die, and the file is refused.
+pyarrow bounds either, so the operating system does: what reads a file may die.
+
+A file whose bytes break a rule is a RolloutError. A reader that died or ran out of memory or time is an UnreadError:
+another machine may have read the same bytes, so nobody is blamed for them. Bombs whose footer tells what they unfold to
+break a rule before anything is unfolded.
 """
 
 import atexit
@@ -17,12 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, UnreadError
 from shoal.files import parse_json
 
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
 READ_S = 60.0
+# A file that its reader failed on is read once more, in a new process that has so many times the memory.
+MORE_MEMORY = 4
+# Bytes that one value takes when it is unfolded, for text and bytes the least.
+WIDTHS = {"BOOLEAN": 0, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 # An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
 MAX_FOOTER = 1 << 18
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
@@ -36,19 +44,20 @@ class Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, most: int | None) -> Any:
-        """The file as an Arrow table of at most `most` bytes, without rows if None; a RolloutError if it is not one.
+        """The file as an Arrow table of at most `most` bytes, without rows if None.
 
-        The footer is the metadata of its schema.
+        A RolloutError if its bytes show that it is not one, an UnreadError if they could not be read here. The footer
+        is the metadata of its schema.
         """
         import pyarrow as pa
 
         with self._lock:
-            deadline = time.monotonic() + READ_S
-            # Twice: who kills a reader from outside must not spoil an honest file. One that is slow gets no more time.
-            answer = self._ask(path, most, deadline) or self._ask(path, most, deadline)
-        if answer is None:
-            raise RolloutError(f"{path.name}: unfolds to more than samples can be, or ends its reader; refused")
-        header, data = answer
+            header, data = self._ask(path, most, 1)
+            if "unread" in header:
+                self.close()
+                header, data = self._ask(path, most, MORE_MEMORY)
+        if "unread" in header:
+            raise UnreadError(f"{path.name}: could not be read here, twice: {header['unread']}", again=False)
         if "error" in header:
             raise RolloutError(f"{path.name}: {header['error']}")
         return pa.ipc.open_stream(data).read_all()
@@ -60,7 +69,8 @@ class Reader:
             with suppress(OSError):
                 process.communicate()
 
-    def _ask(self, path: Path, most: int | None, deadline: float) -> tuple[Mapping[str, Any], bytes] | None:
+    def _ask(self, path: Path, most: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
+        deadline = time.monotonic() + READ_S
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "shoal.rollout.decode"],
@@ -75,12 +85,13 @@ class Reader:
         assert requests is not None
         assert answers is not None
         try:
-            requests.write(json.dumps({"path": str(path.absolute()), "most": most}).encode() + b"\n")
+            asked = {"path": str(path.absolute()), "most": most, "memory": memory}
+            requests.write(json.dumps(asked).encode() + b"\n")
             header = parse_json(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
             return header, _receive(answers, header.get("size", 0), deadline)
         except (OSError, ValueError):
             self.close()
-            return None
+            return {"unread": f"its reader ended, or took longer than {READ_S:g} s"}, b""
 
 
 def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
@@ -105,19 +116,26 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     idle = _address_space()
     for line in requests:
         request = json.loads(line)
-        _limit(idle, request["most"] or 0)
+        _limit(idle, request["memory"] * (ROOM + 4 * (request["most"] or 0)))
         data = b""
         try:
             data = _unfold(request["path"], request["most"])
             header: dict[str, object] = {"size": len(data)}
-        except MemoryError:
-            header = {"error": "unfolds to far more bytes than samples can take"}
         except Exception as error:  # the file decides what is raised
-            what = "not a readable Parquet file" if request["most"] is None else "damaged"
-            header = {"error": f"{what} ({str(error)[:500]})"}
+            header = _said(error, request["most"] is None)
         text = json.dumps(header).encode()
         answers.write(len(text).to_bytes(8) + text + data)
         answers.flush()
+
+
+def _said(error: Exception, footer: bool) -> dict[str, object]:
+    """Whether the bytes are to blame, or what this machine could give their reader."""
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return {"unread": "it takes more memory than its reader has"}
+    if isinstance(error, OSError) and error.errno is not None:  # without one it is pyarrow's word for damaged bytes
+        return {"unread": f"the disk refused ({error.strerror})"}
+    what = "not a readable Parquet file" if footer else "damaged"
+    return {"error": f"{what} ({str(error)[:500]})"}
 
 
 def _unfold(path: str, most: int | None) -> bytes:
@@ -125,11 +143,15 @@ def _unfold(path: str, most: int | None) -> bytes:
     import pyarrow.parquet as pq
 
     with Path(path).open("rb") as tail:
+        if tail.seek(0, os.SEEK_END) < 8:
+            raise ValueError("too short to have a footer")
         tail.seek(-8, os.SEEK_END)
         if (size := int.from_bytes(tail.read(4), "little")) > MAX_FOOTER:
             raise ValueError(f"footer of {size} bytes, at most {MAX_FOOTER} are read")
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         footer = {**(file.metadata.metadata or {}), b"shoal.rows": str(file.metadata.num_rows).encode()}
+        if most is not None and (least := _least_bytes(file.metadata)) > most:
+            raise ValueError(f"unfolds to {least} bytes, allowed {most}")
         table = file.schema_arrow.empty_table() if most is None else file.read(use_threads=False)
     if most is not None and table.nbytes > most:
         raise ValueError(f"unfolds to {table.nbytes} bytes, allowed {most}")
@@ -140,6 +162,13 @@ def _unfold(path: str, most: int | None) -> bytes:
     return bytes(sink.getvalue())
 
 
+def _least_bytes(metadata: Any) -> int:
+    """What the values take at least that the footer counts: repeated ones take no room in a file."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(chunk.num_values * WIDTHS.get(chunk.physical_type, 1) for chunk in chunks)
+
+
 def _address_space() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -147,11 +176,11 @@ def _address_space() -> int:
         return 1 << 30  # no Linux: an estimate
 
 
-def _limit(idle: int, most: int) -> None:
+def _limit(idle: int, room: int) -> None:
     import resource
 
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (idle + ROOM + 4 * most, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (idle + room, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The rollout record: one Parquet file a submission, with a versioned schema.
 
 What a file says of itself is a claim. `read_rollouts` checks all that can be checked without a model: a file that is
-truncated, foreign, of another lease or out of bounds is a RolloutError that says which value broke which rule.
+truncated, foreign, of another lease or out of bounds is a RolloutError that says which value broke which rule. One that
+this machine or this release cannot read is an UnreadError, which blames nobody.
 """
 
 import io
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, UnreadError
 from shoal.files import open_regular, parse_json
 from shoal.rollout.bounds import MAX_BYTES, proof_room, sample_room
 from shoal.rollout.decode import READER
@@ -165,11 +166,13 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     schema = _open(path).schema
     metadata = schema.metadata
     footer = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
-    if footer.get("shoal.schema") != SCHEMA_VERSION:
-        raise RolloutError(
-            f"{path.name}: schema version {footer.get('shoal.schema')!r:.80}, this program reads {SCHEMA_VERSION!r}; "
-            "use the same release of shoal on both sides"
+    if (schema_version := footer.get("shoal.schema")) != SCHEMA_VERSION:
+        reason = (
+            f"{path.name}: schema version {schema_version!r:.80}, this program reads {SCHEMA_VERSION!r}; use the same "
+            "release of shoal on both sides"
         )
+        # What another release wrote may well be right; it is not for this one to say.
+        raise RolloutError(reason) if schema_version is None else UnreadError(reason, again=False)
     if Lease.from_json(footer.get("shoal.lease", "")) != lease:
         raise RolloutError(f"{path.name}: made under another lease than {lease}")
     if not schema.remove_metadata().equals(SCHEMA.remove_metadata()):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.config import RunConfig
-from shoal.errors import ModelError, RolloutError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.exchange.interfaces import LeaseStore, Version, WeightSource
 from shoal.files import locked
 from shoal.models.load import Policy, load, read_weights
@@ -18,6 +18,7 @@ from shoal.swarm.member import HERE, Reach, ignore_refused
 from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.watch.metrics import MetricsWriter
+from shoal.watch.patience import Patience
 from shoal.watch.status import StatusFile
 
 # A waiting worker looks for a new version this often, which is one directory listing, and for a lease that went back
@@ -59,22 +60,20 @@ class Worker:
         return version
 
     def _wait_for_work(self, version: Version) -> None:
-        """Waits until there may be work: a new version, or a lease that went back to the pool."""
-        deadline = time.monotonic() + self.config.wait_s
+        """Waits until there may be work: a new version, or a lease that went back to the pool.
+
+        For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
+        """
+        patience = Patience(self.metrics, self.config.wait_s)
         look_again = time.monotonic() + LOOK_FOR_LEASES_S
-        while time.monotonic() < deadline:
-            self.status.waiting(f"policy version {version.number + 1}", "trainer", deadline - time.monotonic())
+        while self.channel.latest() == version:
+            self.status.waiting(f"policy version {version.number + 1}", "trainer", None)
+            patience.waits(f"policy version {version.number + 1} or a lease")
             time.sleep(POLL_S)
-            if self.channel.latest() != version:
-                return
             if time.monotonic() >= look_again:
                 if self.store.lease(self.name, version.number) is not None:
                     return  # it is this node's own now, and `run` finds it again
                 look_again = time.monotonic() + LOOK_FOR_LEASES_S
-        raise WaitError(
-            f"{self.name}: policy version {version.number + 1} did not come within {self.config.wait_s:.0f} s; "
-            "is the trainer running? (shoal status says; wait_s sets the limit)"
-        )
 
     def _load(self, version: Version) -> bool:
         """Makes `version` the one in the engine; False if it vanished meanwhile, an error if it is damaged."""

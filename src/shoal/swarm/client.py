@@ -176,11 +176,18 @@ class Link:
             ) from None
 
     def fetch(
-        self, target: str, to: Path, most: int, sha256: str, on_bytes: Callable[[int], None] = lambda _came: None
+        self,
+        target: str,
+        to: Path,
+        most: int,
+        sha256: str,
+        on_bytes: Callable[[int], None] = lambda _came: None,
+        wait_s: float | None = None,
     ) -> None:
         """Writes an answer of this hash, and of at most so many bytes, into a file.
 
-        What was damaged on its way comes again. `on_bytes` hears how many have come.
+        What was damaged on its way comes again, for `wait_s` or else the link's own. `on_bytes` hears how many have
+        come.
         """
 
         def once() -> None:
@@ -197,7 +204,7 @@ class Link:
                 found = digest.hexdigest()[:12]
                 raise httpx2.ReadError(f"{came} bytes came, with hash {found} and not {sha256[:12]}")
 
-        self._until(target, once)
+        self._until(target, once, wait_s)
 
     @contextmanager
     def _stream(self, method: str, target: str) -> Iterator[httpx2.Response]:
@@ -251,9 +258,10 @@ class Link:
             f"{self.join_at.url}#0xADDRESS"
         )
 
-    def _until(self, what: str, once: Callable[[], T]) -> T:
+    def _until(self, what: str, once: Callable[[], T], wait_s: float | None = None) -> T:
         """Tries until it is answered, with growing pauses; a WaitError when the deadline is past."""
-        deadline = time.monotonic() + self._wait_s
+        wait_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
+        deadline = time.monotonic() + wait_s
         pause = FIRST_PAUSE_S
         while True:
             try:
@@ -276,7 +284,7 @@ class Link:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WaitError(
-                    f"coordinator {self.join_at.url}: did not answer {what} within {self._wait_s:.0f} s ({reason}); "
+                    f"coordinator {self.join_at.url}: did not answer {what} within {wait_s:.0f} s ({reason}); "
                     "is it running, and is the URL right?"
                 )
             self._on_wait(f"coordinator {self.join_at.url} ({reason})", left)

@@ -52,4 +52,9 @@ def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | No
     own = {"max_batch": batch, "threads": threads}
     workers = run.config.workers.model_copy(update={name: value for name, value in own.items() if value is not None})
     model = run.config.model.model_copy(update={"dtype": dtype} if dtype else {})
-    return replace(run, config=run.config.model_copy(update={"workers": workers, "model": model}))
+    config = run.config.model_copy(update={"workers": workers, "model": model})
+    try:
+        config.check_dtype(f"--dtype {config.model.dtype}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return replace(run, config=config)

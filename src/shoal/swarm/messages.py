@@ -138,6 +138,7 @@ class FiledOut(BaseModel):
     lease: dict[str, Any]
     sha256: Sha256
     size: int
+    record: int = Field(1, description="What its maker has shown: 2 accepted files, 1 nothing yet, 0 lapsed leases.")
 
 
 class FiledList(BaseModel):

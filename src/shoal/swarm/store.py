@@ -8,6 +8,7 @@ import io
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from shoal.config import RunConfig
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, SwarmError, UnreadError, WaitError
 from shoal.exchange.interfaces import Upload
 from shoal.files import make_directory, numbered, remove, sha256_file
 from shoal.rollout.lease import Lease
@@ -35,6 +36,9 @@ SUSPENDED_RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
 # Tables of weights at hand: those of all leases that can be out, at the largest async level.
 KEPT_TABLES = 64
+# How long one file is fetched before others have their turn, and how often that is tried before it is given up.
+FETCH_S = 60.0
+MAX_FETCHES = 5
 
 
 class SwarmStore:
@@ -55,6 +59,7 @@ class SwarmStore:
         self._root_of = root_of
         self._refused = refused
         self._yielded: set[tuple[int, int]] = set()
+        self._failed: Counter[tuple[int, int]] = Counter()
         self._known: dict[tuple[int, int], tuple[str, int]] = {}
         self._next_ask: tuple[int, float] = (-1, 0.0)
         self._config: RunConfig | None = None
@@ -168,15 +173,25 @@ class SwarmStore:
             if place in self._yielded:
                 continue
             self._yielded.add(place)
-            name = f"step-{step:06d}/{upload.path.name}"
             try:
                 yield self._confirmed(upload)
+            except UnreadError as error:
+                self._failed[place] += 1
+                if error.again and self._failed[place] < MAX_FETCHES:
+                    self._yielded.discard(place)  # the next call tries it again
+                    continue
+                self.turn_down(step, upload.submission, str(error))
             except RolloutError as error:
-                finding = Finding("trainer", "what is trained on is what was accepted", "accepted", str(error))
-                self.judge(upload, Verdict(False, self._known[place][0], False, finding))
-                self._refused(name, str(error))
+                self.turn_down(step, upload.submission, str(error))
             finally:
                 remove(upload.path)
+
+    def turn_down(self, step: int, submission: int, reason: str) -> None:
+        path = self._path_of(step, submission)
+        finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
+        sha256, _ = self._known[step, submission]
+        self.judge(Upload(step, submission, None, path), Verdict(False, sha256, False, finding))
+        self._refused(f"step-{step:06d}/{path.name}", reason)
 
     def _confirmed(self, upload: Upload) -> Submission:
         submission, _ = self.read(upload)
@@ -205,17 +220,28 @@ class SwarmStore:
         for file in self._link.ask(m.FiledList, "GET", target).files:
             lease = Lease.from_json(json.dumps(file.lease))
             self._known[lease.step, lease.submission] = (file.sha256, file.size)
-            path = self._cache / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
-            uploads.append(Upload(lease.step, lease.submission, lease, path))
+            path = self._path_of(lease.step, lease.submission)
+            uploads.append(Upload(lease.step, lease.submission, lease, path, file.record))
         return uploads
 
+    def _path_of(self, step: int, submission: int) -> Path:
+        return self._cache / f"step-{step:06d}" / f"{submission:04d}.parquet"
+
     def _fetch(self, upload: Upload, sha256: str, size: int) -> None:
-        """The upload's bytes in its path; those that are there already are taken if their hash is right."""
+        """The upload's bytes in its path; those that are there already are taken if their hash is right.
+
+        Whatever keeps them from coming, a coordinator that removed them included, is an UnreadError: the bytes that
+        would show a fault are not here.
+        """
         with suppress(OSError):
             if sha256_file(upload.path) == sha256:
                 return
         make_directory(upload.path.parent)
-        self._link.fetch(f"/v1/files/{upload.step}/{upload.submission}", upload.path, size, sha256)
+        target = f"/v1/files/{upload.step}/{upload.submission}"
+        try:
+            self._link.fetch(target, upload.path, size, sha256, wait_s=FETCH_S)
+        except (RolloutError, SwarmError, WaitError) as error:
+            raise UnreadError(f"{upload.path.name}: could not be fetched ({error})", again=True) from error
 
 
 def _signal(data: bytes) -> int:

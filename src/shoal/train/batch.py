@@ -6,7 +6,7 @@ that does not fit the budget is cut into pieces that do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -26,6 +26,8 @@ class Group:
     samples: list[Rollout]
     advantages: list[float]
     version: int
+    submission: int = 0
+    """Number of the file in its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
                 continue
             rewards_1S = torch.tensor([scored])
             advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
-            group = Group(samples[0].prompt, samples, advantages, submission.version)
+            number = submission.lease.submission
+            group = Group(samples[0].prompt, samples, advantages, submission.version, number)
             if bool(has_signal(rewards_1S)):
                 signal.append(group)
                 continue
@@ -114,6 +117,8 @@ class MicroBatch:
     engine_logp_A: Tensor
     version_A: Tensor
     """The policy version that sampled each token."""
+    submission_A: Tensor
+    """The file that each token came in."""
     rollouts: list[Rollout]
     """The samples themselves, in the order of their tokens."""
 
@@ -142,10 +147,10 @@ def _pieces(group: Group, budget: int) -> Iterator[Group]:
     for number, sample in enumerate(group.samples):
         cost = len(sample.completion) - 1
         if used + cost > budget and number > first:
-            yield Group(group.prompt, group.samples[first:number], group.advantages[first:number], group.version)
+            yield replace(group, samples=group.samples[first:number], advantages=group.advantages[first:number])
             first, used = number, len(group.prompt)
         used += cost
-    yield Group(group.prompt, group.samples[first:], group.advantages[first:], group.version)
+    yield replace(group, samples=group.samples[first:], advantages=group.advantages[first:])
 
 
 def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
@@ -171,5 +176,6 @@ def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
         advantage_A=torch.tensor([a for _, _, a in samples]).repeat_interleave(lengths),
         engine_logp_A=torch.tensor([p for _, s, _ in samples for p in s.logprobs]),
         version_A=torch.tensor([g.version for g, _, _ in samples]).repeat_interleave(lengths),
+        submission_A=torch.tensor([g.submission for g, _, _ in samples]).repeat_interleave(lengths),
         rollouts=[s for _, s, _ in samples],
     )

@@ -1,5 +1,8 @@
 """One training step as a function: a policy, its optimizer and a batch of groups in, changed weights and numbers out.
 
+A file whose claimed log-probs are not those of the policy that sampled it changes no weight: where that can be seen,
+which is where the policy is still the same, the step is left undone and the file is named.
+
 Every token of an optimizer batch weighs the same, however its samples were packed. A gradient that is not finite
 changes no weight, and weights that would not be finite, or give log-probs that are not, are taken back: that optimizer
 step is left out and counted.
@@ -36,6 +39,9 @@ class StepResult:
     forward_tokens: int = 0
     forward_budget: int = 0
     skipped: int = 0
+    off: dict[int, float] = field(default_factory=dict)
+    """Files with log-probs that are not this policy's, and by how much; if there are any, nothing was changed."""
+    turned_down: int = 0
 
     def metrics(self) -> dict[str, float]:
         """Means over tokens.
@@ -57,6 +63,7 @@ class StepResult:
             "mismatch_max": self.mismatch_max if self.fresh_tokens else nan,
             "drift": self.drift_sum / tokens,
             "updates_skipped": self.skipped,
+            "turned_down": self.turned_down,
             "packing_fill": self.forward_tokens / max(self.forward_budget, 1),
             "loss_tokens": float(self.tokens),
         }
@@ -88,6 +95,12 @@ def train_step(
         now = [[logprobs(policy, m, temperature)[0] if ahead else None for m in batch] for batch in batches]
         base = [[logprobs(reference, m, temperature)[0] if reference else None for m in batch] for batch in batches]
     result = StepResult()
+    if ahead:
+        for m, now_A in ((m, now_A) for pair in zip(batches, now, strict=True) for m, now_A in zip(*pair, strict=True)):
+            assert now_A is not None
+            _note_off(result, m, now_A, config, step)
+        if result.off:
+            return result
     for number, batch in enumerate(batches):
         update = step * train.optimizer_steps + number + 1
         for group in optimizer.param_groups:
@@ -129,7 +142,12 @@ def _optimizer_step(
         out = compute_loss(inputs, config.train.loss, total_tokens=total)
         torch.autograd.backward(out.loss)
         loss += float(out.loss.detach())
+        if now_A is None:
+            _note_off(result, m, recomputed_A, config, step)
         _count(result, m, recomputed_A, m.version_A == step, out, config.train.token_budget)
+    if result.off:
+        optimizer.zero_grad(set_to_none=True)
+        return
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip))
     if not (isfinite(loss) and isfinite(norm)):
         result.skipped += 1
@@ -146,6 +164,21 @@ def _optimizer_step(
         return
     result.losses.append(loss)
     result.grad_norms.append(norm)
+
+
+def _note_off(result: StepResult, m: MicroBatch, recomputed_A: Tensor, config: RunConfig, step: int) -> None:
+    """Notes files of the newest version whose log-probs are not its own.
+
+    Older versions are not here to compare with; the loss bounds what their log-probs can do. Nor is the newest where it
+    was published in another format than it is trained in.
+    """
+    if config.model.dtype != "float32":
+        return
+    gap_A = (recomputed_A - m.engine_logp_A).abs()
+    # A NaN of a policy that diverged is nobody's claim; it is found by other means.
+    for number in m.submission_A[(m.version_A == step) & (gap_A > config.audit.thresholds.logprob)].unique().tolist():
+        worst = float(gap_A[(m.submission_A == number) & gap_A.isfinite()].max())
+        result.off[number] = max(worst, result.off.get(number, 0.0))
 
 
 @torch.no_grad()

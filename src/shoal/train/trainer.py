@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.config import RunConfig
-from shoal.errors import DivergedError, NoSignalError, WaitError
+from shoal.errors import DivergedError, NoSignalError
 from shoal.exchange.interfaces import RolloutStore, WeightChannel
 from shoal.exchange.weights import TABLE
 from shoal.files import locked, whole_directory
@@ -29,6 +29,7 @@ from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step
 from shoal.watch.metrics import MetricsWriter
+from shoal.watch.patience import Patience
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.01
@@ -61,11 +62,7 @@ class Trainer:
         while self.progress.version < self.config.steps:
             began = time.monotonic()
             step = self.progress.version
-            submissions, groups = self._collect(step)
-            self.status.working(f"training step {step}")
-            trained = time.monotonic()
-            chosen = groups.trained(self.config.train.online_filter)
-            result = train_step(self.policy, self.reference, self.optimizer, chosen, self.config, step)
+            submissions, groups, result, trained = self._train(step)
             self._advance(step, submissions, result)
             self._report(step, submissions, groups, result, began, trained)
             self._stop_if_diverged(step)
@@ -88,32 +85,53 @@ class Trainer:
             self._publish()
             self._finish_publishing()
 
-    def _collect(self, step: int) -> tuple[list[Submission], StepGroups]:
-        """Waits until enough groups are in, or until no more will be sampled for this step."""
+    def _train(self, step: int) -> tuple[list[Submission], StepGroups, StepResult, float]:
+        """Trains on what was collected, again without the files whose log-probs turn out not to be the policy's."""
+        submissions: list[Submission] = []
+        turned_down = 0
+        while True:
+            submissions, groups = self._collect(step, submissions)
+            self.status.working(f"training step {step}")
+            trained = time.monotonic()
+            chosen = groups.trained(self.config.train.online_filter)
+            result = train_step(self.policy, self.reference, self.optimizer, chosen, self.config, step)
+            if not result.off:
+                result.turned_down = turned_down
+                return submissions, groups, result, trained
+            for submission, gap in result.off.items():
+                most = self.config.audit.thresholds.logprob
+                reason = f"a log-prob is {gap:.4g} off the trainer's own, at most {most:g} may be"
+                self.store.turn_down(step, submission, reason)
+            turned_down += len(result.off)
+            submissions = [s for s in submissions if s.lease.submission not in result.off]
+
+    def _collect(self, step: int, submissions: list[Submission]) -> tuple[list[Submission], StepGroups]:
+        """Waits until enough groups are in, or until no more will be sampled for this step.
+
+        It waits for as long as the coordinator answers: files that do not come, or are not judged, may come later, and
+        a run that ended because of them would be anybody's to end.
+        """
         needed = self.config.train.groups_per_step
         most = self.config.train.most_groups
         online_filter = self.config.train.online_filter
         wanted = "groups with signal" if online_filter else "groups"
-        submissions: list[Submission] = []
-        groups = sort_groups([], normalise=self.config.train.advantage_std)
-        deadline = time.monotonic() + self.config.wait_s
+        groups = sort_groups(submissions, normalise=self.config.train.advantage_std)
+        patience = Patience(self.metrics, self.config.wait_s)
         while groups.filling(online_filter) < needed:
             arrived = list(self.store.accepted(step))
             if arrived:
-                submissions += arrived
+                submissions = submissions + arrived
                 groups = sort_groups(submissions, normalise=self.config.train.advantage_std)
-                deadline = time.monotonic() + self.config.wait_s
+                patience.progressed()
                 continue
             count = self.store.count(step)
             if groups.seen >= most and not count.leased:
                 break
-            if time.monotonic() > deadline:
-                raise WaitError(
-                    f"trainer: step {step} has {groups.filling(online_filter)} of {needed} {wanted}, and nothing came "
-                    f"for {self.config.wait_s:.0f} s; is a worker running? (shoal status says; wait_s sets the limit)"
-                )
+            unjudged = count.seen - groups.seen
+            who = "validator" if unjudged > 0 and not count.leased else "worker"
             text = f"rollouts of step {step}: {groups.filling(online_filter)} of {needed} {wanted}"
-            self.status.waiting(text, "worker", deadline - time.monotonic())
+            self.status.waiting(text, who, None)
+            patience.waits(f"{text}; {count.leased} groups are leased, {max(0, unjudged)} wait for a verdict")
             time.sleep(POLL_S)
         if not groups.trained(online_filter):
             raise NoSignalError(_no_signal(step, groups, self.config))

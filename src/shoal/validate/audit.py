@@ -10,6 +10,8 @@ from collections import Counter
 
 from shoal.config import AuditConfig
 
+FIRST_LOOK = 2
+
 
 class Audits:
     """Draws files to audit with a secret that never leaves this process; the first files of each node are all drawn."""
@@ -30,6 +32,11 @@ class Audits:
         """Which of a file's answers are computed again where the file is not drawn; none at rate 0."""
         count = min(self._config.spot, answers) if self._config.rate > 0 else 0
         return sorted(random.Random(self._number("answers", sha256)).sample(range(answers), count))
+
+    def first_look(self, sha256: str, answers: int) -> list[int]:
+        """Which answers of a newcomer's file are computed before the others, so that what is made up costs little."""
+        count = min(FIRST_LOOK, answers) if self._config.rate > 0 else 0
+        return sorted(random.Random(self._number("first look", sha256)).sample(range(answers), count))
 
     def _number(self, what: str, sha256: str) -> int:
         digest = hmac.digest(self._secret, f"{what} {sha256}".encode(), hashlib.sha256)

@@ -1,4 +1,4 @@
-"""All checks in their order, from cheap to costly; the first that does not pass ends it."""
+"""All checks; the first that does not pass ends it. The validator asks for those that decide most for least first."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,6 @@ from shoal.validate.termination import check_termination
 from shoal.validate.version import CHECK as VERSION
 from shoal.validate.version import check_version
 
-# Answers of a file are scored for so long before it is known that they were drawn, and not made up to take long.
-HASTE_S = 30.0
 # How often an answer is scored again before its reward is called a lie.
 TRIES = 4
 
@@ -42,13 +40,15 @@ class Checks:
 
     def cheap(self, submission: Submission) -> Finding | None:
         """What needs no model; every file must pass it."""
-        config = self.config
+        return self.formal(submission) or self.rewards(submission)
+
+    def formal(self, submission: Submission) -> Finding | None:
+        """What needs neither a model nor a scorer: nothing in a file can make it take long."""
         return (
             check_version(submission, self.root_of)
             or self.drawn(submission)
             or check_lengths(submission, self.policy.hidden_size)
-            or check_termination(submission, self.policy.eos_ids, config.sampling.max_new_tokens)
-            or self.rewards(submission, HASTE_S)
+            or check_termination(submission, self.policy.eos_ids, self.config.sampling.max_new_tokens)
         )
 
     def drawn(self, submission: Submission) -> Finding | None:
@@ -88,7 +88,10 @@ class Checks:
         )
 
     def rewards(self, submission: Submission, seconds: float = math.inf) -> Finding | None:
-        """A finding of `scorer` says that our own one failed, or was not done in time."""
+        """Answers that may have been made up are scored for some seconds alone: they could take for ever.
+
+        A finding of `scorer` says that our own one failed, or was not done in time.
+        """
         answers = [
             (part_of(self.tasks, sample.source).task("train", sample.task), self.policy.decode(sample.completion))
             for sample in submission.rollouts

@@ -8,9 +8,9 @@ from typing import Any, Self
 from shoal.files import parse_json
 
 Value = float | int | str | None
-# Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, and what the
-# trainer turns down.
-NOBODYS_FAULT = ("version", "scorer", "trainer")
+# Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, a file that could
+# not be fetched or read here, and what the trainer turns down.
+NOBODYS_FAULT = ("version", "scorer", "unread", "trainer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ def check_tasks(
         try:
             task = asked(tasks, submission.lease, first.group, length, table)
             prompt = encode(task.prompt)
-        except Exception as error:  # sources and tokenizers are foreign code; no honest worker got past this either
+        except Exception as error:  # sources and tokenizers are foreign code, and here they fail without the file
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
-            return Finding(CHECK, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
+            return Finding(
+                "scorer", rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where
+            )
         for number, sample in enumerate(group, where):
             if (sample.source, sample.task) != (task.source, task.index):
                 rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"

@@ -1,7 +1,11 @@
 """The validator: judges every upload before the trainer may read it, and leaves evidence of what it rejects.
 
-Every file goes through the cheap checks; of those that pass, some are drawn to be computed again with the version they
-claim, and of the others an answer or two. A node whose files are rejected gets no more leases.
+Files are judged one by one, those of nodes with accepted files first. Every file goes through the checks that nothing
+in it can make long; some are drawn to be computed again with the version they claim, and of the others an answer or
+two; answers are scored last, when it is known that they were drawn. A node whose files are rejected gets no more
+leases.
+
+Only what a file's bytes show is blame. A file that cannot be fetched or read here is tried again, and then void.
 """
 
 import time
@@ -9,12 +13,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shoal.errors import ModelError, RolloutError, ShoalError, WaitError, WeightsError
+from shoal.errors import ModelError, RolloutError, ShoalError, UnreadError, WeightsError
 from shoal.exchange.interfaces import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.files import locked, sha256_file
 from shoal.models.load import load, read_weights
@@ -30,32 +35,34 @@ from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, write_bundle
 from shoal.validate.finding import Finding, Verdict
+from shoal.validate.turns import PROVEN, TimeBudget, in_turn
 from shoal.validate.votes import Vote, Votes
 from shoal.watch.metrics import MetricsWriter
+from shoal.watch.patience import Patience
 from shoal.watch.status import StatusFile
 
 POLL_S = 0.02
-SCORER = "scorer"
+# How long files are judged before it is asked whether better ones have come.
+RELIST_S = 0.5
+SCORER, UNREAD = "scorer", "unread"
 # Longer ones would not be a verdict any more: those who read verdicts read only so much.
 MAX_REASON = 2000
+# A file that could not be fetched or read is tried so often, with pauses that double from this one.
+MAX_TRIES = 5
+FIRST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A file to compute again."""
+class Put:
+    """A file that was not judged: how often it was tried, and when it is due again."""
 
-    upload: Upload
-    sha256: str
-    submission: Submission
-    scored: bool
-    """Whether its rewards are known to be right."""
-    spot: Sequence[int] = ()
-    """The answers that are looked at first; if all of them are right, so is the file."""
+    tries: int
+    due: float
 
 
 @dataclass(slots=True)
 class Validator:
-    """Judges uploads in the order of their steps."""
+    """Judges uploads, each of them once; who has shown the most comes first."""
 
     run_dir: RunDir
     channel: WeightSource
@@ -70,6 +77,8 @@ class Validator:
     kept: OrderedDict[Version, dict[str, Tensor]] = field(default_factory=OrderedDict)
     early: dict[tuple[int, int], int] = field(default_factory=dict)
     """Files made with a version that is out and has not come here, and its number."""
+    postponed: dict[tuple[int, int], Put] = field(default_factory=dict)
+    budget: TimeBudget = field(default_factory=TimeBudget)
     votes: Votes | None = None
     juror: Juror | None = None
     """Speaks for this validator on the ledger, where there is one."""
@@ -77,7 +86,7 @@ class Validator:
     def run(self) -> None:
         """Judges until the last version is out."""
         config = self.run_dir.config
-        deadline = time.monotonic() + config.wait_s
+        patience = Patience(self.metrics, config.wait_s)
         while True:
             newest = self.channel.latest()
             if newest is None:
@@ -93,23 +102,26 @@ class Validator:
                 self.juror.prompt(newest.number)
             # Files for steps that are trained by now come too late for anyone.
             uploads = self.store.waiting(newest.number, newest.number + config.async_level)
-            early = [upload for upload in uploads if self._is_early(upload, newest)]
-            uploads = [upload for upload in uploads if upload not in early]
-            if uploads:
-                self.judge(uploads)
-                deadline = time.monotonic() + config.wait_s
-            elif time.monotonic() > deadline:
-                raise WaitError(
-                    f"validator: no file came within {config.wait_s:.0f} s; is a worker running? (shoal status says; "
-                    "wait_s sets the limit)"
-                )
+            due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
+            if due:
+                self.judge(due, RELIST_S)
+                patience.progressed()
+                continue
+            early = sum(self._is_early(upload, newest) for upload in uploads)
+            if early:
+                what, who = f"the version of {early} files", "relay"
+            elif uploads:
+                what, who = f"{len(uploads)} files that could not be fetched or read", "coordinator"
             else:
-                left = deadline - time.monotonic()
-                if early:
-                    self.status.waiting(f"the version of {len(early)} files", "relay", left)
-                else:
-                    self.status.waiting("rollout files", "worker", left)
-                time.sleep(POLL_S)
+                what, who = "rollout files", "worker"
+            self.status.waiting(what, who, None)
+            patience.waits(what)
+            # Files that are there and not due are listed at once, without the coordinator's own wait for new ones.
+            time.sleep(RELIST_S if uploads else POLL_S)
+
+    def _is_due(self, upload: Upload) -> bool:
+        put = self.postponed.get((upload.step, upload.submission))
+        return put is None or time.monotonic() >= put.due
 
     def _is_early(self, upload: Upload, newest: Version) -> bool:
         return self.early.get((upload.step, upload.submission), newest.number) > newest.number
@@ -122,67 +134,98 @@ class Validator:
         retracted = self.channel.was_retracted(Version(number, submission.weights))
         return not retracted and self.store.is_out(number)
 
-    def judge(self, uploads: Sequence[Upload]) -> None:
-        """Gives a verdict on each upload, but for those whose version is yet to come."""
-        drawn: dict[Version, list[Drawn]] = {}
-        for upload in uploads:
+    def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
+        """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
+        until = time.monotonic() + seconds
+        for upload in in_turn(uploads, self._rank):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
-            began = time.process_time()
-            try:
-                submission, sha256 = self.store.read(upload)
-            except RolloutError as error:
-                reason = str(error)[:MAX_REASON]
-                broken = Finding("format", "a file is what its lease asks for", upload.path.name, reason)
-                self._reject(upload, "", None, broken, False, began)
-                continue
-            if self._has_not_come(submission):
-                self.early[upload.step, upload.submission] = submission.version
-                continue
-            self.early.pop((upload.step, upload.submission), None)
-            finding = self.checks.cheap(submission)
-            # What our scorer fails on may have been made up for that: it is computed again before anyone waits for it.
-            scored = finding is None or finding.check != SCORER
-            if finding and scored:
-                self._reject(upload, sha256, submission, finding, False, began)
-                continue
-            whole = not scored or self.strikes[upload.node] > 0 or self.audits.drawn(upload.node, sha256)
-            spot = [] if whole else self.audits.spot(sha256, len(submission.rollouts))
-            if whole or spot:
-                claimed = Version(submission.version, submission.weights)
-                drawn.setdefault(claimed, []).append(Drawn(upload, sha256, submission, scored, spot))
-            else:
-                self._accept(upload, sha256, submission, False, began)
-        for version, files in drawn.items():
-            self._audit(version, files)
+            began = time.monotonic()
+            if not self._judge(upload):
+                self.budget.spend(upload.node, time.monotonic() - began)
+            if time.monotonic() >= until:
+                return
 
-    def _audit(self, version: Version, files: Sequence[Drawn]) -> None:
-        """Computes the files of one version again."""
+    def _rank(self, upload: Upload) -> int:
+        """What an upload's maker has shown, here as well; one whose files took long for nothing comes last."""
+        if self.budget.left(upload.node, upload.record) <= 0:
+            return -1
+        return 0 if self.strikes[upload.node] else upload.record
+
+    def _judge(self, upload: Upload) -> bool:
+        """Gives a verdict on an upload, unless its version is yet to come or it cannot be read now. Was it accepted?"""
+        began = time.process_time()
         try:
-            self._load(version)
+            submission, sha256 = self.store.read(upload)
+        except UnreadError as error:
+            return self._postpone(upload, error, began)
+        except RolloutError as error:
+            reason = str(error)[:MAX_REASON]
+            broken = Finding("format", "a file is what its lease asks for", upload.path.name, reason)
+            return self._reject(upload, "", None, broken, False, began)
+        if self._has_not_come(submission):
+            self.early[upload.step, upload.submission] = submission.version
+            return True
+        self.early.pop((upload.step, upload.submission), None)
+        if finding := self.checks.formal(submission):
+            return self._reject(upload, sha256, submission, finding, False, began)
+        whole = self.strikes[upload.node] > 0 or self.audits.drawn(upload.node, sha256)
+        answers = len(submission.rollouts)
+        if not whole:
+            first = self.audits.spot(sha256, answers)
+        else:
+            first = self.audits.first_look(sha256, answers) if upload.record < PROVEN else []
+        try:
+            # Whether answers were drawn comes before what they earn: those that were made up can take long to score.
+            if first and (finding := self._computed(submission, first)):
+                whole = True
+                if finding.sample is not None:
+                    return self._reject(upload, sha256, submission, finding, True, began)
+            if whole and (finding := self._computed(submission)):
+                return self._reject(upload, sha256, submission, finding, True, began)
+            seconds = inf if whole else max(0.0, self.budget.left(upload.node, upload.record))
+            finding = self.checks.rewards(submission, seconds)
+            if finding and finding.check == SCORER and not whole:
+                whole = True
+                finding = self._computed(submission) or self.checks.rewards(submission)
         except (WeightsError, ModelError) as error:
-            for file in files:
-                gone = Finding("version", "a file is made with a version that is published", version.number, str(error))
-                self._reject(file.upload, file.sha256, file.submission, gone, False, time.process_time())
-            return
-        for file in files:
-            upload, sha256, submission = file.upload, file.sha256, file.submission
-            self.status.working(f"computing submission {upload.submission} of step {upload.step} again")
-            began = time.process_time()
-            if file.spot and self._is_right(submission, file.spot):
-                self._accept(upload, sha256, submission, False, began)
-                continue
-            (finding,) = self.checks.costly([submission])
-            if finding is None and not file.scored:
-                finding = self.checks.rewards(submission)
-            if finding is None:
-                self._accept(upload, sha256, submission, True, began)
-            else:
-                self._reject(upload, sha256, submission, finding, True, began)
+            if self.channel.version(submission.version) == Version(submission.version, submission.weights):
+                return self._postpone(upload, UnreadError(str(error), again=True), began)
+            rule = "a file is made with a version that is published"
+            finding, whole = Finding("version", rule, submission.version, str(error)), False
+        if finding:
+            return self._reject(upload, sha256, submission, finding, whole, began)
+        self._accept(upload, sha256, submission, whole, began)
+        return True
 
-    def _is_right(self, submission: Submission, spot: Sequence[int]) -> bool:
-        """Whether some answers, taken for a file of their own, hold. One that does not is no verdict yet."""
-        (finding,) = self.checks.costly([replace(submission, rollouts=[submission.rollouts[n] for n in spot])])
-        return finding is None
+    def _computed(self, submission: Submission, some: Sequence[int] = ()) -> Finding | None:
+        """What computing a file again finds, or some of its answers, taken for a file of their own.
+
+        A finding about one of these answers stands; one about all of them (`sample` is None) is no verdict on the file.
+        """
+        self._load(Version(submission.version, submission.weights))
+        part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
+        (finding,) = self.checks.costly([part])
+        if finding is None or finding.sample is None or not some:
+            return finding
+        return replace(finding, sample=some[finding.sample])
+
+    def _postpone(self, upload: Upload, error: UnreadError, began: float) -> bool:
+        """Leaves a file that could not be fetched or read for later, and after some tries without verdict on its maker:
+        no strike, no accusation, no evidence; it is not paid either, so nobody gains by files that nobody can read."""
+        place = (upload.step, upload.submission)
+        tries = self.postponed[place].tries + 1 if place in self.postponed else 1
+        if error.again and tries < MAX_TRIES:
+            pause = FIRST_PAUSE_S * 2 ** (tries - 1)
+            self.postponed[place] = Put(tries, time.monotonic() + pause)
+            self.metrics.write("note", text=f"not judged, tried again in {pause:.0f} s: {str(error)[:MAX_REASON]}")
+            return True
+        self.postponed.pop(place, None)
+        finding = Finding(UNREAD, "a file can be fetched and read", upload.path.name, str(error)[:MAX_REASON])
+        self._note(upload, Vote("v", ""))
+        verdict = Verdict(False, "", False, finding)
+        self.store.judge(upload, verdict)
+        self._say(upload, None, False, verdict, False, began)
+        return False
 
     def _load(self, version: Version) -> None:
         """Makes `version` the one that files are computed with; the last few stay in memory."""
@@ -211,7 +254,7 @@ class Validator:
         finding: Finding,
         audited: bool,
         began: float,
-    ) -> None:
+    ) -> bool:
         evidence = self._keep_evidence(upload, submission, finding, audited)
         verdict = Verdict(False, sha256, audited, finding, evidence)
         blamed = bool(upload.node) and self._is_fault(submission, finding)
@@ -229,6 +272,7 @@ class Validator:
                 reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
                 self.store.ban(upload.node, reason)
                 self.metrics.write("banned", node=upload.node, check=finding.check, reason=reason)
+        return False
 
     def _note(self, upload: Upload, vote: Vote) -> None:
         if self.votes is not None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
-from shoal.errors import ConfigError, ModelError, RolloutError
+from shoal.errors import ConfigError, ModelError, RolloutError, UnreadError
 from shoal.files import parse_json
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission, read_rollouts
@@ -66,7 +66,7 @@ class _Directory:
             try:
                 lease = Lease.from_json(path.with_suffix(".lease.json").read_bytes())
                 found.append(Kept(lease, path, _accept(path)))
-            except (OSError, RolloutError):
+            except (OSError, RolloutError, UnreadError):
                 continue
         return found
 
@@ -139,7 +139,7 @@ def _read(run: RunDir, kept: Kept) -> Submission | None:
         return None
     try:
         return read_rollouts(kept.path, kept.lease, limits_of(run.config, ANY_TOKEN))
-    except RolloutError:
+    except (RolloutError, UnreadError):
         return None  # as the trainer will find as well
 
 
