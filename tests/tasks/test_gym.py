@@ -205,7 +205,7 @@ def test_an_unknown_generator_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_word_len": -1}, {"min_word_len": 5, "max_word_len": 3}, {"wordlen": 3}, {"min_word_len": "a"}, {"seed": 1}],
+    [{"min_word_len": -1}, {"min_word_len": 5, "max_word_len": 3}, {"wordlen": 3}, {"seed": 1}],
 )
 def test_options_that_the_generator_refuses_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match=r"reasoning-gym/spell_backward: options \{.*\} refused: "):
@@ -251,7 +251,7 @@ def test_a_scorer_out_of_memory_says_nothing_about_the_answer(monkeypatch: pytes
     ],
 )
 def test_an_option_that_would_be_run_as_code_is_refused(generator: str, options: dict[str, Any]) -> None:
-    with pytest.raises(TaskError, match="evaluates what it makes of its options"):
+    with pytest.raises(TaskError, match="is refused"):
         build_source([TaskConfig(source=f"reasoning-gym/{generator}", options=options)])
 
 

@@ -30,7 +30,6 @@ from shoal.swarm.member import Heart, Reach, ignore_refused, role_key, swarm_sto
 from shoal.swarm.plants import LIFE, MOST_KEYS, Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.store import SwarmStore
-from shoal.tasks.build import build_source
 from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.checks import Checks
@@ -234,10 +233,9 @@ def start_planter(run: RunDir, reach: Reach) -> None:
     ):
         status.working("loading the base model")
         base, policy, engine = load_engine(run, channel)
-        tasks = build_source(config.tasks)
         on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
         planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:
-            checks = Checks(config, policy, tasks, judge, roots_of(channel), store.table)
-            maker = PlantingMaker(config, policy, engine, tasks, judge, store.table, plants=plants, checks=checks)
+            checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
+            maker = PlantingMaker(config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks)
             Worker(NAME, config, channel, store, maker, status, metrics, base).run()

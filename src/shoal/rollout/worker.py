@@ -15,7 +15,6 @@ from shoal.rollout.lease import Lease
 from shoal.rollout.maker import Maker
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.swarm.member import HERE, Reach, ignore_refused
-from shoal.tasks.build import build_source
 from shoal.tasks.scorer import Scorer
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.patience import Patience
@@ -147,7 +146,6 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach
         channel = place.weights
         status.working("loading the base model")
         base, policy, engine = load_engine(run, channel)
-        tasks = build_source(config.tasks)
         kind = Maker
         if attack is not None:
             from shoal.attacks import attack_named
@@ -155,5 +153,5 @@ def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach
             kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
             store = place.open_store(None, ignore_refused)
-            maker = kind(config, policy, engine, tasks, judge, store.table)
+            maker = kind(config, policy, engine, judge.tasks, judge, store.table)
             Worker(place.node, config, channel, store, maker, status, metrics, base).run()

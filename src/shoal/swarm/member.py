@@ -28,6 +28,7 @@ from shoal.swarm.identity import default_home, default_key
 from shoal.swarm.known import remember, trusted
 from shoal.swarm.registry import Role
 from shoal.swarm.store import SwarmStore
+from shoal.tasks.confine import check_confinement
 from shoal.tasks.filtered import layers
 from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
 from shoal.tasks.trial import try_tasks
@@ -248,7 +249,8 @@ def join_run(
 
     `code` is whether this machine runs code that the run's tasks call for; None for a role that asks no tasks.
     """
-    own = Key.load_or_create(key or default_key())
+    key = key or default_key()
+    own = Key.load_or_create(key)
     said = -SAY_EVERY_S
 
     def now_and_then(text: str) -> None:
@@ -263,6 +265,8 @@ def join_run(
         card = link.card
         remember(link.join_at, card.coordinator)
         config = card.run_config()
+        if code is False:
+            check_confinement(f"run card of {card.run}", [key])
         if code is not None:
             fetch_tasks(link, config.tasks, code, now_and_then)
     path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"

@@ -50,11 +50,11 @@ class ReasoningGym:
                 "task source reasoning-gym/composite: not a generator, and would hide whose scorer sees an answer; "
                 "write one [[tasks]] table for each of its generators, with their weights"
             )
-        if (foreign := foreign_option(generator, options)) is not None:
-            raise TaskError(
-                f"task source reasoning-gym/{generator}: option {foreign!r:.80} is refused, for this generator "
-                "evaluates what it makes of its options; give letters, digits and operators"
-            )
+        own = {
+            option: value for option, value in options.items() if not _is_default(known[generator][1], option, value)
+        }
+        if (refused := foreign_option(generator, own)) is not None:
+            raise TaskError(f"task source reasoning-gym/{generator}: {refused}")
         try:
             options = _at_level(generator, difficulty) | options
             dataset = reasoning_gym.create_dataset(generator, size=count_of(generator), seed=0, **options)
@@ -108,3 +108,8 @@ def _at_level(generator: str, difficulty: int | None) -> dict[str, Any]:
     curriculum.set_global_level(difficulty)
     fields = dataclasses.asdict(curriculum.generate_configuration())
     return {name: value for name, value in fields.items() if name not in ("seed", "size")}
+
+
+def _is_default(config: Any, option: str, value: Any) -> bool:
+    """Whether an option is what the generator has it at anyway."""
+    return any(field.name == option and field.default == value for field in dataclasses.fields(config))

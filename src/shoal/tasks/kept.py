@@ -71,6 +71,12 @@ def _modules(task: TaskConfig) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def code_of(task: TaskConfig) -> list[str]:
+    """The code that a line calls for, which is neither ours nor a library's that we chose."""
+    environment = [task.source] if task.source.startswith("verifiers/") else []
+    return [*environment, *(f"python/{module}" for module in _modules(task))]
+
+
 def is_loose(task: TaskConfig) -> bool:
     """Whether a line leads to more than the files that it names; a run carries all of it as one file instead."""
     return task.source.startswith("dataset/") or task.source.endswith((".yaml", ".yml"))
@@ -82,9 +88,7 @@ def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
         missing = next((name for name in named(task) if name not in task.files), None)
         if missing is not None or is_loose(task):
             raise TaskError(f"{whose}: task source {task.source} gives no hash of {missing or 'it'}; do not join it")
-        environment = [task.source] if task.source.startswith("verifiers/") else []
-        called = [*environment, *(f"python/{module}" for module in _modules(task))]
-        if called and not code:
+        if (called := code_of(task)) and not code:
             raise TaskError(
                 f"{whose}: its tasks have this machine run code of others, {', '.join(called)}, which can do whatever "
                 "you can; if you trust who wrote it, say so with --allow-code"

@@ -1,4 +1,4 @@
-"""The calls that a judged program may make to the kernel, as a filter that bubblewrap loads.
+"""The calls that a judged program may make to the kernel, as a filter that bubblewrap loads, or a process for itself.
 
 What is not listed does not exist for it: no sockets, no new processes (a thread is none), no mounts, no tracing,
 nothing that keeps data outside its own bounded memory, no randomness (`sandbox.py` has a device in its place).
@@ -21,12 +21,14 @@ NUMBER_AT, MACHINE_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One architecture: its audit number, where a second numbering begins, `clone`, and the calls that are allowed."""
+    """One architecture: its audit number, where a second numbering begins, `clone`, the calls that are allowed, and
+    those of them that reach other processes: `execve` and `kill`."""
 
     audit: int
     foreign: int
     clone: int
     calls: tuple[int, ...]
+    reaching: tuple[int, ...]
 
 
 # fmt: off
@@ -38,23 +40,24 @@ MACHINES = {
         102, 104, 107, 108, 110, 111, 115, 121, 131,  # who am I; sigaltstack
         158, 160, 186, 201, 202, 204, 217, 218, 221, 228, 229, 230, 231, 234,  # arch_prctl .. tgkill
         257, 262, 267, 269, 270, 271, 273, 290, 292, 293, 302, 332, 334, 439,  # openat .. faccessat2
-    )),
+    ), (59, 62)),
     "aarch64": Machine(0xC00000B7, 0xFFFFFFFF, 220, (
         17, 19, 23, 24, 25, 29, 48, 49, 56, 57, 59, 61, 62, 63, 64, 65, 66, 67, 72, 73, 78, 79, 80,  # getcwd .. fstat
         93, 94, 96, 98, 99, 101, 102, 103, 113, 114, 115, 123, 124, 129, 131, 132, 134, 135, 139,  # exit .. sigreturn
         153, 155, 158, 160, 163, 164, 165, 166, 169, 172, 173, 174, 175, 176, 177, 178, 179,  # times .. sysinfo
         214, 215, 216, 221, 222, 223, 226, 233, 260, 261, 291, 293, 439,  # brk .. faccessat2
-    )),
+    ), (221, 129)),
 }
 # fmt: on
 
 
-def seccomp_filter(machine: str | None = None) -> bytes:
-    """The filter for this machine's architecture; TaskError where it is not known."""
+def seccomp_filter(machine: str | None = None, alone: bool = True) -> bytes:
+    """The filter for this machine's architecture; TaskError where it is not known. A process that is not alone in a
+    name space of its own may neither become another program nor signal others."""
     name = machine or platform.machine()
     if name not in MACHINES:
         known = ", ".join(MACHINES)
-        raise TaskError(f"code tasks: no filter of system calls for {name}, known: {known}; score them elsewhere")
+        raise TaskError(f"no filter of system calls for {name}, known: {known}; use another machine")
     found = MACHINES[name]
     program = [
         _op(LOAD, MACHINE_AT),
@@ -69,7 +72,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         _op(RETURN, ALLOW),
         _op(RETURN, REFUSE),
     ]
-    calls = found.calls
+    calls = [call for call in found.calls if alone or call not in found.reaching]
     # Each jumps over those that follow, and over the refusal.
     program += [_op(EQUAL, call, yes=len(calls) - place) for place, call in enumerate(calls)]
     return b"".join([*program, _op(RETURN, REFUSE), _op(RETURN, ALLOW)])

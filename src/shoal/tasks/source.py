@@ -64,10 +64,25 @@ class Score:
 def score(source: TaskSource, task: Task, answer: str) -> Score:
     """Scores an answer; a scorer that fails is that sample's named error and never a reward."""
     try:
+        return score_in_memory(source, task, answer)
+    except MemoryError as error:
+        return Score(None, scorer_error(task, error))
+
+
+def scorer_error(task: Task, error: Exception) -> str:
+    """What a scorer raised on an answer to the task."""
+    return f"{task.source} task {task.index}: scorer raised {type(error).__name__}: {error}"[:500]
+
+
+def score_in_memory(source: TaskSource, task: Task, answer: str) -> Score:
+    """The same; but a MemoryError, which may be due to the answers before this one, is raised."""
+    try:
         found = source.score(task, answer)
         result = found if isinstance(found, Score) else Score(float(found))
+    except MemoryError:
+        raise
     except Exception as error:  # a scorer is foreign code and may raise anything
-        return Score(None, f"{task.source} task {task.index}: scorer raised {type(error).__name__}: {error}"[:500])
+        return Score(None, scorer_error(task, error))
     for value in (result.reward, *result.parts.values()):
         if value is not None and not -1e6 < value < 1e6:
             return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")

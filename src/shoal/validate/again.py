@@ -10,7 +10,7 @@ from shoal.errors import RolloutError, WeightsError
 from shoal.models.load import load, read_weights
 from shoal.rollout.record import Limits, check_sample, read_rollouts
 from shoal.rundir import RUN_FILE, limits_of, open_run
-from shoal.tasks.build import build_source
+from shoal.tasks.confine import check_confinement
 from shoal.tasks.filtered import layers
 from shoal.tasks.kept import check_foreign
 from shoal.tasks.scorer import Scorer
@@ -53,8 +53,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     for number, sample in enumerate(bundle.rollouts, bundle.first):
         check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
     with Scorer(bundle.config.tasks) as judge:
-        tasks = build_source(bundle.config.tasks)
-        checks = Checks(bundle.config, policy, tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
+        checks = Checks(bundle.config, policy, judge.tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
         found = rerun(bundle, checks.cheap)
         free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
         if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):
@@ -71,6 +70,7 @@ def _check_tasks(bundle: Bundle, run: Path) -> None:
     whose = f"bundle of file {bundle.sha256[:12]}"
     for lines in layers(bundle.config.tasks, whose):
         check_foreign(lines, whose, code=False)
+    check_confinement(whose, [])
     try_tasks(bundle.config.tasks, whose)
 
 

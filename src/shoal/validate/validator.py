@@ -28,7 +28,6 @@ from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.swarm.client import Link
 from shoal.swarm.juror import Juror
 from shoal.swarm.member import HERE, Reach, ignore_refused
-from shoal.tasks.build import build_source
 from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.audit import Audits
@@ -368,8 +367,7 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
         store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         with Scorer(config.tasks) as judge, ExitStack() as lines:
-            tasks = build_source(config.tasks)
-            checks = Checks(config, policy, tasks, judge, roots_of(channel), store.table)
+            checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)

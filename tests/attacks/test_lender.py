@@ -1,0 +1,194 @@
+"""What the owner of a run can make of a machine that is lent to it: nothing of that machine is read or sent."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import TaskConfig
+from shoal.errors import TaskError
+from shoal.keys import Key
+from shoal.swarm.member import join_run
+from shoal.tasks import confine, gym
+from shoal.tasks.forms import TEXT_OPTIONS
+from shoal.tasks.scorer import Scorer
+
+from ..coordinator.world import world_at
+
+PATHS_AS_OPTIONS = {"data_file"}
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The key of a machine that is lent."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    Key.load_or_create(tmp_path / "lender" / "node.key")
+    return tmp_path / "lender" / "node.key"
+
+
+def reads(key: Path) -> dict[str, Any]:
+    """A line whose every prompt is the key, if its generator can read it: it is the only word in there."""
+    options = {"data_file": str(key), "min_word_len": 3, "max_word_len": 200}
+    return {"source": "reasoning-gym/spell_backward", "options": options}
+
+
+@pytest.mark.parametrize("composite", [False, True])
+def test_a_run_card_cannot_make_a_lender_read_its_key(composite: bool, key: Path, tmp_path: Path) -> None:
+    line = reads(key)
+    if composite:
+        member = {"name": "spell_backward", "config": line["options"]}
+        line = {"source": "reasoning-gym/composite", "options": {"datasets": [member]}}
+    with (
+        world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[line]) as world,
+        pytest.raises(
+            TaskError, match=r"option data_file = .*node\.key' is refused: .* could name a file; do not join"
+        ),
+    ):
+        join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+    assert not (tmp_path / "home").exists()
+
+
+UNCHECKED = """
+import runpy
+from shoal.tasks import gym
+gym.foreign_option = lambda generator, options: None
+runpy.run_module("shoal.tasks.scorer_child", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at options, in the process that makes tasks either."""
+    monkeypatch.setattr(gym, "foreign_option", lambda generator, options: None)
+    start = subprocess.Popen
+
+    def start_unchecked(command: list[str], **rest: Any) -> subprocess.Popen[bytes]:
+        return start(
+            [sys.executable, "-P", "-c", UNCHECKED] if "shoal.tasks.scorer_child" in command else command, **rest
+        )
+
+    monkeypatch.setattr(subprocess, "Popen", start_unchecked)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_makes_tasks_cannot_read_the_key_even_if_nobody_looks_at_options(key: Path, tmp_path: Path) -> None:
+    stolen = gym.ReasoningGym("spell_backward", reads(key)["options"]).task("train", 0).prompt
+    assert key.read_text().strip() in stolen, "the attack must work where nothing is confined"
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[reads(key)]) as world:
+        with pytest.raises(TaskError, match="Permission denied"):
+            join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+        with (
+            Scorer([TaskConfig.model_validate(reads(key))]) as scorer,
+            pytest.raises(TaskError, match="Permission denied"),
+        ):
+            scorer.tasks.task("train", 0)
+
+
+CONFINED = """
+import json, os, socket, subprocess, sys
+from pathlib import Path
+from shoal.tasks.confine import confine
+key, table = map(Path, sys.argv[1:])
+confine([table])
+print(json.dumps(table.read_text()), flush=True)
+tries = {
+    "read": lambda: key.read_bytes(),
+    "link": lambda: os.link(key, table.parent / "link"),
+    "list": lambda: list(key.parent.iterdir()),
+    "parent": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
+    "memory": lambda: open(f"/proc/{os.getppid()}/mem", "rb").read(1),
+    "itself": lambda: Path("/proc/self/environ").read_bytes(),
+    "write": lambda: (table.parent / "written").write_bytes(b""),
+    "socket": lambda: socket.socket(),
+    "unix": lambda: socket.socket(socket.AF_UNIX),
+    "fork": lambda: os.fork(),
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "kill": lambda: os.kill(os.getppid(), 0),
+    "passwords": lambda: Path("/etc/passwd").read_bytes(),
+}
+for name, attempt in tries.items():
+    try:
+        attempt()
+    except OSError:
+        continue
+    print(name, flush=True)
+"""
+
+
+def test_a_confined_process_reads_what_it_was_given_and_reaches_nothing_else(key: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    table.write_text("{}")
+    command = [sys.executable, "-P", "-c", CONFINED, str(key), str(table)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ('"{}"\n', 0), done.stderr
+
+
+def test_no_stranger_is_joined_where_nothing_can_be_confined(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"source": "reasoning-gym/spell_backward"}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[line]) as world:
+        with monkeypatch.context() as old:
+            old.setattr(confine, "landlock_version", lambda: 0)
+            with pytest.raises(TaskError, match=r"kernel has no Landlock.*Linux 5\.13.*--allow-code"):
+                join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(key.parent)])
+        with pytest.raises(TaskError, match=r"Python's own path has .*, which holds .*node\.key"):
+            join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+
+
+def _holds_text(value: Any) -> bool:
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    return isinstance(value, str) or (isinstance(inner, list | tuple | set) and any(map(_holds_text, inner)))
+
+
+def test_every_option_that_may_be_text_was_looked_at() -> None:
+    """Walks the installed reasoning-gym: a release with another option that takes text fails here."""
+    import reasoning_gym
+
+    found = {}
+    for generator, (_, config) in reasoning_gym.factory.DATASETS.items():
+        types = typing.get_type_hints(config)
+        for field in dataclasses.fields(config):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            if "str" in str(types[field.name]) or "Path" in str(types[field.name]) or _holds_text(default):
+                found[field.name] = generator
+    # Its values are members of an enumeration, which text is not.
+    assert set(found) - {"transformation"} == set(TEXT_OPTIONS) | PATHS_AS_OPTIONS
+
+
+WATCHED = """
+import json, sys
+import reasoning_gym
+from shoal.errors import TaskError
+from shoal.tasks.forms import TEXT_OPTIONS
+from shoal.tasks.gym import ReasoningGym
+import dataclasses
+key = sys.argv[1]
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+secret = open(key).read().strip()
+opened.clear()
+for generator, (_, config) in reasoning_gym.factory.DATASETS.items():
+    for option in [field.name for field in dataclasses.fields(config) if field.name not in ("seed", "size")]:
+        for value in (key, [key], {key: key}, key[1:], "../" * 20 + key[1:], "\\\\" + key):
+            try:
+                source = ReasoningGym(generator, {option: value})
+            except TaskError as error:
+                assert "is refused" in str(error) or "composite" in str(error), (generator, option, error)
+                continue
+            print("taken", generator, option, value)
+print(json.dumps([name for name in opened if "node.key" in name]))
+"""
+
+
+def test_no_option_of_any_generator_opens_a_file_of_the_lenders(key: Path) -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", WATCHED, str(key)], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
