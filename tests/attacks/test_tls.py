@@ -20,7 +20,7 @@ from shoal.shardcast.pull import Puller
 from shoal.shardcast.server import Server, serving
 from shoal.shardcast.store import Store
 from shoal.shardcast.wire import Connection, Pace, SourceError
-from shoal.swarm import known
+from shoal.swarm.card import Join
 from shoal.swarm.client import Link
 from shoal.swarm.known import remember, trusted
 from shoal.tls import UnvouchedError, make_certificate, server_context, vouched_by
@@ -248,7 +248,7 @@ def test_a_remembered_coordinator_that_changes_is_refused(home: Path) -> None:
     with pytest.raises(SwarmError, match=re.escape(f"shoal identity forget {url}")):
         trusted(f"{url}#{MALLORY.address}")
     with pytest.raises(SwarmError, match="forget"):
-        remember(known.Join.parse(url), MALLORY.address)
+        remember(Join.parse(url), MALLORY.address)
     with pytest.raises(SwarmError, match="over https before"):
         trusted("http://run.example.org:7000")
     forgot = CliRunner().invoke(app, ["identity", "forget", url])

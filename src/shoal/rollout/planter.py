@@ -90,7 +90,7 @@ class Identity:
     """One of the planter's addresses: joined, and heard as long as it is open."""
 
     def __init__(
-        self, run: RunDir, join: Join, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
+        self, run: RunDir, join: str | Join, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
     ) -> None:
         self._status = status
         self._newest: Callable[[], int] = lambda: version.number if (version := source.latest()) else 0
@@ -127,7 +127,7 @@ class PlanterStore:
     def __init__(
         self,
         run: RunDir,
-        join: Join,
+        join: str | Join,
         plants: Plants,
         source: WeightSource,
         status: StatusFile,
