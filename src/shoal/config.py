@@ -324,8 +324,13 @@ class SwarmConfig(_Table):
     allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
     leases: Positive = Field(4, description="Leases that a node may hold at once.")
     probation_leases: Positive = Field(1, description="The same with fewer accepted files than audit.probation.")
-    probation_files: Positive = Field(4, description="Files of such a node that may wait for a verdict.")
-    most_nodes: Positive = Field(10_000, description="Nodes that may join in all.")
+    probation_files: Positive = Field(
+        4, description="Files of such a node that may wait for a verdict; all new nodes of one network share as many."
+    )
+    most_nodes: Positive = Field(
+        10_000,
+        description="Nodes at once; then one that had no file accepted, and is gone, makes room for another.",
+    )
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
     requests_per_s: float = Field(
         100.0,

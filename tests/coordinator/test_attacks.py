@@ -19,10 +19,10 @@ from sqlalchemy import Connection, Table, select
 
 from shoal.keys import Key
 from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import BODY, SIGNATURE, Signed, sign_request
+from shoal.swarm.signing import BODY, SIGNATURE, Recipient, Signed, sign_request
 from shoal.swarm.tables import metadata
 
-from .world import COORDINATOR, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from .world import COORDINATOR, HERE, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
 
 A, B = key_of("a"), key_of("b")
 
@@ -86,7 +86,6 @@ def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
         "/v1/card",
         "/v1/status",
         "/v1/versions",
-        "/v1/beacons",
         "/v1/steps/{step}",
         "/v1/submissions/{step}/{submission}",
         "/v1/ledger/entries",
@@ -96,7 +95,7 @@ def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
 
 def signed(world: World, key: Key, method: str, target: str, data: bytes) -> dict[str, str]:
     digest = hashlib.sha256(data).hexdigest()
-    return sign_request(key, method, target, digest, COORDINATOR.address, world.clock())
+    return sign_request(key, method, target, digest, HERE, world.clock())
 
 
 def test_a_request_that_is_sent_again_is_refused_also_after_a_restart(small_world: World) -> None:
@@ -167,7 +166,7 @@ def test_old_and_early_requests_are_refused_with_the_difference(busy: World) -> 
 
 
 def test_a_request_for_somebody_else_is_refused(busy: World) -> None:
-    answer = busy.request(A, "POST", "/v1/heartbeats", {}, recipient=TRAINER.address)
+    answer = busy.request(A, "POST", "/v1/heartbeats", {}, to=Recipient(TRAINER.address, "test"))
     refused(answer, 401, f"this coordinator is {COORDINATOR.address}")
 
 

@@ -14,7 +14,7 @@ from shoal.swarm.guard import BURST_S, Guard, network_of
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import sign_request
 
-from .world import COORDINATOR, TRAINER, World, key_of, world_at
+from .world import HERE, TRAINER, World, key_of, world_at
 
 A, B = key_of("a"), key_of("b")
 DEFAULT = SwarmConfig().requests_per_s
@@ -25,7 +25,7 @@ class Door:
 
     def __init__(self, per_s: float, members: set[str]) -> None:
         self.now = 0.0
-        recipient, trusted = COORDINATOR.address, {TRAINER.address}
+        recipient, trusted = HERE, {TRAINER.address}
         self._guard = Guard(self._app, per_s, recipient, members, trusted, lambda: 1e9, lambda: self.now)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,7 +34,7 @@ class Door:
     def is_open(self, host: str, key: Key | None = None) -> bool:
         """Whether a request is let through."""
         empty = hashlib.sha256(b"").hexdigest()
-        signed = sign_request(key, "GET", "/v1/files", empty, COORDINATOR.address, 1e9) if key else {}
+        signed = sign_request(key, "GET", "/v1/files", empty, HERE, 1e9) if key else {}
         headers = [(name.lower().encode(), value.encode()) for name, value in signed.items()]
         place = {"method": "GET", "raw_path": b"/v1/files", "query_string": b""}
         scope: Scope = {"type": "http", "client": (host, 1), "headers": headers, **place}

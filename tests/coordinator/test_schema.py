@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from shoal.keys import Key
 from shoal.swarm.signing import sign_request
 
-from .world import COORDINATOR, TRAINER, VALIDATOR, World, key_of, world_at
+from .world import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -38,7 +38,7 @@ class Signing(requests.auth.AuthBase):
         assert isinstance(data, bytes)
         digest = hashlib.sha256(data).hexdigest()
         assert request.method
-        signed = sign_request(self.key, request.method, request.path_url, digest, COORDINATOR.address, time.time())
+        signed = sign_request(self.key, request.method, request.path_url, digest, HERE, time.time())
         request.headers.update(signed)
         return request
 

@@ -17,12 +17,13 @@ from shoal.swarm.signing import (
     TIME,
     WINDOW_S,
     Nonces,
+    Recipient,
     Signed,
     check_request,
     sign_request,
 )
 
-from .world import COORDINATOR, TRAINER, key_of
+from .world import COORDINATOR, HERE, TRAINER, key_of
 
 NODE = key_of("a")
 NOW = 1_800_000_000.0
@@ -30,11 +31,11 @@ TARGET = "/v1/files?first=0&last=2"
 
 
 def headers(now: float = NOW) -> dict[str, str]:
-    return sign_request(NODE, "GET", TARGET, EMPTY, COORDINATOR.address, now)
+    return sign_request(NODE, "GET", TARGET, EMPTY, HERE, now)
 
 
 def check(given: dict[str, str], method: str = "GET", target: str = TARGET, now: float = NOW) -> Signed:
-    return check_request(given, method, target, COORDINATOR.address, now)
+    return check_request(given, method, target, HERE, now)
 
 
 def test_the_node_is_who_the_signature_says() -> None:
@@ -55,7 +56,7 @@ def test_another_method_or_path_makes_it_somebody_elses(method: str, target: str
 
 
 def test_a_request_to_another_coordinator_is_refused() -> None:
-    meant = sign_request(NODE, "GET", TARGET, EMPTY, TRAINER.address, NOW)
+    meant = sign_request(NODE, "GET", TARGET, EMPTY, Recipient(TRAINER.address, "test"), NOW)
     with pytest.raises(Refusal, match="this coordinator is 0x"):
         check(meant)
     assert check(meant | {RECIPIENT: COORDINATOR.address}).node != NODE.address

@@ -69,17 +69,13 @@ def test_a_restarted_node_gets_its_own_lease_back(world: World) -> None:
     assert world.take("a") == lease
 
 
-def test_the_draws_of_a_lease_follow_from_a_beacon_that_is_younger_than_its_node(world: World) -> None:
+def test_each_lease_has_a_beacon_of_its_own_which_nobody_knew_before(world: World) -> None:
     world.announce()
-    first = world.take("a")
-    world.store(key_of("b"))
-    second = world.take("b")
-    assert first.beacon != second.beacon
-    drawn = {beacon["value"]: beacon["drawn"] for beacon in world.link(key_of("a")).get("/v1/beacons")}
-    query = "SELECT address, joined FROM nodes"
-    joined: dict[str, float] = dict(world.database.ask(lambda db: db.exec_driver_sql(query).all()))
-    for lease in (first, second):
-        assert drawn[lease.beacon] > joined[lease.node]
+    leases = [world.take(name) for name in ("a", "b", "c")]
+    for name, lease in zip("abc", leases, strict=True):
+        world.hand_in(name, lease)
+    leases += [world.take(name) for name in ("a", "b", "c")]
+    assert len({lease.beacon for lease in leases}) == 6
 
 
 def test_a_node_on_probation_holds_one_lease_and_earns_more(world: World) -> None:

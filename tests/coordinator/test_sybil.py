@@ -13,7 +13,8 @@ from shoal.swarm.signing import sign_request
 from shoal.swarm.tables import nodes
 from shoal.validate.finding import Finding, Verdict
 
-from .world import COORDINATOR, TRAINER, VALIDATOR, World, key_of, world_at
+from .strangers import Stranger
+from .world import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 
 
 def accept(world: World) -> None:
@@ -67,6 +68,7 @@ def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_
         accept(world)
         text = {"name": "\U00020000" * 64, "doing": "\U00020000" * 200, "waits_on": "\U00020000" * 64}
         fresh = {"role": "worker", "url": "", "state": "healthy", "reason": "x" * 4000, "refused": "", "version": None}
+        fresh |= {"network": ""}
         counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
         now = world.clock() + 60
         times = {"joined": now, "seen": now, "since": now}
@@ -133,7 +135,7 @@ def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World
     host, port = world.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         for _ in range(3):
-            headers = sign_request(key_of("a"), "PUT", target, "0" * 64, COORDINATOR.address, world.clock())
+            headers = sign_request(key_of("a"), "PUT", target, "0" * 64, HERE, world.clock())
             head = [
                 f"PUT {target} HTTP/1.1",
                 "Host: x",
@@ -148,3 +150,15 @@ def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World
         answer = world.request(key_of("a"), "PUT", target, content=b"x" * 100)
         assert (answer.status_code, "3 files come already" in answer.text) == (429, True)
     world.hand_in("a", lease)
+
+
+def test_new_nodes_of_one_network_share_a_quota_and_crowd_nobody_out(tmp_path: Path, database_url: str) -> None:
+    with world_at(tmp_path, database_url, swarm={"most_nodes": 8}) as world:
+        world.announce()
+        stranger = Stranger(world)
+        assert stranger.spoil_all("198.51.100.7", most=7) == world.config.swarm.probation_files
+        for number in range(7):
+            if number > 4:
+                stranger.join(f"idle-{number}", "198.51.100.8")
+        assert stranger.spoil("elsewhere", "2001:db8::1")
+        assert [upload.node for upload in world.validator.waiting(0, 2)].index(key_of("elsewhere").address) <= 1

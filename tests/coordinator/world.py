@@ -24,7 +24,7 @@ from shoal.swarm.database import Database
 from shoal.swarm.objects import Objects
 from shoal.swarm.plants import Plants
 from shoal.swarm.server import serving
-from shoal.swarm.signing import sign_request
+from shoal.swarm.signing import Recipient, sign_request
 from shoal.swarm.store import SwarmStore
 from shoal.swarm.terms import Terms
 from shoal.tasks.sampler import Table
@@ -44,6 +44,7 @@ TREE: dict[str, Any] = {
     "swarm": {"leases": 3, "relays": ["http://127.0.0.1:1"]},
 }
 TRAINER, VALIDATOR, ORIGIN, COORDINATOR = (Key(bytes([n]) * 32) for n in (1, 2, 3, 4))
+HERE = Recipient(COORDINATOR.address, "test")
 
 
 class Clock:
@@ -182,14 +183,14 @@ class World:
         body: Any = None,
         *,
         content: bytes | None = None,
-        recipient: str = COORDINATOR.address,
+        to: Recipient = HERE,
         at: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx2.Response:
         """One signed request, as it is or with something changed."""
         data = content if content is not None else (b"" if body is None else json.dumps(body).encode())
         digest = hashlib.sha256(data).hexdigest()
-        signed = sign_request(key, method, target, digest, recipient, self.clock() if at is None else at)
+        signed = sign_request(key, method, target, digest, to, self.clock() if at is None else at)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         return self.send(method, target, data, kind | signed | (headers or {}))
 

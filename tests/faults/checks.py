@@ -26,7 +26,7 @@ from shoal.ledger.state import State
 from shoal.rundir import RunDir
 from shoal.swarm.objects import object_name
 from shoal.swarm.past import reading
-from shoal.swarm.tables import beacons, leases, nodes, outbox, submissions, versions
+from shoal.swarm.tables import leases, nodes, outbox, submissions, versions
 from shoal.validate.finding import Verdict
 from shoal.watch.status import RoleStatus, read_status
 
@@ -43,7 +43,6 @@ class Records:
 
     nodes: Rows
     versions: Rows
-    beacons: Rows
     leases: Rows
     submissions: Rows
     outbox: Rows
@@ -76,7 +75,7 @@ class People:
 def read_records(run: RunDir) -> Records:
     with reading(run) as db:
         db.exec_driver_sql("BEGIN")  # one moment for all tables
-        tables = (nodes, versions, beacons, leases, submissions, outbox)
+        tables = (nodes, versions, leases, submissions, outbox)
         rows = {table.name: list(db.execute(select(table))) for table in tables}
     return Records(**rows, book=verify_file(run.path / "ledger.db").state)
 
@@ -128,7 +127,7 @@ def lease_faults(records: Records, async_level: int) -> list[str]:
     """Invariant 2, as far as it shows: what work is drawn from was fixed by the coordinator, after the node joined."""
     faults = []
     joined = {row.address: row.joined for row in records.nodes}
-    drawn = {row.value: row.drawn for row in records.beacons}
+    beacons = Counter(row.beacon for row in records.leases)
     held = {(row.step, row.submission): row for row in records.leases}
     for step, found in groupby(sorted(held), key=lambda place: place[0]):
         numbers = [number for _, number in found]
@@ -139,8 +138,10 @@ def lease_faults(records: Records, async_level: int) -> list[str]:
         if row.node not in joined:
             faults.append(f"{name}: was given to {row.node}, who never joined")
             continue
-        if row.beacon not in drawn or not joined[row.node] <= drawn[row.beacon] <= row.issued:
-            faults.append(f"{name}: its beacon was not drawn between the node's joining and the lease")
+        if beacons[row.beacon] > 1:
+            faults.append(f"{name}: its beacon is another lease's as well")
+        if row.issued < joined[row.node]:
+            faults.append(f"{name}: was given before its node joined")
         if (row.oldest, row.newest) != (max(0, step - async_level), step):
             faults.append(f"{name}: allows versions {row.oldest}..{row.newest}")
         if not row.issued < row.deadline <= row.until:

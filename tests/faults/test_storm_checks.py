@@ -25,7 +25,7 @@ from shoal.swarm.objects import object_name
 from shoal.swarm.outbox import remember_steps
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.signing import Signed
-from shoal.swarm.tables import beacons, leases, nodes, outbox, submissions, versions
+from shoal.swarm.tables import leases, nodes, outbox, submissions, versions
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Finding, Verdict
 from shoal.watch.status import RoleStatus
@@ -161,6 +161,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
             kept=False,
             tokens=0,
             entered=True,
+            network="",
         ),
     ),
     "the ledger lacks a node": (
@@ -203,13 +204,13 @@ BREAKS: dict[str, tuple[str, Any]] = {
         r"worker-0: is honest and was banned: for nothing",
         update(nodes).where(nodes.c.address == HONEST.address).values(state="banned", reason="for nothing"),
     ),
-    "a beacon was known before its node joined": (
-        r"beacon was not drawn between the node's joining and the lease",
-        update(beacons).values(drawn=NOW - 1),
+    "a beacon was known before its lease": (
+        r"lease 0/1: its beacon is another lease's as well",
+        update(leases).values(beacon=5),
     ),
-    "a beacon was made up": (
-        r"lease 0/1: its beacon was not drawn",
-        update(leases).where(leases.c.submission == 1).values(beacon=5),
+    "a lease was given before its node joined": (
+        r"lease 0/1: was given before its node joined",
+        update(leases).where(leases.c.submission == 1).values(issued=0.0),
     ),
     "a number is left out": (
         r"leases: step \d has the numbers",

@@ -28,7 +28,7 @@ import aiohttp
 
 from shoal.errors import BenchError
 from shoal.keys import Key
-from shoal.swarm.signing import EMPTY, sign_request
+from shoal.swarm.signing import EMPTY, Recipient, sign_request
 
 Kind = Literal["card", "join", "heartbeat", "lease", "upload", "other"]
 FILE_BYTES = 100_000
@@ -128,7 +128,7 @@ class Node:
         headers = {"Content-Type": media} if data else {}
         if signed:
             digest = hashlib.sha256(data).hexdigest() if data else EMPTY
-            headers |= sign_request(self.key, method, target, digest, swarm.coordinator, time.time())
+            headers |= sign_request(self.key, method, target, digest, swarm.to, time.time())
         tally = swarm.tally
         began = time.perf_counter()
         try:
@@ -149,9 +149,9 @@ class Node:
 class Swarm:
     """All nodes, the trainer and the validator, and what is being counted."""
 
-    def __init__(self, load: Load, coordinator: str, heartbeat_s: float) -> None:
+    def __init__(self, load: Load, to: Recipient, heartbeat_s: float) -> None:
         self.load = load
-        self.coordinator = coordinator
+        self.to = to
         self.heartbeat_s = heartbeat_s
         self.tally = Tally()
         self.version = 0
@@ -295,7 +295,7 @@ async def measure(load: Load) -> dict[str, Any]:
     """Joins, hurries to find out what is the most, then works at a share of that; both with every node's heartbeats."""
     async with aiohttp.ClientSession() as session, session.get(f"{load.url}/v1/card") as answer:
         card = (await answer.json())["card"]
-    swarm = Swarm(load, card["coordinator"], card["heartbeat_s"])
+    swarm = Swarm(load, Recipient(card["coordinator"], card["run"]), card["heartbeat_s"])
     tasks: list[asyncio.Task[None]] = []
     try:
         with swarm.counting() as joining:

@@ -19,7 +19,7 @@ from shoal.keys import Key, checksummed
 from shoal.ledger.acts import Act, Leaf, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
-from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of
 from shoal.ledger.log import Log, term_names
 from shoal.ledger.merkle import keccak_text
@@ -141,7 +141,7 @@ class EvmLedger:
     def take(self, statement: Statement) -> bool:
         raise Refused("pointless", f"{statement.act.name}: this run's ledger is {self.place}; send a transaction there")
 
-    def entries(self, first: int, most: int) -> list[Entry]:  # noqa: ARG002
+    def stored_lines(self, first: int, most_bytes: int) -> list[str]:  # noqa: ARG002
         raise Refused("pointless", f"entries: this run's ledger is {self.place}; read it there")
 
     # What others entered

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from shoal.keys import Key
 from shoal.ledger.acts import Act
-from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.entry import Statement
 from shoal.ledger.state import State, Status, holdings, leases, status
 
 T = TypeVar("T")
@@ -84,8 +84,9 @@ class Ledger(Protocol):
         """Enters what its author signed elsewhere. A chain refuses it: there, authors send transactions."""
         ...
 
-    def entries(self, first: int, most: int) -> list[Entry]:
-        """Entries from a number on. A chain refuses it: it is read there."""
+    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+        """Entries from a number on as they are stored, each a JSON string: as many as fit, and at least one if there is
+        one. A chain refuses it: it is read there."""
         ...
 
     def catch_up(self) -> None:

@@ -5,14 +5,14 @@ One thread writes. What waits for it is entered in one transaction and acknowled
 against mistakes; against its owner there are seals and heads.
 """
 
+import json
 import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
-from itertools import islice
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -147,9 +147,17 @@ class SqliteLedger:
         with self._lock:
             return reader(self._history.state)
 
-    def entries(self, first: int, most: int) -> list[Entry]:
-        """Entries from a number on, as they are on the disk."""
-        return list(islice(read_entries(self._path, first), most))
+    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+        """Entries from a number on as they are on the disk, not parsed: whoever reads them checks them."""
+        found, size = list[str](), 0
+        with _reading(self._path) as database:
+            for (line,) in database.execute("SELECT line FROM entries WHERE number >= ? ORDER BY number", (first,)):
+                text = json.dumps(line)
+                size += len(text) + 1
+                if found and size > most_bytes:
+                    break
+                found.append(text)
+        return found
 
     def totals(self) -> Totals:
         with self._lock:
@@ -232,17 +240,23 @@ def read_entries(path: Path, first: int = 0) -> Iterator[Entry]:
     """The entries of a ledger's file from a number on, in order; they are not checked yet."""
     if not path.is_file():
         raise LedgerError(f"ledger {path}: no such file; give a run's ledger.db")
+    with _reading(path) as database:
+        query = "SELECT number, line FROM entries WHERE number >= ? ORDER BY number"
+        for expected, (number, line) in enumerate(database.execute(query, (first,)), start=first):
+            try:
+                entry = Entry.from_line(line)
+            except LedgerError as error:
+                raise chain.TamperedError(expected, str(error)) from None
+            if number != expected:
+                raise chain.TamperedError(expected, f"is missing; the next one there has number {number}")
+            yield entry
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            query = "SELECT number, line FROM entries WHERE number >= ? ORDER BY number"
-            for expected, (number, line) in enumerate(database.execute(query, (first,)), start=first):
-                try:
-                    entry = Entry.from_line(line)
-                except LedgerError as error:
-                    raise chain.TamperedError(expected, str(error)) from None
-                if number != expected:
-                    raise chain.TamperedError(expected, f"is missing; the next one there has number {number}")
-                yield entry
+            yield database
     except sqlite3.Error as error:
         raise LedgerError(
             f"ledger {path}: is no ledger, or cannot be read ({error}); give a run's ledger.db"

@@ -28,25 +28,26 @@ from shoal.swarm import messages as m
 from shoal.swarm.bounds import PAUSE_S, App, Bounded, Scope
 from shoal.swarm.card import SignedCard
 from shoal.swarm.coordinator import Coordinator
-from shoal.swarm.guard import SIGNED, Guard
+from shoal.swarm.guard import SIGNED, Guard, neighbours_of
 from shoal.swarm.leasing import NoLease
 from shoal.swarm.overview import Overview
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signed_table import SignedTable
-from shoal.swarm.signing import BODY, EMPTY, NONCE, RECIPIENT, SIGNATURE, TIME, Signed
+from shoal.swarm.signing import BODY, EMPTY, NONCE, RECIPIENT, RUN, SIGNATURE, TIME, Recipient, Signed
 from shoal.validate.finding import Finding, Verdict
 
 MOST_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
 SPOOL = 1 << 18
-MOST_ENTRIES = 200
+# An answer with entries of the ledger, well below what clients read (`client.MOST_ANSWER`).
+MAX_LINES_BYTES = 1 << 20
 LEASE_FIELDS = [field.name for field in fields(Lease)]
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
 
-Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over seven
-lines joined by a newline: `shoal request 1`, the method, path and query as sent, the SHA-256 of the body, the time in
-milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's address from the run card. Times more
-than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
+Requests marked with `Shoal-Signature` are signed by the node's secp256k1 key (EIP-191, `personal_sign`) over eight
+lines joined by a newline: `shoal request 2`, the method, path and query as sent, the SHA-256 of the body, the time in
+milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's address and the run's name from the run
+card. Times more than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
 """
 _PROBLEM = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 # All are described by one model, which is given once: FastAPI would build it anew for each code of each route.
@@ -101,8 +102,8 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
     _ledger_routes(app, coordinator)
     terms = coordinator.terms
     trusted = terms.validators | {terms.trainer}
-    rate, address = terms.requests_per_s, coordinator.key.address
-    guard = Guard(app, rate, address, coordinator.members, trusted, coordinator.clock)
+    own = Recipient(coordinator.key.address, terms.run)
+    guard = Guard(app, terms.requests_per_s, own, coordinator.members, trusted, coordinator.clock)
     return Bounded(guard, terms.max_upload, _is_file, pause_s)
 
 
@@ -119,6 +120,7 @@ def _signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
         _time: Annotated[str, Header(alias=TIME, description="Milliseconds since 1970.")] = "",
         _nonce: Annotated[str, Header(alias=NONCE, description="32 hexadecimal digits, never the same twice.")] = "",
         _recipient: Annotated[str, Header(alias=RECIPIENT, description="The coordinator's address.")] = "",
+        _run: Annotated[str, Header(alias=RUN, description="The run's name.")] = "",
         _body: Annotated[str, Header(alias=BODY, description="SHA-256 of the body.")] = "",
         _signature: Annotated[str, Header(alias=SIGNATURE, description="65 bytes, hexadecimal.")] = "",
     ) -> Signed:
@@ -203,10 +205,6 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def table(version: Annotated[int, InPath(ge=0, lt=10**9)]) -> Response:
         return Response(await coordinator.table(version), media_type="application/json")
 
-    @app.get("/v1/beacons", summary="The newest beacons; a lease's was drawn after its node had joined.")
-    async def beacons() -> list[m.BeaconOut]:
-        return [m.BeaconOut(number=n, value=value, drawn=drawn) for n, value, drawn in await coordinator.beacons()]
-
     @app.get("/v1/steps/{step}", summary="How much of a step is there and on its way.")
     async def count(step: Step) -> m.CountOut:
         return m.CountOut.model_validate(asdict(await coordinator.count(step)))
@@ -221,8 +219,8 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
     signed = Depends(_signer(coordinator))
 
     @app.post("/v1/nodes", summary="Join the run; again after a crash, with the same key.")
-    async def join(body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
-        await coordinator.join(by, body.role, body.name, body.url)
+    async def join(request: Request, body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
+        await coordinator.join(by, body.role, body.name, body.url, neighbours_of(request.scope))
         return m.JoinOut(address=by.node, heartbeat_s=coordinator.terms.heartbeat_s)
 
     @app.post("/v1/heartbeats", summary="Say that the node is there; the answer says what to do.")
@@ -231,8 +229,8 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         return m.OrderOut.model_validate({**asdict(order), "time": coordinator.clock()})
 
     @app.post("/v1/leases", summary="Ask for work.")
-    async def lease(body: m.LeaseIn, by: Signed = signed) -> m.LeaseOut:
-        granted, retry_s = await coordinator.lease(by, body.version, body.holding)
+    async def lease(request: Request, body: m.LeaseIn, by: Signed = signed) -> m.LeaseOut:
+        granted, retry_s = await coordinator.lease(by, body.version, body.holding, neighbours_of(request.scope))
         if isinstance(granted, NoLease):
             return m.LeaseOut(lease=None, reason=granted.reason, retry_s=retry_s)
         return m.LeaseOut(lease=granted.to_tree())
@@ -315,7 +313,10 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     ) -> Response:
         found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait)
         # As it is: to check a list on its way out takes three times as long as to write it.
-        files = [{"lease": _tree(file.lease), "sha256": file.sha256, "size": file.size} for file in found]
+        files = [
+            {"lease": _tree(file.lease), "sha256": file.sha256, "size": file.size, "record": file.record}
+            for file in found
+        ]
         return Response(json.dumps({"files": files}), media_type="application/json")
 
     @app.get(
@@ -364,13 +365,18 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
     Address = Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")]
     signed = Depends(_signer(coordinator))
 
-    @app.get("/v1/ledger/entries", summary="Entries of the ledger from a number on, a line of JSON each.")
-    async def entries(first: First = 0) -> m.LinesOut:
+    @app.get(
+        "/v1/ledger/entries",
+        summary="Entries of the ledger from a number on, a line of JSON each, as many as fit.",
+        response_model=m.LinesOut,
+    )
+    async def entries(first: First = 0) -> Response:
         try:
-            found = await asyncio.to_thread(coordinator.book.entries, first, MOST_ENTRIES)
+            lines = await asyncio.to_thread(coordinator.book.stored_lines, first, MAX_LINES_BYTES)
         except Refused as error:
             raise Refusal("unknown", str(error)) from None
-        return m.LinesOut(lines=[entry.to_line() for entry in found])
+        # Each is one JSON string already: what is stored is handed out, neither parsed nor checked again.
+        return Response(f'{{"lines":[{",".join(lines)}]}}', media_type="application/json")
 
     @app.get("/v1/ledger/nodes/{address}", summary="A node's stake, earnings and standing.")
     async def node(address: Address) -> m.StandingOut:
@@ -384,7 +390,7 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
         await coordinator.heard(by)
         try:
             statement = Statement.model_validate(body, strict=False)
-            return m.Done(changed=await asyncio.to_thread(coordinator.book.take, statement))
+            return m.Done(changed=await coordinator.take_statement(statement))
         except ValidationError as error:
             first = error.errors()[0]
             raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:500]) from None

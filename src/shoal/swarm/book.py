@@ -21,7 +21,7 @@ from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Act, Deposit, Fund, Leaf, Register, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.draw import draw
-from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Ledger, Standing, standing_of
 from shoal.ledger.record import is_on_chain
 from shoal.ledger.state import State, in_standing
@@ -128,9 +128,9 @@ class Book:
         """Reads the state while nothing is entered."""
         return self._ledger.look(reader)
 
-    def entries(self, first: int, most: int) -> list[Entry]:
-        """Entries from a number on."""
-        return self._ledger.entries(first, most)
+    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+        """Entries from a number on, each a JSON string; at least one if there is one."""
+        return self._ledger.stored_lines(first, most_bytes)
 
     def _acts(self, database: Database, kind: str, noted: dict[str, Any]) -> list[Act]:
         """What is entered for one thing that was noted."""

@@ -29,7 +29,7 @@ from shoal.swarm import messages as m
 from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
 from shoal.swarm.refusal import STATUS, Refusal
 from shoal.swarm.signed_table import SignedTable
-from shoal.swarm.signing import EMPTY, sign_request
+from shoal.swarm.signing import EMPTY, Recipient, sign_request
 from shoal.tasks.sampler import Table
 from shoal.tls import UnvouchedError, WrongServerError, pinned_context, public_context
 from shoal.watch.history import one_line
@@ -74,6 +74,7 @@ class Link:
         if self.join_at.is_secure and self.join_at.coordinator is not None:
             self._client = self._pinned = self._connect(pinned_context(self.join_at.coordinator))
         self._card: Card | None = None
+        self._joined: dict[str, str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +103,8 @@ class Link:
 
     def join(self, role: str, name: str = "", url: str = "") -> None:
         """Joins the run, or says that the node is still there."""
-        self.send("POST", "/v1/nodes", {"role": role, "name": name, "url": url})
+        self._joined = {"role": role, "name": name, "url": url}
+        self.send("POST", "/v1/nodes", self._joined)
 
     def heartbeat(self, doing: str = "", waits_on: str = "", version: int | None = None) -> dict[str, Any]:
         said = {"doing": one_line(doing)[:200], "waits_on": one_line(waits_on)[:64], "version": version}
@@ -206,9 +208,13 @@ class Link:
 
         self._until(target, once, wait_s)
 
+    def _sign(self, method: str, target: str, body: str) -> dict[str, str]:
+        to = Recipient(self.card.coordinator, self.card.run)
+        return sign_request(self.key, method, target, body, to, self._clock())
+
     @contextmanager
     def _stream(self, method: str, target: str) -> Iterator[httpx2.Response]:
-        headers = sign_request(self.key, method, target, EMPTY, self.card.coordinator, self._clock())
+        headers = self._sign(method, target, EMPTY)
         with self._client.stream(method, self.join_at.url + target, headers=headers | PLAIN) as answer:
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, _read(answer, MOST_REFUSAL))
@@ -230,14 +236,21 @@ class Link:
         def once() -> T:
             headers = PLAIN | ({"Content-Type": kind} if data is not None else {})
             if signed:
-                headers |= sign_request(self.key, method, target, body, self.card.coordinator, self._clock())
+                headers |= self._sign(method, target, body)
             with self._client.stream(method, self.join_at.url + target, content=data, headers=headers) as answer:
                 said = _read(answer, most if answer.status_code == 200 else MOST_REFUSAL)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, said)
             return parse(said)
 
-        return self._until(target, once)
+        try:
+            return self._until(target, once)
+        except Refusal as refusal:
+            # A run that is full forgets nodes that were gone for a while and had no file accepted.
+            if refusal.code != "not-joined" or self._joined is None or target == "/v1/nodes":
+                raise
+            self.send("POST", "/v1/nodes", self._joined)
+            return self._until(target, once)
 
     def _doubted(self, error: Exception) -> str:
         """The first time it is an error. A coordinator that was there before is waited for: whoever sits in the middle

@@ -20,7 +20,9 @@ from sqlalchemy import Connection, select
 from shoal.config import RunConfig
 from shoal.errors import StorageError
 from shoal.keys import Key
+from shoal.ledger.entry import Statement
 from shoal.rollout.pacing import StepCount
+from shoal.shardcast.guard import Rates
 from shoal.swarm import judging, leasing, queries, registry
 from shoal.swarm.book import Book
 from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
@@ -37,7 +39,7 @@ from shoal.swarm.registry import Node, Role
 from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import Nonces, Signed
 from shoal.swarm.states import State
-from shoal.swarm.tables import beacons, nodes, nonces
+from shoal.swarm.tables import nodes, nonces
 from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
 from shoal.tasks.sampler import Table
@@ -59,6 +61,8 @@ ORPHAN_S = 3600.0
 LEASE_REQUESTS_PER_S = 50.0
 LEAST_RETRY_S = 0.2
 MOST_RELAYS = 64
+# What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
+STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
 MOST_COMING = 3
 # What is nobody's business outside: databases with their passwords, and who plays the cheat.
@@ -111,6 +115,7 @@ class Coordinator:
         self._card: tuple[list[str], SignedCard] | None = None
         self._tables: dict[int, bytes] = {}
         self._workers = 0
+        self._statements = Rates(STATEMENTS_PER_S, MAX_STATEMENTS)
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
         self._coming: Counter[tuple[int, int]] = Counter()
@@ -132,9 +137,11 @@ class Coordinator:
 
     # Requests of nodes
 
-    async def join(self, signed: Signed, role: Role, name: str, url: str) -> None:
+    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
         now = self.clock()
-        await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now))
+        forgotten = await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now, network))
+        if forgotten is not None:
+            self.members.discard(forgotten)
         self.members.add(signed.node)
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
@@ -153,13 +160,16 @@ class Coordinator:
         return await self._act(signed, work)
 
     async def lease(
-        self, signed: Signed, version: int, holding: Collection[tuple[int, int]]
+        self, signed: Signed, version: int, holding: Collection[tuple[int, int]], network: str = ""
     ) -> tuple[SignedLease | NoLease, float]:
-        """A lease or why there is none, and after how many seconds to ask again."""
+        """A lease or why there is none, and after how many seconds to ask again.
+
+        `network` is where the node asks from (`guard.neighbours_of`).
+        """
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
             may_hold = self._leases_of(node.address)
-            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants)
+            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
         retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
@@ -341,10 +351,27 @@ class Coordinator:
         if signed.node != self.book.arbiter:
             await self._act(signed, lambda _db, _node, _now: None)
 
+    async def take_statement(self, statement: Statement) -> bool:
+        """Enters what its author signed on the ledger; False if it was there already.
+
+        The author has joined, or has an account, and has a budget: every validator follows and checks what is entered,
+        and keys cost nothing. The run's own roles have none to keep to: what they say grows with the work.
+        """
+        author = statement.author
+        if author not in {*self.terms.validators, self.terms.trainer, self.book.arbiter, self.key.address}:
+            if self.book.standing(author) is None and await self._do(lambda db: registry.find(db, author)) is None:
+                raise Refusal("not-joined", f"{author}: has not joined this run, and has no account on its ledger")
+            statement.check()  # first, or anybody could use up another's budget
+            if not self._statements.take(author, time.monotonic()):
+                raise Refusal(
+                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements a second for the ledger; wait"
+                )
+        return await asyncio.to_thread(self.book.take, statement)
+
     # What anybody may know
 
     async def count(self, step: int) -> StepCount:
-        return (await self._do(lambda db: leasing.counts(db, step, step, self.clock()))).get(step, StepCount())
+        return await self._do(lambda db: leasing.count_of(db, self.terms, step, self.clock()))
 
     async def newest(self) -> int | None:
         return await self._do(leasing.newest_version)
@@ -365,10 +392,6 @@ class Coordinator:
             found = await self._do(lambda db: overview(db, self.terms, self.clock()))
             self._seen = (time.monotonic(), found)
         return self._seen[1]
-
-    async def beacons(self) -> list[tuple[int, int, float]]:
-        query = select(beacons).order_by(beacons.c.number.desc()).limit(100)
-        return await self._do(lambda db: [tuple(row) for row in db.execute(query)])
 
     def task_file(self, sha256: str) -> Path:
         """A file that the run's tasks are made of."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from shoal.shardcast.guard import Rates
 from shoal.swarm.bounds import App, Receive, Scope, Send
 from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import HEADERS, Signed, check_request
+from shoal.swarm.signing import HEADERS, Recipient, Signed, check_request
 
 # What may be asked at once, in seconds of the rate: a thousand nodes behind one router join within that.
 BURST_S = 20.0
@@ -29,7 +29,7 @@ class Guard:
         self,
         app: App,
         per_s: float,
-        recipient: str,
+        recipient: Recipient,
         members: Collection[str],
         trusted: Collection[str],
         clock: Callable[[], float],
@@ -70,14 +70,29 @@ class Guard:
 
 def network_of(scope: Scope) -> str:
     """Where a request comes from: an IPv4 address, or the 64 bits of an IPv6 address that one subscriber gets."""
+    address = _address_of(scope)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(address)
+
+
+def neighbours_of(scope: Scope) -> str:
+    """The network whose newcomers share one quota of work: an IPv4 /24 or an IPv6 /48, as much as one customer of a
+    host rents for little. Empty for this machine, which is nobody else's."""
+    address = _address_of(scope)
+    if isinstance(address, str):
+        return address
+    if address.is_loopback:
+        return ""
+    return str(ipaddress.ip_network((int(address), 24 if address.version == 4 else 48), strict=False))
+
+
+def _address_of(scope: Scope) -> ipaddress.IPv4Address | ipaddress.IPv6Address | str:
+    """The other end's address, or its name where it has none, as on a Unix socket."""
     client = scope.get("client")
-    host = client[0] if client else ""
+    host: str = client[0] if client else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host or "unknown"
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((int(address), 64), strict=False))
-    return str(address)
+    return getattr(address, "ipv4_mapped", None) or address

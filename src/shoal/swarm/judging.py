@@ -6,8 +6,10 @@ are not kept, or whoever has many keys fills the disk; a validator keeps the evi
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Row, exists, select, true
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, select, true
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from shoal.rollout.lease import Lease
 from shoal.swarm import queries
@@ -15,12 +17,13 @@ from shoal.swarm.leasing import lease_of
 from shoal.swarm.objects import object_name
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node, must_judge
-from shoal.swarm.tables import leases, submissions, votes
+from shoal.swarm.tables import leases, nodes, submissions, votes
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
 
 MOST_LISTED = 1000
 MOST_WHY = 500  # characters
+_LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Filed:
     lease: Lease
     sha256: str
     size: int
+    record: int
+    """What its node has shown (`leasing.record_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class Explanation:
 
 
 def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None) -> list[Filed]:
-    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict.
+    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict, in the order in which
+    they are to be judged.
 
     Where several decide, a file waits for `who` until it has voted: the others may have been faster. What is known to
     be bad is not shown to the trainer, even if it was accepted.
@@ -55,16 +61,29 @@ def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept:
     own = (votes.c.step == submissions.c.step) & (votes.c.submission == submissions.c.submission)
     voted = exists().where(own, votes.c.judge == who)
     waits = ~voted if terms.quorum > 1 else submissions.c.accept.is_(None)
-    rows = db.execute(
-        select(leases, submissions.c.sha256, submissions.c.size)
-        .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
+    found = (
+        select(*_LISTED, queries.RECORD.label("record"), queries.QUEUE.label("queue"), queries.TURN.label("turn"))
+        .outerjoin(nodes, nodes.c.address == submissions.c.node)
         .where(submissions.c.step.between(first, last), submissions.c.kept)
         .where(waits if accept is None else submissions.c.accept.is_(accept))
         .where(~queries.PLANTED_BAD if who == terms.trainer else true())
-        .order_by(submissions.c.step, submissions.c.submission)
+        .subquery()
+    ).c
+    rows = db.execute(
+        select(leases, found.sha256, found.size, found.record)
+        .join(leases, (found.step == leases.c.step) & (found.submission == leases.c.submission))
+        .order_by(*(_judging_order(found) if accept is None else ()), found.step, found.submission)
         .limit(MOST_LISTED)
     )
-    return [Filed(lease_of(terms.run, row), row.sha256, row.size) for row in rows]
+    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.record) for row in rows]
+
+
+def _judging_order(found: ReadOnlyColumnCollection[str, Any]) -> tuple[ColumnElement[Any], ...]:
+    """Files of nodes that have shown that they work come first, step by step. After them newcomers take turns, network
+    by network, and within one node by node: a thousand rubbish files of a thousand keys in one place keep a newcomer
+    elsewhere waiting for one of them."""
+    turn = func.row_number().over(partition_by=found.queue, order_by=(found.turn, found.received))
+    return found.record.desc(), case((found.record == 2, found.step), else_=0), turn
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:

@@ -22,12 +22,15 @@ from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
 from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.states import Event, State, after, may_lease
-from shoal.swarm.tables import beacons, versions, weights
+from shoal.swarm.tables import versions, weights
 from shoal.swarm.terms import Terms
 
 # Signal rates are judged by this many steps before the newest version's, as in the directory store.
 MEMORY = 4
 ASKED = "versions asked"  # when the last request that changed versions was signed
+# What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
+# disk that they fill, and leaves room for an honest one among many.
+MAX_NEWCOMERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +119,66 @@ def newest_version(db: Connection) -> int | None:
 
 
 def record_of(node: Node) -> int:
-    """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it lets leases expire."""
-    if node.expired or (not node.accepted and node.abandoned):
-        return 0
-    return 2 if node.accepted else 1
+    """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it does not."""
+    if node.accepted > node.rejected:
+        return 2
+    return 0 if node.rejected or node.abandoned else 1
 
 
 def counts(
-    db: Connection, first: int, last: int, now: float, record: int = 0, *, bad_too: bool = True
+    db: Connection,
+    first: int,
+    last: int,
+    now: float,
+    record: int = 0,
+    near: tuple[str, int] = ("", 2),
+    *,
+    bad_too: bool = True,
 ) -> dict[int, StepCount]:
     """What steps have: groups that arrived and were not rejected, and groups on leases that are out.
 
-    Leases are counted of nodes with at least this record. Keys cost nothing, and each may hold a lease until it
-    expires: whoever has many would stop a run if those who have shown that they work waited for them.
+    Leases, and files without a verdict, are counted of nodes with at least this record, or, in the network `near`, with
+    the record there. Keys cost nothing, and each may hold a lease or hand in rubbish: a stranger with many would stop a
+    run if nodes that have shown that they work waited for them, or newcomers for those of another network. What is
+    accepted counts.
 
     Without `bad_too` files that the planter hands in as bad are not counted: no step waits for them, or ends with them.
     """
-    steps = {"first": first, "last": last}
-    arrived = db.execute(queries.ARRIVED if bad_too else queries.ARRIVED_GOOD, steps)
-    out = db.execute(queries.LEASED if bad_too else queries.LEASED_GOOD, {**steps, "now": now, "record": record})
+    asked = {"first": first, "last": last, "record": record, "network": near[0], "near": near[1]}
+    arrived = db.execute(queries.ARRIVED if bad_too else queries.ARRIVED_GOOD, asked)
+    out = db.execute(queries.LEASED if bad_too else queries.LEASED_GOOD, {**asked, "now": now})
     seen = {step: (int(groups), int(signal)) for step, groups, signal in arrived}
     leased = {step: int(groups) for step, groups in out}
     return {
         step: StepCount(*seen.get(step, (0, 0)), leased.get(step, 0)) for step in sorted(seen.keys() | leased.keys())
     }
+
+
+def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
+    """What one step has. Where it has all the groups that it may, leases of newcomers hold it up no longer."""
+    count = counts(db, step, step, now).get(step, StepCount())
+    if count.seen >= terms.most_groups:
+        proven = counts(db, step, step, now, record=2).get(step, StepCount())
+        return StepCount(count.seen, count.signal, proven.leased)
+    return count
+
+
+def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: float) -> str:
+    """Why a newcomer of a network gets nothing for now; empty if it does.
+
+    Newcomers of one network share what one newcomer may have under way: free keys on one machine are one newcomer. Each
+    node there that has shown that it works makes room for one more, so that a thousand behind one router are all in
+    after ten rounds of doubling. Where the run has a list of nodes, or on this machine, keys are not free.
+    """
+    if not network or terms.allow is not None:
+        return ""
+    where = {"network": network, "now": now, "first": newest}
+    out = db.execute(queries.NEWCOMERS_LEASES, where).scalar_one()
+    unjudged = db.execute(queries.NEWCOMERS_FILES, where).scalar_one()
+    most = terms.probation_files + db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one()
+    if out + unjudged < most:
+        return ""
+    return f"new nodes of network {network} have {out} leases, and {unjudged} files without a verdict; {most} may be"
 
 
 def grant(
@@ -152,10 +191,12 @@ def grant(
     may_hold: int,
     now: float,
     plants: Plants | None = None,
+    network: str = "",
 ) -> SignedLease | NoLease:
     """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
 
-    `version` is the newest that the node has, `may_hold` how many leases its stake allows.
+    `version` is the newest that the node has, `may_hold` how many leases its stake allows, `network` where it asks
+    from, empty for this machine.
     """
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
@@ -174,11 +215,15 @@ def grant(
     most = terms.leases if node.accepted >= terms.probation else max(terms.probation_leases, may_hold)
     if len(own) >= most:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {most} at once")
-    if node.accepted < terms.probation:
-        unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
-        if unjudged >= terms.probation_files:
-            return NoLease(f"{unjudged} files of {node.address}, which is new, wait for a verdict; they come first")
-    found = counts(db, max(0, newest - MEMORY), last, now, record_of(node), bad_too=False)
+    # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
+    trust = max(terms.probation_files, node.accepted)
+    unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
+    if unjudged >= trust:
+        return NoLease(f"{unjudged} files of {node.address} wait for a verdict, and {trust} may; they come first")
+    record = record_of(node)
+    if record < 2 and (crowded := _is_crowded(db, terms, network, newest, now)):
+        return NoLease(crowded)
+    found = counts(db, max(0, newest - MEMORY), last, now, 2, (network, record), bad_too=False)
     granted = next_grant(
         found,
         version=version,
@@ -192,6 +237,10 @@ def grant(
     )
     if granted is None:
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
+    if record < 2 and network:
+        all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
+        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
+            return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
     lease = Lease(
         run=terms.run,
@@ -201,25 +250,18 @@ def grant(
         oldest=max(0, granted.step - terms.async_level),
         newest=granted.step,
         groups=granted.groups,
-        beacon=_beacon(db, node, now),
+        beacon=secrets.randbits(63),  # drawn now: nobody can choose an address, or a lease, that suits it
         deadline=now + terms.lease_s,
     )
     fields = {name: value for name, value in asdict(lease).items() if name != "run"}
-    db.execute(queries.ADD_LEASE, {**fields, "issued": now, "until": lease.deadline, "status": "open"})
+    given = {**fields, "issued": now, "until": lease.deadline, "status": "open", "network": network}
+    db.execute(queries.ADD_LEASE, given)
+    if node.network != network:
+        db.execute(queries.MOVED, {"who": node.address, "network": network})
     letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
     if letter != ".":
         db.execute(queries.ADD_PLANT, {"step": lease.step, "submission": lease.submission, "letter": letter})
     return SignedLease.sign(lease, _roots(db, lease), key)
-
-
-def _beacon(db: Connection, node: Node, now: float) -> int:
-    """A number that nobody knew when the node joined, so that no address can be chosen to suit it."""
-    newest = db.execute(queries.NEWEST_BEACON).first()
-    if newest is not None and newest.drawn > node.joined:
-        return int(newest.value)
-    value = secrets.randbits(63)
-    db.execute(beacons.insert().values(number=newest.number + 1 if newest else 0, value=value, drawn=now))
-    return value
 
 
 def _roots(db: Connection, lease: Lease) -> dict[int, str]:
@@ -252,6 +294,7 @@ class Ticket:
 
     groups: int
     done: bool
+    network: str
 
 
 def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: str, signal: int, now: float) -> Ticket:
@@ -266,12 +309,12 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
     if row.status == "used":
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
-        return Ticket(row.groups, done=True)
+        return Ticket(row.groups, True, row.network)
     if now > row.until:
         raise Refusal("expired", f"{name}: expired {now - row.until:.0f} s ago; its work went elsewhere")
     if signal > row.groups:
         raise Refusal("malformed", f"{name}: is for {row.groups} groups, {signal} with signal cannot be")
-    return Ticket(row.groups, done=False)
+    return Ticket(row.groups, False, row.network)
 
 
 def take_upload(
@@ -306,6 +349,7 @@ def take_upload(
             "kept": True,
             "tokens": 0,
             "entered": False,
+            "network": ticket.network,
         },
     )
     db.execute(queries.USED, {"at_step": step, "at_submission": submission})

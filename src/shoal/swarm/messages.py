@@ -138,7 +138,7 @@ class FiledOut(BaseModel):
     lease: dict[str, Any]
     sha256: Sha256
     size: int
-    record: int = Field(1, description="What its maker has shown: 2 accepted files, 1 nothing yet, 0 lapsed leases.")
+    record: int = Field(1, description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
 
 
 class FiledList(BaseModel):
@@ -157,12 +157,6 @@ class NewestOut(BaseModel):
 
 class Numbers(BaseModel):
     numbers: list[int]
-
-
-class BeaconOut(BaseModel):
-    number: int
-    value: int
-    drawn: float
 
 
 class ExplanationOut(BaseModel):

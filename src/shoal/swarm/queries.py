@@ -1,9 +1,9 @@
 """The statements of the busiest requests, built once: building one takes four times as long as running it."""
 
-from sqlalchemy import Exists, Table, and_, bindparam, case, exists, func, select
+from sqlalchemy import ColumnElement, Exists, Table, and_, bindparam, case, exists, func, or_, select
 
 from shoal.swarm.states import State, holds_leases
-from shoal.swarm.tables import beacons, leases, nodes, nonces, outbox, plants, submissions, versions, votes
+from shoal.swarm.tables import leases, nodes, nonces, outbox, plants, submissions, versions, votes
 
 
 def _planted_bad(files: Table) -> Exists:
@@ -12,14 +12,29 @@ def _planted_bad(files: Table) -> Exists:
     )
 
 
+def _counts(record: ColumnElement[int], work: Table) -> ColumnElement[bool]:
+    """Whether work under way counts for a node that asks: what its own kind does near it, and those of this record."""
+    near = and_(work.c.network == bindparam("network"), record >= bindparam("near"))
+    return or_(record >= bindparam("record"), near)
+
+
 _HOLDERS = [state.value for state in State if holds_leases(state)]
 _own = nodes.c.address == bindparam("who")
 _of_steps = leases.c.step.between(bindparam("first"), bindparam("last"))
 _lease = (leases.c.step == bindparam("at_step")) & (leases.c.submission == bindparam("at_submission"))
 _file = (submissions.c.step == bindparam("at_step")) & (submissions.c.submission == bindparam("at_submission"))
 
+# What a node has shown so far, as `leasing.record_of`; a node that was forgotten has shown nothing good.
+RECORD = case(
+    (nodes.c.accepted > nodes.c.rejected, 2),
+    (nodes.c.address.is_(None), 0),
+    (nodes.c.rejected + nodes.c.abandoned > 0, 0),
+    else_=1,
+)
+
 NODE = select(nodes).where(_own)
-COUNT_NODES = select(func.count()).select_from(nodes)
+# One that is banned stays here, and takes no place.
+COUNT_NODES = select(func.count()).select_from(nodes).where(nodes.c.state != State.BANNED)
 ADD_NODE = nodes.insert()
 ADD_NONCE = nonces.insert()
 HEARD = nodes.update().where(_own).values(seen=bindparam("now"))
@@ -50,7 +65,6 @@ NEWEST = select(func.max(versions.c.number))
 ROOTS = select(versions.c.number, versions.c.root).where(
     versions.c.number.between(bindparam("first"), bindparam("last"))
 )
-NEWEST_BEACON = select(beacons).order_by(beacons.c.number.desc()).limit(1)
 
 OWN_LEASES = (
     select(leases)
@@ -61,13 +75,14 @@ LAST_NUMBER = select(func.max(leases.c.submission)).where(leases.c.step == bindp
 ADD_LEASE = leases.insert()
 LEASE = select(leases).where(_lease)
 USED = leases.update().where(_lease).values(status="used")
-# What a node has shown so far, as `leasing.record_of`.
-_record = case(
-    (nodes.c.expired > 0, 0),
-    (and_(nodes.c.accepted == 0, nodes.c.abandoned > 0), 0),
-    (nodes.c.accepted == 0, 1),
-    else_=2,
+ENDED = (
+    select(leases.c.status)
+    .where(leases.c.node == bindparam("who"), leases.c.status != "open")
+    .order_by(leases.c.issued.desc())
+    .limit(bindparam("most"))
 )
+# Leases of a node that let its last ones expire count for its like alone, whatever it did before.
+_lease_record = case((nodes.c.expired > 0, 0), else_=RECORD)
 LEASED = (
     select(leases.c.step, func.sum(leases.c.groups))
     .join(nodes, nodes.c.address == leases.c.node)
@@ -76,7 +91,7 @@ LEASED = (
         leases.c.status == "open",
         leases.c.until >= bindparam("now"),
         nodes.c.state.in_(_HOLDERS),
-        _record >= bindparam("record"),
+        _counts(_lease_record, leases),
     )
     .group_by(leases.c.step)
 )
@@ -84,12 +99,45 @@ LEASED = (
 LEASED_GOOD = LEASED.where(~_planted_bad(leases))
 ARRIVED = (
     select(submissions.c.step, func.sum(submissions.c.groups), func.sum(submissions.c.signal))
+    .outerjoin(nodes, nodes.c.address == submissions.c.node)
     .where(
         submissions.c.step.between(bindparam("first"), bindparam("last")),
-        submissions.c.accept.is_not(False),
+        or_(
+            submissions.c.accept,
+            submissions.c.accept.is_(None) & _counts(RECORD, submissions),
+        ),
     )
     .group_by(submissions.c.step)
 )
+# What newcomers of one network have in their hands or before a judge, and how many there are no newcomers any more.
+NEWCOMERS_LEASES = (
+    select(func.count())
+    .select_from(leases)
+    .outerjoin(nodes, nodes.c.address == leases.c.node)
+    .where(
+        leases.c.network == bindparam("network"),
+        leases.c.status == "open",
+        leases.c.until >= bindparam("now"),
+        RECORD < 2,
+    )
+)
+NEWCOMERS_FILES = (
+    select(func.count())
+    .select_from(submissions)
+    .outerjoin(nodes, nodes.c.address == submissions.c.node)
+    .where(
+        submissions.c.network == bindparam("network"),
+        submissions.c.accept.is_(None),
+        submissions.c.step >= bindparam("first"),
+        RECORD < 2,
+    )
+)
+PROVEN_NEIGHBOURS = (
+    select(func.count())
+    .select_from(nodes)
+    .where(nodes.c.network == bindparam("network"), nodes.c.state != State.BANNED, RECORD == 2)
+)
+MOVED = nodes.update().where(_own).values(network=bindparam("network"))
 PLANTED_BAD = _planted_bad(submissions)
 ARRIVED_GOOD = ARRIVED.where(~PLANTED_BAD)
 
@@ -100,4 +148,11 @@ ADD_PLANT = plants.insert()
 ADD_VOTE = votes.insert()
 VOTES = select(votes.c.judge, votes.c.accept, votes.c.tokens).where(
     votes.c.step == bindparam("at_step"), votes.c.submission == bindparam("at_submission")
+)
+
+# Who waits in which line for a judge: a proven node in its own, as do those on this machine, and newcomers in that of
+# their network. `turn` is a file's place among those of its node.
+QUEUE = case(((RECORD == 2) | (submissions.c.network == ""), submissions.c.node), else_=submissions.c.network)
+TURN = func.row_number().over(
+    partition_by=submissions.c.node, order_by=(submissions.c.step, submissions.c.received, submissions.c.submission)
 )

@@ -5,14 +5,14 @@ Functions of a transaction and a time; each decides before it writes.
 
 from typing import Literal
 
-from sqlalchemy import Connection, Row, exists, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, update
 
 from shoal.swarm import queries
 from shoal.swarm.outbox import remember
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import Signed
-from shoal.swarm.states import LOST_S, MOST_EXPIRED, QUIET_S, SUSPENDED_S, Event, State, after
-from shoal.swarm.tables import leases, nodes
+from shoal.swarm.states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
+from shoal.swarm.tables import leases, nodes, submissions, versions
 from shoal.swarm.terms import Terms
 
 Role = Literal["worker", "validator", "trainer", "relay"]
@@ -21,8 +21,13 @@ SEEN_EVERY_S = 1.0
 Node = Row  # of the table of nodes
 
 
-def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, url: str, now: float) -> None:
-    """Makes the signer a node of the run. A second time changes nothing but its role, name and URL."""
+def join(
+    db: Connection, terms: Terms, signed: Signed, role: Role, name: str, url: str, now: float, network: str = ""
+) -> str | None:
+    """Makes the signer a node of the run. A second time changes nothing but its role, name and URL.
+
+    Gives the address of the node that had to be forgotten for it, if any.
+    """
     address = signed.node
     found = find(db, address)
     if found is not None and found.state == State.BANNED:
@@ -38,25 +43,53 @@ def join(db: Connection, terms: Terms, signed: Signed, role: Role, name: str, ur
         use_nonce(db, signed)
         db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
         _hear(db, found, now)
-        return
-    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes and not _make_room(db, terms):
-        raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
+        return None
+    forgotten = None
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
+        forgotten = _make_room(db, terms, network)
+        if forgotten is None:
+            raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
-    row = {"address": address, "role": role, "name": name, "url": url, "state": State.JOINED, **fresh, **times}
+    place = {"name": name, "url": url, "network": network}
+    row = {"address": address, "role": role, "state": State.JOINED, **place, **fresh, **times}
     db.execute(queries.ADD_NODE, row)
     if role == "worker":
         remember(db, "register", node=address)
+    return forgotten
 
 
-def _make_room(db: Connection, terms: Terms) -> bool:
-    """Forgets a stranger that is gone and never had a lease: keys that only join do not fill a run for good."""
+def _make_room(db: Connection, terms: Terms, network: str) -> str | None:
+    """Forgets a node that has had no file accepted; says which, or None if all may stay.
+
+    First one that is gone. Then one of the network that has most of them, if that is not the newcomer's own: keys that
+    one machine keeps alive fill no run. A node that is forgotten may join again; what it has under way is waited for.
+    """
+    newest = select(func.coalesce(func.max(versions.c.number), 0)).scalar_subquery()
+    awaited = exists().where(
+        submissions.c.node == nodes.c.address, submissions.c.accept.is_(None), submissions.c.step >= newest
+    )
     own = nodes.c.address.in_([terms.trainer, *terms.validators])
-    idle = (nodes.c.state == State.GONE) & ~own & ~exists().where(leases.c.node == nodes.c.address)
-    found = db.execute(select(nodes.c.address).where(idle).order_by(nodes.c.seen).limit(1)).scalar()
-    return found is not None and db.execute(nodes.delete().where(nodes.c.address == found)).rowcount > 0
+    idle = (nodes.c.accepted == 0) & (nodes.c.state != State.BANNED) & ~own & ~awaited
+    found = _forget_oldest(db, idle & (nodes.c.state == State.GONE))
+    if found is not None:
+        return found
+    crowds = select(nodes.c.network, func.count().label("many")).where(idle).group_by(nodes.c.network)
+    sizes: dict[str, int] = dict(db.execute(crowds).all())
+    largest = max(sizes, key=lambda name: sizes[name], default=network)
+    if sizes.get(largest, 0) <= sizes.get(network, 0) + 1:
+        return None
+    works = exists().where(leases.c.node == nodes.c.address, leases.c.status == "open")
+    return _forget_oldest(db, idle & (nodes.c.network == largest) & ~works)
+
+
+def _forget_oldest(db: Connection, among: ColumnElement[bool]) -> str | None:
+    found = db.execute(select(nodes.c.address).where(among).order_by(nodes.c.seen).limit(1)).scalar()
+    if found is not None:
+        db.execute(nodes.delete().where(nodes.c.address == found))
+    return found
 
 
 def enter(db: Connection, signed: Signed, now: float) -> Node:
@@ -126,24 +159,29 @@ def must_read(terms: Terms, address: str) -> None:
 
 def sweep(db: Connection, now: float) -> None:
     """What follows from time alone: leases expire, nodes fall silent, suspensions end."""
-    ended = (leases.c.status == "open") & (leases.c.until < now)
-    missed = db.execute(select(leases.c.node, func.count()).where(ended).group_by(leases.c.node)).all()
+    over = (leases.c.status == "open") & (leases.c.until < now)
+    missed = db.execute(select(leases.c.node, func.count()).where(over).group_by(leases.c.node)).all()
     if missed:
-        db.execute(update(leases).where(ended).values(status="expired"))
+        db.execute(update(leases).where(over).values(status="expired"))
     for address, count in missed:
         node = find(db, address)
         if node is None:
             continue
         total = node.expired + count
-        state = after(State(node.state), Event.SUSPEND) if total >= MOST_EXPIRED else State(node.state)
-        changed = {"state": state, "since": now, "reason": f"let {total} leases in a row expire"}
+        ended = list(db.execute(queries.ENDED, {"who": address, "most": RECENT}).scalars())
+        expired = ended.count("expired")
+        reason = f"let {total} leases in a row expire, {expired} of the last {len(ended)}"
+        state = State(node.state)
+        if lets_expire(total, expired, len(ended)):
+            state = after(state, Event.SUSPEND)
+        changed = {"state": state, "since": now, "reason": reason}
         values = {"expired": total, "abandoned": node.abandoned + count, **(changed if state != node.state else {})}
         db.execute(nodes.update().where(nodes.c.address == address).values(**values))
     for state in State:
         of_state = nodes.c.state == state
         if (lifted := after(state, Event.LIFT)) != state:
-            over = of_state & (nodes.c.since <= now - SUSPENDED_S)
-            db.execute(nodes.update().where(over).values(state=lifted, since=now, expired=0, reason=""))
+            served = of_state & (nodes.c.since <= now - SUSPENDED_S)
+            db.execute(nodes.update().where(served).values(state=lifted, since=now, expired=0, reason=""))
         for event, quiet_s in ((Event.LOST, LOST_S), (Event.QUIET, QUIET_S)):
             if (then := after(state, event)) != state:
                 quiet = of_state & (nodes.c.seen <= now - quiet_s)

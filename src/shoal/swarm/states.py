@@ -23,7 +23,7 @@ class Event(StrEnum):
     LOST = "lost"
     """Nothing was heard of it for `LOST_S`."""
     SUSPEND = "suspend"
-    """It let `MOST_EXPIRED` leases in a row expire."""
+    """It let too many leases expire (`lets_expire`)."""
     LIFT = "lift"
     """Its suspension is over."""
     BAN = "ban"
@@ -43,14 +43,23 @@ RULES: dict[State, dict[Event, State]] = {
 # Three heartbeats of ten seconds, and the time in which a home router comes back.
 QUIET_S = 30.0
 LOST_S = 120.0
-# A node that takes work and does not do it holds a step up: it gets none for a while.
+# A node that takes work and does not do it holds a step up, and one that does some of it chooses: it gets none for a
+# while. So many in a row, or a larger share of the leases that it had last, once these are some.
 MOST_EXPIRED = 3
+RECENT = 20
+MIN_ENDED = 10
+MAX_EXPIRED_SHARE = 0.2
 SUSPENDED_S = 300.0
 
 
 def after(state: State, event: Event) -> State:
     """The state that follows; an event that has no rule changes nothing."""
     return RULES[state].get(event, state)
+
+
+def lets_expire(in_a_row: int, expired: int, ended: int) -> bool:
+    """Whether a node is to be suspended that let so many leases in a row expire, and so many of those that ended."""
+    return in_a_row >= MOST_EXPIRED or (ended >= MIN_ENDED and expired > MAX_EXPIRED_SHARE * ended)
 
 
 def may_lease(state: State) -> bool:

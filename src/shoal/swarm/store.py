@@ -165,7 +165,12 @@ class SwarmStore:
             remove(upload.path)
 
     def ban(self, node: str, reason: str) -> None:
-        self._link.send("PUT", f"/v1/bans/{node}", {"reason": _clean(reason, 4000)})
+        """A node that left and was forgotten is nobody to ban: should it come back, it is a newcomer."""
+        try:
+            self._link.send("PUT", f"/v1/bans/{node}", {"reason": _clean(reason, 4000)})
+        except Refusal as refusal:
+            if refusal.code != "unknown":
+                raise
 
     def accepted(self, step: int) -> Iterator[Submission]:
         for upload in self._filed(step, step, accepted=True):

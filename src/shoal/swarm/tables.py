@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 metadata = MetaData()
 
 facts = Table(
@@ -46,7 +46,9 @@ nodes = Table(
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
+    Column("network", String(64), nullable=False),  # where it asked for a lease last; see `guard.neighbours_of`
     Index("nodes_by_seen", "state", "seen"),
+    Index("nodes_by_network", "network"),
 )
 
 versions = Table(
@@ -66,14 +68,6 @@ weights = Table(
     Column("signed", Text),
 )
 
-beacons = Table(
-    "beacons",
-    metadata,
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("value", BigInteger, nullable=False),
-    Column("drawn", Double, nullable=False),
-)
-
 leases = Table(
     "leases",
     metadata,
@@ -88,6 +82,7 @@ leases = Table(
     Column("deadline", Double, nullable=False),  # as signed
     Column("until", Double, nullable=False),  # the deadline, and the time for which the coordinator was down
     Column("status", String(8), nullable=False),  # open, used or expired
+    Column("network", String(64), nullable=False),  # where it was asked for
     PrimaryKeyConstraint("step", "submission"),
     Index("leases_of_node", "node", "status"),
     Index("leases_by_end", "status", "until"),
@@ -111,6 +106,7 @@ submissions = Table(
     Column("judged", Double),
     Column("tokens", BigInteger, nullable=False),  # as its first judge counted them
     Column("entered", Boolean, nullable=False),  # whether the ledger was told, or is about to be
+    Column("network", String(64), nullable=False),  # that of its lease
     PrimaryKeyConstraint("step", "submission"),
     Index("submissions_of_node", "node", "accept"),
 )
