@@ -25,6 +25,7 @@ from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, pr
 from shoal.swarm.client import Link
 from shoal.swarm.member import role_key
 from shoal.swarm.plants import Plants
+from shoal.swarm.states import State
 from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.plot import plot_run
@@ -42,6 +43,7 @@ LOG_LINES = 12
 SERVICES = ("coordinator", "origin", "relay")
 PORTS = "ports.json"
 ASK_S = 5.0
+AT_WORK = (State.JOINED, State.HEALTHY)
 SUMS = ("accepted", "rejected", "samples", "tokens", "earned", "slashed")
 
 
@@ -72,7 +74,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
             console.print(f"join from anywhere: shoal worker --join {join}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
-                _watch(run, children, view, metrics)
+                _watch(run, join, children, view, metrics)
                 _note_contributions(run, join, metrics)
         finally:
             stop_all(children)
@@ -169,7 +171,16 @@ def _as_one(nodes: list[dict[str, Any]], addresses: Collection[str]) -> list[dic
     return [node for node in nodes if node not in own] + ([planter] if own else [])
 
 
-def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
+def _others_work(run: RunDir, join: str, workers: Sequence[Child]) -> bool:
+    """Whether workers of other people are there, for whom the run goes on without its own."""
+    own = {role_key(run.path, worker.name).address for worker in workers}
+    with suppress(ShoalError), Link(join, Key.create(), wait_s=ASK_S) as link:
+        nodes = link.get("/v1/status")["nodes"]
+        return any(n["role"] == "worker" and n["state"] in AT_WORK and n["address"] not in own for n in nodes)
+    return False
+
+
+def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
     """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
     finish_s = run.config.wait_s
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
@@ -186,7 +197,8 @@ def _watch(run: RunDir, children: Sequence[Child], view: LiveView, metrics: Metr
             if code == EXIT_BANNED:
                 banned.append(child)
                 view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
-                if all(other in banned for other in children if "worker" in other.arguments):
+                workers = [other for other in children if "worker" in other.arguments]
+                if all(other in banned for other in workers) and not _others_work(run, join, workers):
                     raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
                 continue
             if code == EXIT_REFUSED:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from shoal.config import TaskConfig
-from shoal.errors import TaskError
+from shoal.errors import SwarmError, TaskError
 from shoal.keys import Key
+from shoal.swarm import coordinator
 from shoal.swarm.member import join_run
 from shoal.tasks import confine, gym
 from shoal.tasks.forms import TEXT_OPTIONS
 from shoal.tasks.scorer import Scorer
+from shoal.tasks.versions import PYTHON, check_packages, packages_of
 
 from ..coordinator.world import world_at
 
@@ -166,7 +168,7 @@ def test_every_option_that_may_be_text_was_looked_at() -> None:
 WATCHED = """
 import json, sys
 import reasoning_gym
-from shoal.errors import TaskError
+from shoal.errors import SwarmError, TaskError
 from shoal.tasks.forms import TEXT_OPTIONS
 from shoal.tasks.gym import ReasoningGym
 import dataclasses
@@ -192,3 +194,63 @@ def test_no_option_of_any_generator_opens_a_file_of_the_lenders(key: Path) -> No
     done = subprocess.run([sys.executable, "-P", "-c", WATCHED, str(key)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
+
+
+def test_a_node_with_other_versions_is_told_before_it_works(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"source": "reasoning-gym/spell_backward"}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[line]) as world:
+        card = packages_of([TaskConfig.model_validate(line)])
+        monkeypatch.setattr(coordinator, "packages_of", lambda tasks: card | {"reasoning-gym": "0.1.24", PYTHON: "3.9"})
+        with pytest.raises(
+            SwarmError, match=r"run's: 0\.1\.24.*use Python 3\.9 and pip install shoal-rl 'reasoning-gym==0\.1\.24'"
+        ):
+            join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> None:
+    tasks = [TaskConfig(source="reasoning-gym/spell_backward", reward="math")]
+    here = packages_of(tasks)
+    assert {"math-verify", "sympy", "reasoning-gym", PYTHON} <= set(here)
+    check_packages(here | {"jinja2": "3.1.999"}, tasks, "run card of x")
+    assert set(packages_of([TaskConfig(source="file/x.jsonl", reward="exact")])) == {
+        "jinja2",
+        "tokenizers",
+        "transformers",
+    }
+    for name in here:
+        with pytest.raises(SwarmError, match=f"here is {name} "):
+            check_packages({other: here[other] for other in here if other != name}, tasks, "run card of x")
+
+
+@pytest.mark.parametrize("said", [{"evil": "1.0"}, {"sympy": "1.0 --index-url=http://x"}, {"sympy": "1;rm"}])
+def test_a_card_cannot_have_anything_else_installed(said: dict[str, str]) -> None:
+    with pytest.raises(SwarmError, match="which decides no tasks; do not join it"):
+        check_packages(said, [TaskConfig(source="reasoning-gym/spell_backward")], "run card of x")
+
+
+BROKERED = """
+import os, sys
+from shoal.tasks import broker, sandbox
+from shoal.tasks.confine import confine
+# The sandbox itself may not be there; who asks for it and who makes it are.
+broker.find_bubblewrap = sandbox.find_bubblewrap = lambda: "bwrap"
+sandbox._run = lambda path, program, given, bounds, main: sandbox.Outcome(
+    "ended", str(os.getpid()).encode() + given + open(sys.argv[1], "rb").read(), 0.5
+)
+broker.start_broker()
+confine([])
+found = sandbox.run_program("print(1)", b" given ", sandbox.Bounds())
+maker, _, rest = found.output.partition(b" ")
+assert int(maker) != os.getpid() and (found.end, found.seconds) == ("ended", 0.5)
+print(rest.decode(), end="")
+"""
+
+
+def test_a_confined_process_has_programs_run_by_one_that_can_make_sandboxes(tmp_path: Path) -> None:
+    (tmp_path / "seen").write_text("out there")
+    command = [sys.executable, "-P", "-c", BROKERED, str(tmp_path / "seen")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("given out there", 0), done.stderr

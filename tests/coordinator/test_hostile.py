@@ -17,12 +17,13 @@ from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
 from shoal.keys import Key
 from shoal.rollout.lease import Lease
 from shoal.swarm.ask import print_why
-from shoal.swarm.card import Card, SignedCard
+from shoal.swarm.card import SCHEMA, Card, SignedCard
 from shoal.swarm.client import Link
 from shoal.swarm.leases import SignedLease
 from shoal.swarm.lending import lend
 from shoal.swarm.member import Heart, join_run
 from shoal.swarm.store import SwarmStore
+from shoal.tasks.versions import packages_of
 from shoal.watch.status import StatusFile
 
 from ..conftest import answering
@@ -39,7 +40,7 @@ def card_of(**changes: Any) -> bytes:
     """A card that a coordinator signs, whatever it says."""
     config = make_config().model_dump(mode="json", exclude_none=True, exclude={"swarm", "cheaters"})
     fields = {
-        "schema_version": 1,
+        "schema_version": SCHEMA,
         "run": "test",
         "coordinator": COORDINATOR.address,
         "origin": ORIGIN.address,
@@ -47,6 +48,7 @@ def card_of(**changes: Any) -> bytes:
         "max_upload": 1 << 20,
         "heartbeat_s": 10.0,
         "direct_uploads": False,
+        "packages": packages_of(make_config().tasks),
         "config": config | changes.pop("config", {}),
     }
     card = Card.model_construct(**{**fields, **changes})

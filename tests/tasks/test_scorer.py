@@ -62,6 +62,16 @@ def test_a_process_of_its_own_is_cheap() -> None:
     assert min(costs) / len(group) < 0.2e-3
 
 
+def test_tasks_of_another_process_are_the_same_and_come_a_thousand_a_second() -> None:
+    _, here = asked(WORDS, 500)
+    with Scorer(WORDS) as scorer:
+        source = scorer.tasks
+        began = time.perf_counter()
+        there = [source.task("train", index) for index in range(500)]
+        assert time.perf_counter() - began < 0.5
+    assert [(task.prompt, task.answer) for task in there] == [(task.prompt, task.answer) for task in here]
+
+
 def _seconds(judge: Judge, answers: list[tuple[Task, str]]) -> float:
     began = time.perf_counter()
     judge.scores("train", answers)
@@ -100,6 +110,34 @@ def test_an_answer_that_is_too_long_to_read_is_an_error(integrals: Scorer) -> No
     long, short = integrals.scores("train", [(task, "1" * (MAX_ANSWER + 1)), (task, right(task))])
     assert long.error == "simple_integration task 0: answer of more than 1048576 characters, which nobody scores"
     assert short == Score(1.0)
+
+
+HOARDER = """
+kept = []
+
+
+def task(n):
+    return {"question": f"{n}?", "answer": "x"}
+
+
+def score(entry, answer):
+    if answer.startswith("take"):
+        kept.append(bytearray(int(answer.split()[1]) << 20))
+    else:
+        bytearray(400 << 20)
+    return 1.0
+"""
+
+
+def test_answers_that_take_memory_cost_no_other_one_its_reward(tmp_path: Path) -> None:
+    (tmp_path / "hoarder.py").write_text(HOARDER)
+    lines = [TaskConfig(source=f"python/{tmp_path / 'hoarder.py'}")]
+    _, [task] = asked(lines, 1)
+    answers = ["x", "take 900", "x", "take 500", "take 700", "x", "take 4000", "x"]
+    with Scorer(lines) as scorer:
+        found = scorer.scores("train", [(task, answer) for answer in answers])
+    assert [score.reward for score in found] == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0]
+    assert "MemoryError" in found[6].error
 
 
 def test_a_scorer_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

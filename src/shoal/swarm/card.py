@@ -18,7 +18,7 @@ from shoal.rollout.bounds import MAX_BYTES, file_room
 from shoal.watch.history import one_line
 
 DOMAIN = "shoal run card 1"
-SCHEMA = 1
+SCHEMA = 2
 MOST_BYTES = 1 << 20
 Address = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 
@@ -36,6 +36,9 @@ class Card(BaseModel):
     max_upload: int = Field(description="Most bytes of one rollout file.")
     heartbeat_s: float = Field(description="Seconds between heartbeats.")
     direct_uploads: bool = Field(description="Whether files go to an object store, with URLs that are asked for.")
+    packages: dict[str, str] = Field(
+        max_length=32, description="Versions of what decides tasks and rewards, Python's among them."
+    )
     config: dict[str, JsonValue] = Field(description="The run's config: model, tasks, sampling, thresholds and so on.")
 
     def run_config(self) -> RunConfig:

@@ -43,6 +43,7 @@ from shoal.swarm.tables import nodes, nonces
 from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
 from shoal.tasks.sampler import Table
+from shoal.tasks.versions import packages_of
 from shoal.tls import vouched
 from shoal.validate.finding import Verdict
 
@@ -419,6 +420,7 @@ class Coordinator:
                 max_upload=self.terms.max_upload,
                 heartbeat_s=self.terms.heartbeat_s,
                 direct_uploads=self.objects.is_direct,
+                packages=packages_of(self._config.tasks),
                 config=config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
             )
             self._card = (relays, sign_card(card, self.key))

@@ -32,6 +32,7 @@ from shoal.tasks.confine import check_confinement
 from shoal.tasks.filtered import layers
 from shoal.tasks.kept import MOST_BYTES, check_foreign, is_whole, named, place_of
 from shoal.tasks.trial import try_tasks
+from shoal.tasks.versions import check_packages
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import RoleStatus, StatusFile
 
@@ -129,6 +130,8 @@ class Reach:
     ) -> Iterator[tuple[Link, "Heart"]]:
         """Joins, and says what the role does until the block ends."""
         with self.link(run, name, status) as link:
+            if role in ("worker", "validator"):
+                check_packages(link.card.packages, run.config.tasks, f"run card of {link.card.run}")
             status.working(f"joining {link.join_at.url}")
             link.join(role, name, url)
             if not is_own(run.path):
@@ -287,6 +290,7 @@ def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callab
                 with whole_file(target) as file:
                     link.fetch(f"/v1/tasks/{sha256}", file, room, sha256, tell)
                 room -= target.stat().st_size
+    check_packages(link.card.packages, tasks, whose)
     if not code:  # whoever trusts them to run their code trusts them with memory and time
         say("looking at its tasks")
         try_tasks(tasks, whose)

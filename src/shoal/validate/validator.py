@@ -177,7 +177,7 @@ class Validator:
             # Whether answers were drawn comes before what they earn: those that were made up can take long to score.
             if first and (finding := self._computed(submission, first)):
                 whole = True
-                if finding.sample is not None:
+                if finding.sample is not None and (finding := self._of_group(submission, finding.sample)):
                     return self._reject(upload, sha256, submission, finding, True, began)
             if whole and (finding := self._computed(submission)):
                 return self._reject(upload, sha256, submission, finding, True, began)
@@ -207,6 +207,12 @@ class Validator:
         if finding is None or finding.sample is None or not some:
             return finding
         return replace(finding, sample=some[finding.sample])
+
+    def _of_group(self, submission: Submission, number: int) -> Finding | None:
+        """What an answer's whole group shows, which is what the evidence holds and a replay comes to again."""
+        accused = submission.rollouts[number].group
+        finding = self._computed(submission, [n for n, r in enumerate(submission.rollouts) if r.group == accused])
+        return finding if finding and finding.sample is not None else None
 
     def _postpone(self, upload: Upload, error: UnreadError, began: float) -> bool:
         """Leaves a file that could not be fetched or read for later, and after some tries without verdict on its maker:
