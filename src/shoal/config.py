@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from shoal.errors import ConfigError
 from shoal.rl.loss_config import LossConfig
+from shoal.tls import Mode, is_served
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -306,6 +307,13 @@ class SwarmConfig(_Table):
     host: str = Field("127.0.0.1", description="Address that coordinator and relay listen on; 0.0.0.0 for all.")
     public: str = Field("", description="Name or address under which other machines reach this one; host if empty.")
     port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
+    tls: Mode = Field(
+        "auto", description="Whether coordinator and relay serve https; auto: unless they listen on loopback alone."
+    )
+    tls_cert: str = Field(
+        "", description="PEM file with a certificate of an authority's; one that URL#0xADDRESS vouches for if empty."
+    )
+    tls_key: str = Field("", description="PEM file with the key of tls_cert.")
     database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
     store_options: dict[str, str] = Field(
@@ -343,6 +351,17 @@ class SwarmConfig(_Table):
         """The host in URLs that others are told; loopback for a run that listens everywhere and has no name."""
         host = self.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"[{host}]" if ":" in host else host
+
+    @property
+    def scheme(self) -> Literal["http", "https"]:
+        """What coordinator and relay speak."""
+        return "https" if is_served(self.tls, self.host) else "http"
+
+    @model_validator(mode="after")
+    def _has_both(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key: give both, or neither")
+        return self
 
 
 class LedgerConfig(_Table):

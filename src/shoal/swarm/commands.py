@@ -23,6 +23,7 @@ from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.plants import Plants
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
+from shoal.tls import server_context
 
 LEAST_FREE = 64 << 20
 
@@ -77,18 +78,20 @@ def _serve(
     config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
 ) -> None:
     swarm = config.swarm.model_copy(update={"host": host} if host else {})
+    key, tls = role_key(run, "coordinator"), swarm.scheme == "https"
+    context = server_context(key, swarm.tls_cert, swarm.tls_key) if tls else None
     listener = bind(swarm.host, swarm.port if port is None else port)
     coordinator, database = open_coordinator(config, run)
 
     def started() -> None:
-        url, address = url_of(listener), coordinator.key.address
-        join = f"http://{swarm.public_host}:{listener.getsockname()[1]}"
+        url, address = url_of(listener, tls=tls), key.address
+        join = f"{swarm.scheme}://{swarm.public_host}:{listener.getsockname()[1]}"
         console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
         console.print(f"join with: shoal worker --join {join}#{address}", highlight=False, soft_wrap=True)
         tell(f"serving at {url}")
 
     try:
-        serve(coordinator, listener, started)
+        serve(coordinator, listener, started, context)
     finally:
         coordinator.book.close()
         database.close()

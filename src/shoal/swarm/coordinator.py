@@ -44,6 +44,7 @@ from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
 from shoal.tasks.sampler import Table
 from shoal.tasks.versions import packages_of
+from shoal.tls import vouched
 from shoal.validate.finding import Verdict
 
 T = TypeVar("T")
@@ -406,11 +407,13 @@ class Coordinator:
         return path
 
     async def card(self) -> SignedCard:
-        """The run card, with the relays of the config and those that have joined."""
-        query = select(nodes.c.url).where(
+        """The run card, with the relays of the config and those that have joined; the key that one of these joined with
+        vouches for its certificate."""
+        query = select(nodes.c.url, nodes.c.address).where(
             nodes.c.role == "relay", nodes.c.url != "", nodes.c.state.in_((State.JOINED, State.HEALTHY))
         )
-        joined = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined)).scalars()))
+        found = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined))))
+        joined = [vouched(url, address) for url, address in found]
         relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
         if self._card is None or self._card[0] != relays:
             config = self._config.model_copy(update={"ledger": self.book.config})
