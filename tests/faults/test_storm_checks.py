@@ -164,10 +164,6 @@ BREAKS: dict[str, tuple[str, Any]] = {
             network="",
         ),
     ),
-    "the ledger lacks a node": (
-        "ledger: 0x.* is not registered",
-        update(nodes).where(nodes.c.address == TRAINER.address).values(role="worker"),
-    ),
     "the ledger has what never was": (
         r"ledger: submission 0/1 never happened",
         update(submissions).where(ONE).values(entered=False),
