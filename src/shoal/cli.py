@@ -448,11 +448,22 @@ def bench(
     run_bench(name, json_, quick, console)
 
 
-Sources = Annotated[list[str], typer.Argument(metavar="URL...", help="Relays or origins, as http://HOST:PORT.")]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="URL...", help="Relays or origins, as http://HOST:PORT or https://HOST:PORT#0xADDRESS."),
+]
 CastRun = Annotated[str | None, typer.Option("--run", help="Name of the run; the first head decides if not given.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Allow = Annotated[
     Path | None, typer.Option(help="File with the addresses of nodes that may ask, one a line; else anybody may.")
+]
+
+
+Tls = Annotated[
+    bool | None,
+    typer.Option(
+        "--tls/--no-tls", help="Serve https; else so unless it listens on loopback alone or --url begins with http:."
+    ),
 ]
 
 
@@ -472,6 +483,7 @@ def origin(
     url: Annotated[str | None, typer.Option(help="URL under which others reach this origin, if another.")] = None,
     keep: Annotated[int, typer.Option(min=1, help="Versions to keep.")] = 5,
     allow: Allow = None,
+    tls: Tls = None,
 ) -> None:
     """Publish versions of weights that appear in a directory, signed, and serve them.
 
@@ -488,7 +500,9 @@ def origin(
     from shoal.shardcast.commands import serve_origin
 
     place = store or directory / ".store"
-    serve_origin(directory, place, key or place.parent / "origin.key", run_name, host, port, url, allow, keep, console)
+    serve_origin(
+        directory, place, key or place.parent / "origin.key", run_name, host, port, url, allow, keep, console, tls
+    )
 
 
 @app.command()
@@ -513,12 +527,13 @@ def relay(
     allow: Allow = None,
     nginx: Annotated[Path | None, typer.Option(help="Write an nginx configuration that serves the store.")] = None,
     serve: Annotated[bool, typer.Option(help="--no-serve leaves serving to nginx.")] = True,
+    tls: Tls = None,
 ) -> None:
     """Pass versions on: fetch from relays or the origin, check, and serve each piece as soon as it is here.
 
     A relay can withhold, and nothing else: whoever fetches from it checks the origin's signature.
 
-    To lend this machine's line to a run: shoal relay --join URL --host 0.0.0.0 --url http://THIS-MACHINE:7200.
+    To lend this machine's line to a run: shoal relay --join URL --host 0.0.0.0 --url https://THIS-MACHINE:7200.
     """
     if join is not None or (run_directory is not None and sources):
         loose = {
@@ -538,7 +553,7 @@ def relay(
         from shoal.swarm.lending import lend
 
         located, reach = lend("relay", run_directory, join, key, home, [], [], None, console)
-        start_relay(located, sources or [], host, port, url, reach)
+        start_relay(located, sources or [], host, port, url, reach, tls)
         return
     if not sources or not origin_address:
         raise ConfigError(
@@ -549,7 +564,7 @@ def relay(
         raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
     from shoal.shardcast.commands import serve_relay
 
-    serve_relay(sources, store, origin_address, run_name, host, port, name, url, key, allow, nginx, serve, console)
+    serve_relay(sources, store, origin_address, run_name, host, port, name, url, key, allow, nginx, serve, console, tls)
 
 
 @app.command()
@@ -607,7 +622,7 @@ def coordinator(
     serve_coordinator(settled(config, path), path, host, port, console)
 
 
-identity = typer.Typer(help="Show, export or import the key that is this machine's name in every run.")
+identity = typer.Typer(help="This machine's key, which is its name in every run, and the coordinators that it knows.")
 app.add_typer(identity, name="identity", no_args_is_help=True)
 OwnKey = Annotated[
     Path | None, typer.Option("--key", help="The key's file; shoal/node.key in your config directory if not given.")
@@ -648,6 +663,16 @@ def identity_import(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"identity import {source}: cannot be read ({error}); give a file with a key") from error
     bring_in(key or default_key(), text, replace, console)
+
+
+@identity.command("forget")
+def identity_forget(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where another coordinator is to be joined now.")],
+) -> None:
+    """Forget which coordinator was found at a URL, when the run's owner says that it is another one now."""
+    from shoal.swarm.identity import forget_coordinator
+
+    forget_coordinator(url, console)
 
 
 ledger = typer.Typer(help="Check, read or copy a run's ledger: who joined, did what, judged it, earned and lost.")

@@ -16,12 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from shoal.errors import ConfigError
 from shoal.rl.loss_config import LossConfig
+from shoal.tls import Mode, is_served
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+# Of about so many files one is planted as good and one as bad, where validators may be somebody else's.
+PLANTS = 20
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
 RPC_URL = r"^(https?://\S+)?$"
@@ -304,6 +307,13 @@ class SwarmConfig(_Table):
     host: str = Field("127.0.0.1", description="Address that coordinator and relay listen on; 0.0.0.0 for all.")
     public: str = Field("", description="Name or address under which other machines reach this one; host if empty.")
     port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
+    tls: Mode = Field(
+        "auto", description="Whether coordinator and relay serve https; auto: unless they listen on loopback alone."
+    )
+    tls_cert: str = Field(
+        "", description="PEM file with a certificate of an authority's; one that URL#0xADDRESS vouches for if empty."
+    )
+    tls_key: str = Field("", description="PEM file with the key of tls_cert.")
     database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
     store_options: dict[str, str] = Field(
@@ -342,6 +352,17 @@ class SwarmConfig(_Table):
         host = self.public or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"[{host}]" if ":" in host else host
 
+    @property
+    def scheme(self) -> Literal["http", "https"]:
+        """What coordinator and relay speak."""
+        return "https" if is_served(self.tls, self.host) else "http"
+
+    @model_validator(mode="after")
+    def _has_both(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key: give both, or neither")
+        return self
+
 
 class LedgerConfig(_Table):
     """Who earns and loses what. Credits are whatever the run's owner makes of them."""
@@ -376,7 +397,8 @@ class LedgerConfig(_Table):
         0,
         ge=0,
         description="Of about so many files one is planted as good and one as bad, to see who judges them right; "
-        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none.",
+        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none. "
+        f"Unless it is given: {PLANTS} where swarm.validators names any, else none.",
     )
     arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
     rpc: str = Field(
@@ -442,6 +464,17 @@ class RunConfig(_Table):
         """The longest sequence, prompt and answer."""
         return self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
 
+    @model_validator(mode="before")
+    @classmethod
+    def _watches_strangers(cls, tree: Any) -> Any:
+        """Plants samples by default where the config names validators: they may be somebody else's."""
+        if not isinstance(tree, dict) or not isinstance(swarm := tree.get("swarm", {}), dict):
+            return tree
+        ledger = tree.get("ledger", {})
+        if not swarm.get("validators") or not isinstance(ledger, dict) or "plants" in ledger:
+            return tree
+        return {**tree, "ledger": {**ledger, "plants": PLANTS}}
+
     def check_dtype(self, who: str) -> None:
         """Refuses a number format in which honest workers would be rejected by this run's thresholds."""
         if unfit := self.audit.thresholds.float32_only(self.model.dtype):
@@ -464,6 +497,7 @@ class RunConfig(_Table):
             )
         if self.length.targets and "{prompt}" not in self.length.prompt:
             raise ValueError(f"length.prompt = {self.length.prompt!r}: must contain {{prompt}}, the prompt without it")
+        self._judged_by_enough()
         if self.train.optimizer_steps > self.train.groups_per_step:
             raise ValueError(
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
@@ -478,6 +512,24 @@ class RunConfig(_Table):
                 f"{self.train.checkpoint_every} need at least {fewest} versions on disk; raise keep.versions"
             )
         return self
+
+    def _judged_by_enough(self) -> None:
+        """One of several validators alone decides on nothing, and as many can vote as are needed.
+
+        The run card does not tell who the validators are, so none may be named here.
+        """
+        count, quorum = len({address.lower() for address in self.swarm.validators}), self.ledger.quorum
+        if count > 1 and quorum == 1:
+            drawn = min(count, 3)
+            raise ValueError(
+                f"ledger.quorum = 1: swarm.validators names {count}, and what the fastest of them says would stand; "
+                f"set ledger.quorum = 2 and ledger.drawn = {drawn}"
+            )
+        if count and quorum > count:
+            raise ValueError(
+                f"ledger.quorum = {quorum}: swarm.validators names {count}, so nothing would ever be decided; name "
+                "more, or lower it"
+            )
 
 
 def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:

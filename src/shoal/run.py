@@ -70,9 +70,8 @@ def run_swarm(run: RunDir, console: Console) -> None:
         children: list[Child] = []
         try:
             ports = ports_of(run)
-            join = f"http://{run.config.swarm.public_host}:{ports['coordinator']}"
-            address = role_key(run.path, "coordinator").address
-            console.print(f"join from anywhere: shoal worker --join {join}#{address}", soft_wrap=True, highlight=False)
+            join = join_line(run, ports)
+            console.print(f"join from anywhere: shoal worker --join {join}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
                 _watch(run, join, children, view, metrics)
@@ -89,14 +88,22 @@ def run_swarm(run: RunDir, console: Console) -> None:
     )
 
 
+def join_line(run: RunDir, ports: dict[str, int]) -> str:
+    """Where the run's coordinator is, and who."""
+    swarm = run.config.swarm
+    address = role_key(run.path, "coordinator").address
+    return f"{swarm.scheme}://{swarm.public_host}:{ports['coordinator']}#{address}"
+
+
 def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     """A process for each role. They meet over the network, as they would on machines of their own."""
     config, path = run.config, str(run.path)
     port = {name: ["--port", str(number)] for name, number in ports.items()}
-    host, public = config.swarm.host, config.swarm.public_host
-    join = ["--join", f"http://{public}:{ports['coordinator']}"]
+    host, public, scheme = config.swarm.host, config.swarm.public_host, config.swarm.scheme
+    join = ["--join", join_line(run, ports)]
     source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
-    listen = ["--host", host, "--url", f"http://{public}:{ports['relay']}"]
+    tls = "--tls" if scheme == "https" else "--no-tls"
+    listen = ["--host", host, "--url", f"{scheme}://{public}:{ports['relay']}", tls]
 
     def worker(name: str, *options: str) -> tuple[str, list[str], int]:
         return name, ["worker", path, "--name", name, *join, *options], config.workers.threads

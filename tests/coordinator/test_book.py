@@ -104,6 +104,21 @@ def test_joining_enters_nothing(small_world: World) -> None:
     assert state(small_world).brought_in == small_world.config.ledger.fund
 
 
+def test_welcome_credits_come_once_with_the_first_accepted_file(small_world: World, votes: Votes, juror: Juror) -> None:
+    for version in range(4):
+        announce(small_world, version)
+        small_world.hand_in("a", small_world.take("a", version))
+        judge(small_world, votes)
+        keep(small_world)
+        juror.work()
+    keep(small_world)
+    found = history(small_world)
+    account = found.accounts[key_of("a").address]
+    assert account.accepted > 1
+    assert (account.gift, account.stake) == (small_world.config.ledger.welcome, 0)
+    assert found.brought_in == small_world.config.ledger.fund
+
+
 def test_accepted_work_earns_and_a_rejected_file_costs(small_world: World, votes: Votes, juror: Juror) -> None:
     announce(small_world, 0)
     pay_in(small_world, "bad")

@@ -86,19 +86,22 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize(("tls", "scheme"), [("auto", "http"), ("on", "https")])
 def test_a_coordinator_prints_the_line_that_others_join_with(
-    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, tls: str, scheme: str
 ) -> None:
-    def serve(_coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:
+    def serve(_coordinator: Coordinator, listener: socket.socket, started: Callable[[], None], context: object) -> None:
+        assert (context is not None) == (scheme == "https")
         started()
         listener.close()
 
     monkeypatch.setattr("shoal.swarm.commands.serve", serve)
     run = tmp_path / "runs" / "a"  # of which nothing is there yet
-    result = shoal(tmp_path, "coordinator", str(config), "--out", str(run), "--set", "swarm.public=run.example.org")
+    public = ["--set", "swarm.public=run.example.org", "--set", f"swarm.tls={tls}"]
+    result = shoal(tmp_path, "coordinator", str(config), "--out", str(run), *public)
     assert result.returncode == 0
     address = Key.load(key_path(run, "coordinator")).address
-    assert re.search(rf"shoal worker --join http://run\.example\.org:\d+#{address}$", result.stdout, re.MULTILINE)
+    assert re.search(rf"shoal worker --join {scheme}://run\.example\.org:\d+#{address}$", result.stdout, re.MULTILINE)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, config: Path) -> None:

@@ -21,7 +21,7 @@ def own_network() -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_machine_that_knows_a_url_has_a_file_accepted(tmp_path: Path) -> None:
+def test_a_machine_that_knows_a_join_line_has_a_file_accepted_over_tls(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
     command = [*own_network(), sys.executable, "-m", "tests.coordinator.two_machines", str(config), str(tmp_path)]
@@ -32,3 +32,5 @@ def test_a_machine_that_knows_a_url_has_a_file_accepted(tmp_path: Path) -> None:
     assert found["worker"].count("joined run kills") == 1
     assert "Traceback" not in found["worker"]
     assert found["key_mode"] == "0o600"
+    assert found["url"].startswith("https://")
+    assert found["known"] == found["url"].replace("#", " ") + "\n"

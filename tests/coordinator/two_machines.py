@@ -1,10 +1,11 @@
 """Two machines on one: this process, in a network namespace of its own, and another namespace behind a cable.
 
-Run with `unshare`; prints one JSON object. The run is on this side, and on the other a worker that knows a URL.
+Run with `unshare`; prints one JSON object. The run is on this side, and on the other a worker that knows a join line.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -51,11 +52,11 @@ def main(config: str, folder: Path) -> None:
         connect(other.pid)
         run = start([*shoal, "run", config, "--out", str(out), "--set", f"swarm.host={HERE}"], "run.log")
         deadline = time.monotonic() + WAIT_S
-        while not (out / "ports.json").exists():
+        while not (line := re.search(r"shoal worker --join (\S+)", (folder / "run.log").read_text())):
             if time.monotonic() > deadline or run.poll() is not None:
                 sys.exit((folder / "run.log").read_text())
             time.sleep(0.2)
-        url = f"http://{HERE}:{json.loads((out / 'ports.json').read_text())['coordinator']}"
+        url = line[1]
         bare = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONUNBUFFERED": "1"}
         bare |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
@@ -73,6 +74,8 @@ def main(config: str, folder: Path) -> None:
     found = {
         "accepted": accepted,
         "worker": (folder / "worker.log").read_text(),
+        "url": url,
+        "known": (home / ".local" / "state" / "shoal" / "known_coordinators").read_text(),
         "run": (folder / "run.log").read_text()[-2000:],
         "key_mode": oct(key.stat().st_mode & 0o777) if key.exists() else "",
     }

@@ -28,6 +28,7 @@ from shoal.swarm.signing import Recipient, sign_request
 from shoal.swarm.store import SwarmStore
 from shoal.swarm.terms import Terms
 from shoal.tasks.sampler import Table
+from shoal.tls import server_context
 
 from ..conftest import LIMITS, ROOT, make_submission
 
@@ -79,6 +80,7 @@ class World:
     validators: Sequence[str] = (VALIDATOR.address,)
     plants: Plants | None = None
     pause_s: float = 10.0
+    tls: bool = False
     url: str = ""
     table: Table | None = None
     """What versions are announced with."""
@@ -105,7 +107,8 @@ class World:
             self.plants,
         )
         port = int(self.url.rpartition(":")[2]) if self.url else 0
-        self.url = self._open.enter_context(serving(self.coordinator, port, self.pause_s))
+        context = server_context(COORDINATOR) if self.tls else None
+        self.url = self._open.enter_context(serving(self.coordinator, port, self.pause_s, context))
 
     def stop(self) -> None:
         """Stops the coordinator; the nodes stay."""
@@ -118,7 +121,11 @@ class World:
         self.stop()
 
     def link(self, key: Key, **options: Any) -> Link:
-        return Link(self.url, key, **{"wait_s": 20.0, "clock": self.clock, **options})
+        return Link(
+            f"{self.url}#{COORDINATOR.address}" if self.tls else self.url,
+            key,
+            **{"wait_s": 20.0, "clock": self.clock, **options},
+        )
 
     def store(self, key: Key, role: str | None = None, limits: Limits | None = LIMITS) -> SwarmStore:
         """A joined node's store; the trainer's and validator's are such by their keys."""
@@ -203,9 +210,11 @@ def world_at(
     validators: Sequence[str] = (VALIDATOR.address,),
     pause_s: float = 10.0,
     plants: Plants | None = None,
+    tls: bool = False,
     **changes: Any,
 ) -> Iterator[World]:
-    world = World(path, database, make_config(**changes), validators=validators, pause_s=pause_s, plants=plants)
+    config = make_config(**changes)
+    world = World(path, database, config, validators=validators, pause_s=pause_s, plants=plants, tls=tls)
     world.start()
     try:
         yield world

@@ -25,7 +25,8 @@ from shoal.shardcast.records import Entry
 from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.versions import Versions
-from shoal.swarm.member import HERE, Reach
+from shoal.swarm.member import HERE, Reach, others
+from shoal.tls import server_context, speaks_tls
 from shoal.watch.metrics import MetricsWriter
 from shoal.watch.status import StatusFile
 
@@ -164,16 +165,27 @@ def start_origin(run: RunDir, port: int) -> None:
 
 
 def start_relay(
-    run: RunDir, sources: Sequence[str], host: str, port: int, url: str | None = None, reach: Reach = HERE
+    run: RunDir,
+    sources: Sequence[str],
+    host: str,
+    port: int,
+    url: str | None = None,
+    reach: Reach = HERE,
+    tls: bool | None = None,
 ) -> None:
     """Passes a run's versions on, until stopped; sources are the other relays of the run if none is given.
 
-    A relay that has joined is named in the run card, with the URL under which others reach it.
+    A relay that has joined is named in the run card, with the URL under which others reach it and the address that
+    vouches for its certificate. Whether it speaks TLS follows from host and URL unless `tls` says so.
     """
     taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
     with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
         store = Store(run.path / "relay")
-        server = Server(store, name="relay", host=host, port=port or free_ports([0])[0], public=url)
+        context, key = None, reach.own_key(run, "relay")
+        if speaks_tls(host, url, tls):
+            context = server_context(key, run.config.swarm.tls_cert, run.config.swarm.tls_key)
+        own = port or free_ports([0])[0]
+        server = Server(store, name="relay", host=host, port=own, public=url, context=context, address=key.address)
         own_url = url or server.url
         with reach.relay(run, status, sources, own_url) as (origin, urls, heart):
             nearest = 0 if sources else reach.nearest()
@@ -184,14 +196,14 @@ def start_relay(
                 run.config.name,
                 mirror=True,
                 name="relay",
-                own_url=own_url,
+                own_url=server.known_as,
                 on_note=_noting(metrics),
                 nearest=nearest,
             )
             server.facts = puller.facts
             with puller:
                 if heart is not None and not sources:
-                    heart.on_relays = lambda relays: puller.also_from(url for url in relays if url != own_url)
+                    heart.on_relays = lambda relays: puller.also_from(others(relays, own_url))
                 _serve(server, status, lambda: _offer(puller.head.packages if puller.head else ()))
 
 

@@ -24,6 +24,7 @@ from shoal.rollout.maker import Maker
 from shoal.rollout.record import Submission
 from shoal.rollout.worker import Worker, load_engine
 from shoal.rundir import TAKEOVER_S, RunDir
+from shoal.swarm.card import Join
 from shoal.swarm.client import Link
 from shoal.swarm.member import Heart, Reach, ignore_refused, role_key, swarm_store
 from shoal.swarm.plants import LIFE, MOST_KEYS, Plants
@@ -89,7 +90,7 @@ class Identity:
     """One of the planter's addresses: joined, and heard as long as it is open."""
 
     def __init__(
-        self, run: RunDir, join: str, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
+        self, run: RunDir, join: str | Join, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
     ) -> None:
         self._status = status
         self._newest: Callable[[], int] = lambda: version.number if (version := source.latest()) else 0
@@ -126,7 +127,7 @@ class PlanterStore:
     def __init__(
         self,
         run: RunDir,
-        join: str,
+        join: str | Join,
         plants: Plants,
         source: WeightSource,
         status: StatusFile,
@@ -233,7 +234,7 @@ def start_planter(run: RunDir, reach: Reach) -> None:
         status.working("loading the base model")
         base, policy, engine = load_engine(run, channel)
         on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
-        planting = PlanterStore(run, reach.join, plants, channel, status, metrics, on_relays)
+        planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             maker = PlantingMaker(config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks)

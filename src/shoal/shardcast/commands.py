@@ -20,6 +20,7 @@ from shoal.shardcast.server import Server, until_stopped
 from shoal.shardcast.store import Store
 from shoal.shardcast.tree import walk
 from shoal.shardcast.versions import Versions
+from shoal.tls import server_context, speaks_tls
 
 FOLLOW_S = 0.02  # between looks at an origin's directory
 LOOK_S = 0.5  # between looks at whether the version fetched last was taken back
@@ -36,6 +37,7 @@ def serve_origin(
     allow: Path | None,
     keep: int,
     console: Console,
+    tls: bool | None = None,
 ) -> None:
     """Publishes what appears in a directory and serves it, until stopped."""
     if not directory.is_dir():
@@ -45,7 +47,7 @@ def serve_origin(
     identity = Key.load_or_create(key)
     opened = Store(store)
     with Publisher(opened, identity, run, keep) as publisher:
-        server = Server(opened, name=f"origin {run}", host=host, port=port, allow=read_addresses(allow), public=url)
+        server = _server(opened, f"origin {run}", host, port, allow, url, identity, tls)
 
         async def main() -> None:
             listening = await server.start()
@@ -55,7 +57,7 @@ def serve_origin(
                 soft_wrap=True,
             )
             console.print(
-                f"fetch with: shoal fetch {server.url} --to DIR --origin {identity.address}",
+                f"fetch with: shoal fetch {server.known_as} --to DIR --origin {identity.address}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -79,6 +81,7 @@ def serve_relay(
     nginx: Path | None,
     serve: bool,
     console: Console,
+    tls: bool | None = None,
 ) -> None:
     """Mirrors what the sources offer, and passes each verified piece on at once, until stopped."""
     if nginx is not None:
@@ -88,11 +91,11 @@ def serve_relay(
         )
     opened = Store(store)
     identity = Key.load_or_create(key) if key else None
-    server = Server(opened, name=name, host=host, port=port, allow=read_addresses(allow), public=url)
+    server = _server(opened, name, host, port, allow, url, identity, tls if serve else False)
 
     async def main() -> None:
         listening = await server.start() if serve else None
-        where = url or (server.url if serve else f"http://{host}:{port}")
+        where = server.known_as
         noted = _Notes(console)
         puller = Puller(
             opened, sources, origin, run, mirror=True, name=name, own_url=where, key=identity, on_note=noted
@@ -108,6 +111,34 @@ def serve_relay(
                     listening.close()
 
     until_stopped(main)
+
+
+def _server(
+    store: Store,
+    name: str,
+    host: str,
+    port: int,
+    allow: Path | None,
+    url: str | None,
+    key: Key | None,
+    tls: bool | None,
+) -> Server:
+    """A server for which `key` vouches where it speaks TLS; a key beside the store if none was given."""
+    context = None
+    if speaks_tls(host, url, tls):
+        key = key or Key.load_or_create(store.path.with_name(f"{store.path.name}.key"))  # nginx may serve what is in it
+        context = server_context(key)
+    address = key.address if key else ""
+    return Server(
+        store,
+        name=name,
+        host=host,
+        port=port,
+        allow=read_addresses(allow),
+        public=url,
+        context=context,
+        address=address,
+    )
 
 
 def fetch_version(

@@ -19,7 +19,7 @@ class Connections(web.Server):
     def __init__(self, handler: Callable[..., object], limits: Limits, counts: Counter[str]) -> None:
         settings = {"keepalive_timeout": limits.idle_s, "access_log": None, "logger": _log}
         super().__init__(handler, handler_cancellation=True, **settings)  # type: ignore[arg-type]
-        self.open: OrderedDict[RequestHandler, tuple[asyncio.Transport, str]] = OrderedDict()  # idle longest first
+        self.open: OrderedDict[object, tuple[asyncio.Transport, str]] = OrderedDict()  # idle longest first
         self._working: set[RequestHandler] = set()
         self._limits = limits
         self._counts = counts
@@ -27,22 +27,34 @@ class Connections(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        if not self.enter(handler, transport):
+            transport.abort()
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self.leave(handler)
+
+    def enter(self, connection: object, transport: asyncio.Transport) -> bool:
+        """Counts a connection, from before its TLS handshake on; False if none that is idle could make room."""
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if peer else "?"
         if self._per_address[address] >= self._limits.connections_per_address:
             self._make_room(address)
         elif len(self.open) >= self._limits.connections:
             self._make_room(None)
-        self.open[handler] = (transport, address)
+        self.open[connection] = (transport, address)
         self._per_address[address] += 1
         over = self._per_address[address] > self._limits.connections_per_address
         if over or len(self.open) > self._limits.connections:
             self._counts["connections_refused"] += 1
-            transport.abort()
+            return False
+        return True
 
-    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        self._forget(handler)
+    def leave(self, connection: object) -> None:
+        if (entry := self.open.pop(connection, None)) is not None:
+            self._per_address[entry[1]] -= 1
+            if not self._per_address[entry[1]]:
+                del self._per_address[entry[1]]
 
     @contextmanager
     def busy(self, handler: RequestHandler) -> Iterator[None]:
@@ -59,15 +71,9 @@ class Connections(web.Server):
         for handler, (transport, theirs) in self.open.items():
             if handler not in self._working and address in (None, theirs):
                 self._counts["connections_evicted"] += 1
-                self._forget(handler)
+                self.leave(handler)
                 transport.abort()
                 return
-
-    def _forget(self, handler: RequestHandler) -> None:
-        if (entry := self.open.pop(handler, None)) is not None:
-            self._per_address[entry[1]] -= 1
-            if not self._per_address[entry[1]]:
-                del self._per_address[entry[1]]
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

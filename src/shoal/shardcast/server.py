@@ -1,5 +1,7 @@
 """Serves a store over HTTP, bytes of files by sendfile(2); nothing that the store's manifests do not list.
 
+Over TLS, which the kernel cannot do for us, the bytes pass through this process.
+
 `GET /head.json?after=SEQUENCE&wait=S` and `GET /PACKAGE/manifest.jsonl?wait=S` with `Range: bytes=N-` are long polls;
 `GET /PACKAGE/files/NAME` with a range gives bytes of verified pieces. A plain web server over the same directory
 answers the same requests, without the waiting. `/metrics` and `/tree.json` are for those who look.
@@ -10,6 +12,7 @@ import io
 import os
 import re
 import signal
+import ssl
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -23,16 +26,19 @@ from aiohttp import web
 
 from shoal.errors import ShardcastError
 from shoal.files import parse_json, read_regular
+from shoal.handshake import Handshake
 from shoal.shardcast.connections import Connections
 from shoal.shardcast.growth import Watch, state
 from shoal.shardcast.guard import AllowList, Limits, Rates
 from shoal.shardcast.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.records import MIB, MOST_HEAD, PACKAGE_NAME
 from shoal.shardcast.store import HEAD, Store, take_hold
+from shoal.tls import vouched
 
 MOST_CHILDREN = 1024
 MOST_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
+TLS_CHUNK = MIB // 4  # encrypted at once
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 
@@ -70,8 +76,13 @@ class Server:
         limits: Limits | None = None,
         allow: Sequence[str] | None = None,
         public: str | None = None,
+        context: ssl.SSLContext | None = None,
+        address: str = "",
     ) -> None:
-        """`public` is the URL under which others know this server, if it is not where it listens."""
+        """`public` is the URL under which others know this server, if it is not where it listens.
+
+        With a context it speaks TLS; `address` is then who vouches for its certificate.
+        """
         self.store = store
         self.name = name
         self.host = host
@@ -79,7 +90,10 @@ class Server:
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
         self.facts: Callable[[], dict[str, float]] = dict  # more for /metrics
+        self._public_url = public
         self._public = urlsplit(public).netloc if public else None
+        self._context = context
+        self._address = address
         self._allow = AllowList(frozenset(allow)) if allow is not None else None
         self._rates = Rates(self.limits.requests_per_s, self.limits.burst)
         self._indexes: dict[str, Index] = {}
@@ -90,21 +104,35 @@ class Server:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self._context is None else 'https'}://{self._own_host}"
+
+    @property
+    def known_as(self) -> str:
+        """The URL for others, with the address that vouches for what they find there."""
+        return vouched(self._public_url or self.url, self._address if self._context else "")
+
+    @property
+    def _own_host(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     async def start(self) -> asyncio.Server:
         """Listens; the port is known afterwards."""
         loop = asyncio.get_running_loop()
         self._connections = connections = Connections(self._handle, self.limits, self.counts)
         try:
-            server = await loop.create_server(connections, self.host, self.port, backlog=1024)
+            server = await loop.create_server(self._protocol(connections), self.host, self.port, backlog=1024)
         except OSError as error:
             raise ShardcastError(
                 f"{self.url}: cannot listen ({error.strerror}); give another --host or --port"
             ) from error
         self.port = server.sockets[0].getsockname()[1]
         return server
+
+    def _protocol(self, connections: Connections) -> Callable[[], asyncio.Protocol]:
+        context = self._context
+        if context is None:
+            return connections
+        return lambda: Handshake(context, lambda _below: connections(), connections, self.limits.idle_s)
 
     async def keep(self, listening: asyncio.Server | None) -> None:
         """Serves until cancelled; without a listener it only waits."""
@@ -220,12 +248,19 @@ class Server:
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             await response.prepare(request)
             if request.method == "GET":
-                await self._send(request, file, start, end, child, package)
+                await self._send(request, response, file, start, end, child, package)
         await response.write_eof()
         return response
 
     async def _send(
-        self, request: web.BaseRequest, file: io.FileIO, start: int, end: int, child: Child, package: str
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        file: io.FileIO,
+        start: int,
+        end: int,
+        child: Child,
+        package: str,
     ) -> None:
         loop = asyncio.get_running_loop()
         while start < end:
@@ -235,7 +270,12 @@ class Server:
                 raise ConnectionResetError
             try:
                 async with asyncio.timeout(self.limits.grace_s + count / self.limits.least_bytes_per_s):
-                    await loop.sendfile(transport, file, start, count)
+                    if self._context is None:
+                        await loop.sendfile(transport, file, start, count)
+                    else:
+                        for at in range(start, start + count, TLS_CHUNK):
+                            size = min(TLS_CHUNK, start + count - at)
+                            await response.write(os.pread(file.fileno(), size, at))
             except TimeoutError:
                 self.counts["cut_off"] += 1
                 transport.abort()
@@ -282,7 +322,7 @@ class Server:
         """HOST:PORT under which this request may have reached us."""
         transport = request.transport
         here = transport.get_extra_info("sockname") if transport else None
-        return {self._public, self.url.removeprefix("http://"), f"{here[0]}:{here[1]}" if here else None}
+        return {self._public, self._own_host, f"{here[0]}:{here[1]}" if here else None}
 
     def _child(self, request: web.BaseRequest, address: str) -> Child:
         name = request.headers.get("Shoal-Node", "")[:64]

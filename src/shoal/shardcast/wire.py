@@ -1,19 +1,27 @@
-"""One HTTP connection to a source, read straight into our buffers, under a deadline that dripping cannot stretch."""
+"""One HTTP connection to a source, read straight into our buffers, under a deadline that dripping cannot stretch.
+
+A source is http://HOST:PORT, or https://HOST:PORT#0xADDRESS with the address that vouches for its certificate, or
+https://NAME with a certificate of an authority's. What it sends is believed for the origin's signature alone: TLS keeps
+from others on the way what is fetched, and keeps them from choosing what is withheld.
+"""
 
 import http.client
 import io
 import ipaddress
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from shoal.errors import ShardcastError
-from shoal.keys import Key
+from shoal.errors import IdentityError, ShardcastError
+from shoal.keys import Key, checked_address
 from shoal.shardcast.guard import sign_request
+from shoal.tls import UnvouchedError, pinned_context, public_context
 
+FORM = "http://HOST:PORT or https://HOST:PORT#0xADDRESS"
 MOST_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
 
 
@@ -32,14 +40,19 @@ def distance(host: str) -> int:
     return 3 if address.is_global else 2
 
 
-def distance_to(url: str) -> int:
-    """How far the nearest address of a URL's host lies; 0 for a host that has none."""
+def distances(url: str) -> set[int]:
+    """How far the addresses of a URL's host lie; nothing for a host that has none."""
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return 0
-    return min((distance(str(address[4][0])) for address in found), default=0)
+        return set()
+    return {distance(str(address[4][0])) for address in found}
+
+
+def distance_to(url: str) -> int:
+    """How far the nearest address of a URL's host lies; 0 for a host that has none."""
+    return min(distances(url), default=0)
 
 
 class SourceError(ShardcastError):
@@ -128,11 +141,15 @@ class Connection:
     ) -> None:
         try:
             parts = urlsplit(url)
-            port = parts.port or 80
-        except ValueError as error:
-            raise ShardcastError(f"source {url}: {error}; give it as http://HOST:PORT") from None
-        if parts.scheme != "http" or not parts.hostname:
-            raise ShardcastError(f"source {url}: give it as http://HOST:PORT")
+            port = parts.port or {"https": 443}.get(parts.scheme, 80)
+            address = checked_address(parts.fragment) if parts.fragment else None
+        except (ValueError, IdentityError) as error:
+            raise ShardcastError(f"source {url}: {error}; give it as {FORM}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ShardcastError(f"source {url}: give it as {FORM}")
+        self._trust: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._trust = pinned_context(address) if address else public_context()
         self.url = url
         self._host = parts.netloc
         self._path = parts.path.rstrip("/")
@@ -170,12 +187,12 @@ class Connection:
                 if (
                     not fresh
                     and not self._ended
-                    and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
+                    and isinstance(error, (ConnectionError, http.client.RemoteDisconnected, ssl.SSLEOFError))
                 ):
                     fresh = True  # a connection that was kept may have been closed meanwhile
                     continue
                 raise SourceError(f"{self.url}: {_why(error)}") from error
-            except SourceError as error:
+            except (SourceError, IdentityError) as error:
                 self.close()
                 raise SourceError(f"{self.url}: {error}") from None
             self._sock.settimeout(pace.stall_s)
@@ -185,14 +202,32 @@ class Connection:
     def _connect(self, pace: Pace) -> http.client.HTTPConnection:
         if self._http is None or self._http.sock is None:  # the source may have closed it after its answer
             self.close()
-            self._sock = socket.create_connection(self._address, timeout=pace.stall_s)
-            host = str(self._sock.getpeername()[0])
-            if distance(host) < self._nearest:  # asked of the connection itself: a name may lead anywhere by then
-                raise SourceError(f"leads to {host}, which lies inside this network; not asked")
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock = self._dial(pace)
+            if self._trust is not None:
+                try:
+                    self._sock = self._secure(self._sock, self._trust)
+                except UnvouchedError:  # a proxy in front of it may have an authority's certificate
+                    self._sock = self._secure(self._dial(pace), public_context())
             self._http = http.client.HTTPConnection(self._host)
             self._http.sock = _Socket(self._sock, self)
         return self._http
+
+    def _dial(self, pace: Pace) -> socket.socket:
+        sock = socket.create_connection(self._address, timeout=pace.stall_s)
+        host = str(sock.getpeername()[0])
+        if distance(host) < self._nearest:  # asked of the connection itself: a name may lead anywhere by then
+            sock.close()
+            raise SourceError(f"leads to {host}, which lies inside this network; not asked")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def _secure(self, sock: socket.socket, trust: ssl.SSLContext) -> socket.socket:
+        """TLS over a connection; the whole handshake has the time that the connection waits for a byte."""
+        try:
+            return trust.wrap_socket(sock, server_hostname=self._address[0])
+        except BaseException:
+            sock.close()
+            raise
 
     def close(self) -> None:
         if self._http is not None:
@@ -208,7 +243,7 @@ class Connection:
         sock = self._sock
         if sock is not None:
             try:
-                sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which another thread is at
             except OSError:
                 return
 

@@ -340,12 +340,11 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         verdict = Verdict(body.accept, body.sha256, body.audited, finding, body.evidence, body.samples, body.tokens)
         return m.Done(changed=await coordinator.judge(by, step, submission, verdict))
 
-    @app.put("/v1/bans/{address}", summary="Give a node no more leases.")
+    @app.put("/v1/bans/{address}", summary="Ask that a node gets no more leases; a quorum of validators bans it.")
     async def ban(
         address: Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")], body: m.BanIn, by: Signed = signed
     ) -> m.Done:
-        await coordinator.ban(by, address, body.reason)
-        return m.Done(changed=True)
+        return m.Done(changed=await coordinator.ban(by, address, body.reason))
 
     @app.put("/v1/versions/{number}", summary="Make a policy version known.")
     async def announce(

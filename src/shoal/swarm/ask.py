@@ -19,6 +19,7 @@ from shoal.rundir import open_run
 from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.judging import explain
+from shoal.swarm.known import trusted
 from shoal.swarm.past import has_coordinator, reading
 from shoal.watch.history import one_line
 
@@ -129,4 +130,4 @@ def print_swarm(join: str, console: Console) -> None:
 
 def _link(join: str) -> Link:
     """For questions that anybody may ask: the key signs nothing."""
-    return Link(join, Key.create(), wait_s=ASK_S)
+    return Link(trusted(join), Key.create(), wait_s=ASK_S)

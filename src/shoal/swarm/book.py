@@ -18,7 +18,7 @@ from shoal.config import LedgerConfig, RunConfig
 from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import NO_HASH, Act, Fund, Leaf, Settle, Work, beacons, plants_hash
+from shoal.ledger.acts import NO_HASH, Act, Close, Fund, Leaf, Refund, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.draw import draw
 from shoal.ledger.entry import Statement
@@ -26,8 +26,10 @@ from shoal.ledger.interface import Ledger, Standing, standing_of
 from shoal.ledger.record import is_on_chain
 from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
+from shoal.swarm import registry
 from shoal.swarm.database import Database, read_fact, write_fact
-from shoal.swarm.outbox import noted, told
+from shoal.swarm.outbox import CLOSE, noted, told
+from shoal.swarm.patience import Patience, first_unsettled
 from shoal.swarm.terms import Terms
 
 T = TypeVar("T")
@@ -39,7 +41,9 @@ GAS_EVERY_S = 10.0
 class Book:
     """The coordinator's hand on the ledger."""
 
-    def __init__(self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes]) -> None:
+    def __init__(
+        self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes], wait_s: float
+    ) -> None:
         self._path = path
         self._began = time.monotonic()
         self._ledger = ledger
@@ -51,6 +55,7 @@ class Book:
         self._open = 0  # batches before this one are settled in the state that was seen
         self._begun = False
         self._gas_at = 0.0
+        self._patience = Patience(wait_s)
 
     @classmethod
     def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
@@ -60,7 +65,7 @@ class Book:
         if not wanted.rpc and is_known:
             raise LedgerError(f"run {path.parent}: its ledger is a contract; set ledger.rpc to a node of its chain")
         if not wanted.rpc:
-            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links)
+            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.wait_s)
         else:
             from shoal.ledger.deployed import contract_of  # needs more packages than a file
 
@@ -75,7 +80,7 @@ class Book:
                 confirmations=wanted.confirmations,
             )
             place = {"contract": ledger.address, "created": ledger.created}
-            book = cls(path, ledger, key, wanted.model_copy(update=place), links)
+            book = cls(path, ledger, key, wanted.model_copy(update=place), links, config.wait_s)
         if not is_known:  # else its chain may be away
             book._begin()
         return book
@@ -101,15 +106,52 @@ class Book:
 
         Whatever goes wrong on the way, what was not entered stays noted.
         """
-        self._ledger.catch_up()
-        self._begin()
-        for rows in noted(database):
-            self._enter([self._work(database, json.loads(body)) for _, _, body in rows])
-            told(database, rows[-1][0])
-        self._settle(database)
+        try:
+            self._ledger.catch_up()
+            self._begin()
+            self.look(self._patience.look)
+            self._tell(database)
+            self._settle(database)
+        except BaseException:
+            self._patience.pause()
+            raise
         if time.monotonic() >= self._gas_at:
             self._gas_at = time.monotonic() + GAS_EVERY_S
             self._ledger.give_gas(self._key, self.config.gas)
+
+    def _tell(self, database: Database) -> None:
+        """Enters what was noted, in order, up to a step that has to wait for validators."""
+        for number, kind, body in noted(database):
+            tree = json.loads(body)
+            if kind == CLOSE:
+                if not self._close(database):
+                    return
+            elif self._must_wait(database, tree["step"]):
+                return
+            else:
+                self._enter([self._work(database, tree)])
+            told(database, number)
+
+    def _close(self, database: Database) -> bool:
+        """Ends the ledger of a run that is over: empty steps close the last windows, then the rest of the treasury goes
+        back to the run's owner. Whether that is done; validators may be yet to speak."""
+        if not self.look(lambda state: state.closed):
+            self._enter([Close()])
+        while True:
+            self._settle(database)
+            finished, batch, step = self.look(lambda state: (state.finished, len(state.batches), len(state.links)))
+            if finished:
+                break
+            if self._must_wait(database, step):
+                return False
+            self._enter([Work(batch=batch, step=step, leaves=(), beacon=self._beacons[step + 1].hex())])
+        if self.look(lambda state: state.funded.get(self._key.address, 0) and state.treasury > state.forfeited):
+            self._enter([Refund()])
+        return True
+
+    def _must_wait(self, database: Database, step: int) -> bool:
+        present = database.ask(registry.validators_present)  # first: the database's thread may wait for the ledger's
+        return self.look(lambda state: self._patience.holds(state, step, present))
 
     @property
     def arbiter(self) -> str:
@@ -129,6 +171,13 @@ class Book:
     def look(self, reader: Callable[[State], T]) -> T:
         """Reads the state while nothing is entered."""
         return self._ledger.look(reader)
+
+    def first_unsettled(self) -> int:
+        """The first step on which validators may be yet to speak; 0 while the ledger cannot be asked."""
+        try:
+            return self.look(first_unsettled)
+        except LedgerError:
+            return 0
 
     def stored_lines(self, first: int, most_bytes: int) -> list[str]:
         """Entries from a number on, each a JSON string; at least one if there is one."""

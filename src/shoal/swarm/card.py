@@ -75,8 +75,12 @@ class Join:
     def parse(cls, text: str) -> Self:
         url, _, address = text.strip().partition("#")
         if not url.startswith(("http://", "https://")):
-            raise SwarmError(f"--join {text}: must be the URL of a coordinator, as in http://HOST:7000")
+            raise SwarmError(f"--join {text}: must be the URL of a coordinator, as in https://HOST:7000#0xADDRESS")
         return cls(url.rstrip("/"), checked_address(address) if address else None)
+
+    @property
+    def is_secure(self) -> bool:
+        return self.url.startswith("https://")
 
 
 def sign_card(card: Card, key: Key) -> SignedCard:

@@ -19,6 +19,7 @@ from shoal.ledger.state import State
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
 from shoal.swarm.history import ASK_S, access
+from shoal.swarm.known import trusted
 
 
 def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, console: Console) -> None:
@@ -28,7 +29,7 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
     if not evidence.is_file():
         raise LedgerError(f"evidence {evidence}: no such file; give the bundle that shoal replay was given")
     step, number = named_submission(submission)
-    with Link(join, key, ASK_S) as link:
+    with Link(trusted(join), key, ASK_S) as link:
         ledger = access(link)
         for batch in ledger.catch_up().batches:
             for index, leaf in enumerate(batch.leaves):
@@ -43,7 +44,7 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
 
 def withdraw(join: str, key: Key, console: Console) -> None:
     """Takes out what the key's address has earned for good, and what of its stake has left."""
-    with Link(join, key, ASK_S) as link:
+    with Link(trusted(join), key, ASK_S) as link:
         ledger = access(link)
         before = _paid(ledger.catch_up(), key.address)
         ledger.say(Withdraw(id=secrets.token_hex(8)))
@@ -62,7 +63,7 @@ def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool
     """
     bundles = {sha256_file(path): path for path in sorted(evidence.glob("*.json"))}
     upheld = refuted = 0
-    with Link(join, key, ASK_S) as link:
+    with Link(trusted(join), key, ASK_S) as link:
         ledger = access(link)
         state = ledger.catch_up()
         if key.address != state.terms.arbiter:

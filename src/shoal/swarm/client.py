@@ -3,16 +3,19 @@
 A request is signed anew each time it is sent, and the coordinator does the same thing twice only once, so repeating is
 always safe. What is refused is not repeated: it is an error that says why.
 
+Over https the coordinator is known by the address that was given or remembered (`tls.py`), or by an authority's
+certificate; nothing is sent to anybody else, and no redirect is followed.
+
 A coordinator is not trusted with this machine: an answer has an end and a form, and is text that a terminal can show.
 """
 
-import functools
 import hashlib
 import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -28,6 +31,7 @@ from shoal.swarm.refusal import STATUS, Refusal
 from shoal.swarm.signed_table import SignedTable
 from shoal.swarm.signing import EMPTY, Recipient, sign_request
 from shoal.tasks.sampler import Table
+from shoal.tls import UnvouchedError, WrongServerError, pinned_context, public_context
 from shoal.watch.history import one_line
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
@@ -63,12 +67,12 @@ class Link:
         self._wait_s = wait_s
         self._on_wait = on_wait
         self._clock = clock
-        self._client = httpx2.Client(
-            timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)),
-            verify=_trust(),
-            trust_env=False,
-            follow_redirects=False,
-        )
+        self._timeout_s = timeout_s
+        self._public = self._connect(public_context())  # to an object store, or a coordinator with such a certificate
+        self._client = self._public
+        self._pinned: httpx2.Client | None = None
+        if self.join_at.is_secure and self.join_at.coordinator is not None:
+            self._client = self._pinned = self._connect(pinned_context(self.join_at.coordinator))
         self._card: Card | None = None
         self._joined: dict[str, str] | None = None
 
@@ -76,7 +80,13 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._public.close()
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def _connect(self, context: ssl.SSLContext) -> httpx2.Client:
+        timeout = httpx2.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
+        return httpx2.Client(timeout=timeout, verify=context, trust_env=False, follow_redirects=False)
 
     @property
     def card(self) -> Card:
@@ -87,11 +97,7 @@ class Link:
         """The run card as it is now."""
         data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MOST_BYTES)
         card = read_card(data, self.join_at)
-        if self._card is not None and card.coordinator != self._card.coordinator:
-            raise SwarmError(
-                f"run card of {self.join_at.url}: the coordinator was {self._card.coordinator} and is now "
-                f"{card.coordinator}; is it another run? Join again if that is meant"
-            )
+        self.join_at = replace(self.join_at, coordinator=card.coordinator)
         self._card = card
         return card
 
@@ -144,7 +150,7 @@ class Link:
                     f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store"
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
-            with self._client.stream("PUT", cast("str", where.url), content=data) as answer:
+            with self._public.stream("PUT", cast("str", where.url), content=data) as answer:
                 status = answer.status_code
             if status not in (200, 201):
                 raise _Later(f"the object store answered {status}")
@@ -246,6 +252,25 @@ class Link:
             self.send("POST", "/v1/nodes", self._joined)
             return self._until(target, once)
 
+    def _doubted(self, error: Exception) -> str:
+        """The first time it is an error. A coordinator that was there before is waited for: whoever sits in the middle
+        for a moment can keep nodes waiting, and end none of them."""
+        if self._card is None:
+            raise error
+        return str(error)
+
+    def _refused(self, doubt: ssl.SSLCertVerificationError) -> str:
+        where = f"coordinator {self.join_at.url}: nothing was sent, for no authority that this machine trusts vouches"
+        if (address := self.join_at.coordinator) is not None:
+            return (
+                f"{where} for its certificate ({doubt.verify_message}), and neither does {address}; is it another "
+                "coordinator, or does somebody sit in the middle?"
+            )
+        return (
+            f"{where} for its certificate ({doubt.verify_message}); give the whole line that the run's owner has, "
+            f"{self.join_at.url}#0xADDRESS"
+        )
+
     def _until(self, what: str, once: Callable[[], T], wait_s: float | None = None) -> T:
         """Tries until it is answered, with growing pauses; a WaitError when the deadline is past."""
         wait_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
@@ -254,8 +279,17 @@ class Link:
         while True:
             try:
                 return once()
+            except UnvouchedError:
+                self._client = self._public  # a proxy in front of it may have an authority's certificate
+                continue
+            except WrongServerError as error:
+                reason = self._doubted(error)
             except httpx2.TransportError as error:
-                reason = str(error) or type(error).__name__
+                if (doubt := _doubt(error)) is not None:
+                    reason = self._doubted(SwarmError(self._refused(doubt)))
+                    self._client = self._pinned or self._public
+                else:
+                    reason = str(error) or type(error).__name__
             except _Later as later:
                 reason = str(later)
             except httpx2.InvalidURL as error:
@@ -271,10 +305,12 @@ class Link:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-@functools.cache
-def _trust() -> ssl.SSLContext:
-    """The machine's certificates; reading them takes 0.1 s, so once."""
-    return ssl.create_default_context()
+def _doubt(error: Exception) -> ssl.SSLCertVerificationError | None:
+    """Why a server's certificate was not believed, if that is what an error comes from."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 class _Later(Exception):

@@ -18,10 +18,12 @@ from shoal.swarm.coordinator import Coordinator
 from shoal.swarm.database import Database
 from shoal.swarm.member import role_key
 from shoal.swarm.objects import Objects
+from shoal.swarm.outbox import closed_at
 from shoal.swarm.past import HOME, STATE, UPLOADS
 from shoal.swarm.plants import Plants
 from shoal.swarm.server import bind, serve, url_of
 from shoal.swarm.terms import Terms
+from shoal.tls import server_context
 
 LEAST_FREE = 64 << 20
 
@@ -46,6 +48,12 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
         terms = replace(terms, allow=terms.allow | plants.addresses)
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
+        closed = database.ask(closed_at)
+        if closed is not None and closed < config.steps:
+            raise ConfigError(
+                f"run {run}: steps = {config.steps}, but it was over after {closed} and its ledger is closed, so "
+                "nobody would be paid for more; begin another run, with its model as model.source"
+            )
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
         book = Book.open(run / LEDGER_FILE, key, config, terms)
         coordinator = Coordinator(config, terms, key, origin, database, objects, book, plants=plants)
@@ -70,18 +78,20 @@ def _serve(
     config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
 ) -> None:
     swarm = config.swarm.model_copy(update={"host": host} if host else {})
+    key, tls = role_key(run, "coordinator"), swarm.scheme == "https"
+    context = server_context(key, swarm.tls_cert, swarm.tls_key) if tls else None
     listener = bind(swarm.host, swarm.port if port is None else port)
     coordinator, database = open_coordinator(config, run)
 
     def started() -> None:
-        url, address = url_of(listener), coordinator.key.address
-        join = f"http://{swarm.public_host}:{listener.getsockname()[1]}"
+        url, address = url_of(listener, tls=tls), key.address
+        join = f"{swarm.scheme}://{swarm.public_host}:{listener.getsockname()[1]}"
         console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
         console.print(f"join with: shoal worker --join {join}#{address}", highlight=False, soft_wrap=True)
         tell(f"serving at {url}")
 
     try:
-        serve(coordinator, listener, started)
+        serve(coordinator, listener, started, context)
     finally:
         coordinator.book.close()
         database.close()

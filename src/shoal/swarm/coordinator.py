@@ -44,6 +44,7 @@ from shoal.swarm.terms import Terms
 from shoal.tasks.build import files_of
 from shoal.tasks.sampler import Table
 from shoal.tasks.versions import packages_of
+from shoal.tls import vouched
 from shoal.validate.finding import Verdict
 
 T = TypeVar("T")
@@ -328,15 +329,22 @@ class Coordinator:
                 await self._orphans.remove([object_name(step, submission, await self._do(hash_of))])
         return entered
 
-    async def ban(self, signed: Signed, address: str, reason: str) -> None:
-        def work(db: Connection, node: Node, now: float) -> None:
-            registry.ban(db, self.terms, node.address, address, reason, now)
+    async def ban(self, signed: Signed, address: str, reason: str) -> bool:
+        """Whether the node is banned now, or a quorum of validators is yet to ask for it."""
 
-        await self._act(signed, work)
-        self.members.discard(address)
-        self._seen = None
+        def work(db: Connection, node: Node, now: float) -> bool:
+            return registry.ban(db, self.terms, node.address, address, reason, now)
+
+        if banned := await self._act(signed, work):
+            self.members.discard(address)
+            self._seen = None
+        return banned
 
     async def forget(self, signed: Signed, before: int) -> int:
+        """Removes the files of old steps; where several validators decide, not before the ledger has settled them."""
+        if self.terms.quorum > 1:
+            before = min(before, await asyncio.to_thread(self.book.first_unsettled))
+
         def work(db: Connection, node: Node, _now: float) -> list[str]:
             registry.must_train(self.terms, node.address)
             return judging.forget(db, before)
@@ -399,11 +407,13 @@ class Coordinator:
         return path
 
     async def card(self) -> SignedCard:
-        """The run card, with the relays of the config and those that have joined."""
-        query = select(nodes.c.url).where(
+        """The run card, with the relays of the config and those that have joined; the key that one of these joined with
+        vouches for its certificate."""
+        query = select(nodes.c.url, nodes.c.address).where(
             nodes.c.role == "relay", nodes.c.url != "", nodes.c.state.in_((State.JOINED, State.HEALTHY))
         )
-        joined = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined)).scalars()))
+        found = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined))))
+        joined = [vouched(url, address) for url, address in found]
         relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
         if self._card is None or self._card[0] != relays:
             config = self._config.model_copy(update={"ledger": self.book.config})

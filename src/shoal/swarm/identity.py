@@ -22,6 +22,13 @@ def default_home() -> Path:
     return (Path(users) if users else Path.home() / ".local" / "state") / "shoal"
 
 
+def forget_coordinator(url: str, console: Console) -> None:
+    """Forgets who the coordinator at a URL was, so that another one may be joined there."""
+    from shoal.swarm.known import forget
+
+    console.print(f"forgot that {checksummed(forget(url))} is the coordinator at {url}", highlight=False)
+
+
 def show(path: Path, console: Console) -> None:
     """Prints the address; the key is made at first use."""
     is_new = not path.exists()

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from shoal.errors import AwayError, RolloutError
 from shoal.ledger.acts import NO_HASH, Act, Commit, Leaf, Reveal, vote_hash
 from shoal.ledger.refusal import Refused
 from shoal.ledger.state import Batch, State
+from shoal.swarm import messages as m
 from shoal.swarm.client import Link
 from shoal.swarm.history import Access, access
 from shoal.swarm.refusal import Refusal
@@ -39,6 +40,10 @@ class Juror:
         self._failed: Exception | None = None
         self._prompted, self._again_at = -1, 0.0
         self._said = ""
+        self._wait_s = 0.0
+        self._drawn_at: dict[int, float] = {}
+        self.owed: frozenset[tuple[int, int]] = frozenset()
+        """Step and number of files that this validator was drawn for, has not judged, and still can."""
 
     @property
     def _ledger(self) -> Access:
@@ -84,18 +89,23 @@ class Juror:
         self._said = ""
         return state
 
-    def finish(self, steps: int) -> bool:
-        """Votes on the last steps, which are entered a moment after the last version is out, and signs the end.
+    def finish(self, judge: Callable[[], None], say: Callable[[str], None]) -> bool:
+        """Votes on the last steps, after `judge` has judged what is owed, until the last window is closed; signs that.
 
-        False if the ledger did not come to that end in time: the same validator, started again, votes then.
+        False if the ledger did not get any further for too long: the same validator, started again, votes then.
         """
         if self._thread is not None:
             self._thread.join()
-        deadline, is_over = time.monotonic() + self._ledger.finish_s, False
+        deadline, is_over, before = time.monotonic() + self._ledger.finish_s, False, (-1, -1)
         while not is_over and time.monotonic() < deadline:
-            state = self._work_if_there()
-            is_over = state is not None and _is_over(state, steps)
-            if not is_over:
+            if (state := self._work_if_there()) is not None:
+                is_over, now = state.finished, _progress(state)
+                if now != before:
+                    deadline, before = time.monotonic() + self._ledger.finish_s, now
+                    say(f"waiting for the last windows of the ledger, which is at step {state.clock}")
+            if self.owed:
+                judge()
+            elif not is_over:
                 time.sleep(FINISH_LOOK_S)
         self._work_if_there(last=True)
         return is_over
@@ -103,18 +113,38 @@ class Juror:
     def _due(self, state: State) -> Iterable[Act]:
         """Commitments and votes that this validator owes."""
         me, terms = self._link.key.address, state.terms
+        owed: set[tuple[int, int]] = set()
         for batch in state.batches:
             if batch.outcomes or me not in batch.jury or me in batch.reveals:
                 continue
-            reveal = self._reveal(batch)
-            if len(batch.jury) == 1:
-                yield reveal
-                continue
             late = state.clock >= batch.entered + terms.patience
-            if me not in batch.commits and not late and not batch.reveals:
-                yield Commit(batch=batch.number, hash=vote_hash(state.run, me, reveal))
-            elif me in batch.commits and (late or len(batch.commits) == len(batch.jury)):
-                yield reveal
+            if len(batch.jury) == 1:
+                yield self._reveal(batch)
+            elif me in batch.commits:
+                if late or len(batch.commits) == len(batch.jury):
+                    yield self._reveal(batch)
+            elif not late and not batch.reveals:
+                if files := self._to_judge(batch):
+                    owed |= files
+                else:
+                    yield Commit(batch=batch.number, hash=vote_hash(state.run, me, self._reveal(batch)))
+        self.owed = frozenset(owed)
+
+    def _to_judge(self, batch: Batch) -> set[tuple[int, int]]:
+        """Files of a batch that are judged here before this validator votes: void would cost their nodes the work.
+
+        Not those whose bytes are gone, and none for longer than half of what the ledger waits for a vote.
+        """
+        self._wait_s = self._wait_s or self._link.card.run_config().wait_s
+        if time.monotonic() > self._drawn_at.setdefault(batch.number, time.monotonic()) + self._wait_s / 2:
+            return set()
+        mine = {(batch.step, leaf.submission) for leaf in batch.leaves}
+        unjudged = {place for place in mine if self._votes.of(*place) is None}
+        if not unjudged:
+            return set()
+        target = f"/v1/files?first={batch.step}&last={batch.step}"
+        listed = self._link.ask(m.FiledList, "GET", target).files
+        return unjudged & {(int(file.lease["step"]), int(file.lease["submission"])) for file in listed}
 
     def _reveal(self, batch: Batch) -> Reveal:
         found = [self._vote(batch.step, leaf) for leaf in batch.leaves]
@@ -141,6 +171,6 @@ class Juror:
         return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _is_over(state: State, steps: int) -> bool:
-    """Whether every step was entered and everything in it settled."""
-    return state.clock >= steps - 1 and not any(batch.leaves and not batch.outcomes for batch in state.batches)
+def _progress(state: State) -> tuple[int, int]:
+    """Grows with whatever is entered, but for heads."""
+    return len(state.batches), sum(len(b.commits) + len(b.reveals) + bool(b.outcomes) for b in state.batches)

@@ -16,7 +16,7 @@ from shoal.rollout.pacing import StepCount, next_grant
 from shoal.swarm import queries
 from shoal.swarm.database import read_fact, write_fact
 from shoal.swarm.leases import SignedLease
-from shoal.swarm.outbox import remember_steps
+from shoal.swarm.outbox import remember_end, remember_steps
 from shoal.swarm.plants import Plants
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.registry import Node
@@ -65,6 +65,8 @@ def announce(
     if known is None:
         db.execute(versions.insert().values(number=number, root=root, announced=now))
         remember_steps(db, number if number >= terms.steps else number - 1)
+        if number >= terms.steps:
+            remember_end(db, terms.steps)
 
 
 def _keep_table(db: Connection, terms: Terms, signed: SignedTable) -> None:

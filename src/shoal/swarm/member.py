@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -25,6 +25,7 @@ from shoal.swarm.announce import AnnouncedChannel
 from shoal.swarm.card import Join
 from shoal.swarm.client import Link
 from shoal.swarm.identity import default_home, default_key
+from shoal.swarm.known import remember, trusted
 from shoal.swarm.registry import Role
 from shoal.swarm.store import SwarmStore
 from shoal.tasks.confine import check_confinement
@@ -133,6 +134,8 @@ class Reach:
                 check_packages(link.card.packages, run.config.tasks, f"run card of {link.card.run}")
             status.working(f"joining {link.join_at.url}")
             link.join(role, name, url)
+            if not is_own(run.path):
+                remember(link.join_at, link.card.coordinator)
             self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")
             with Heart(link, status, self.say) as heart:
                 yield link, heart
@@ -142,11 +145,14 @@ class Reach:
         have this machine ask for what lies inside its own network."""
         return distance_to(Join.parse(self.join).url)
 
+    def own_key(self, run: RunDir, name: str) -> Key:
+        return Key.load_or_create(self.key) if self.key else role_key(run.path, name)
+
     def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
         """A line to the coordinator; what is waited for is the role's status."""
-        key = Key.load_or_create(self.key) if self.key else role_key(run.path, name)
-        wait_s = run.config.wait_s
-        return Link(self.join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+        key, wait_s = self.own_key(run, name), run.config.wait_s
+        join = coordinator_of(self.join, run.path)
+        return Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
 
 HERE = Reach()
@@ -225,6 +231,20 @@ def role_key(run: Path, name: str) -> Key:
     return Key.load_or_create(key_path(run, name))
 
 
+def is_own(run: Path) -> bool:
+    """Whether a run's coordinator works in this directory, where its key is."""
+    return key_path(run, "coordinator").exists()
+
+
+def coordinator_of(text: str, run: Path) -> Join:
+    """Whom a role of a run takes for its coordinator: the one whose key is in the run's directory, if there is one, or
+    else the one that this machine found at the URL before."""
+    if not is_own(run):
+        return trusted(text)
+    join = Join.parse(text)
+    return join if join.coordinator else replace(join, coordinator=role_key(run, "coordinator").address)
+
+
 def join_run(
     join: str, key: Path | None, home: Path | None, wait_s: float, say: Callable[[str], None], code: bool | None
 ) -> RunDir:
@@ -243,9 +263,10 @@ def join_run(
             say(text)
 
     with Link(
-        join, own, wait_s, lambda what, left_s: now_and_then(f"waiting for {what}, {left_s:.0f} s longer")
+        trusted(join), own, wait_s, lambda what, left_s: now_and_then(f"waiting for {what}, {left_s:.0f} s longer")
     ) as link:
         card = link.card
+        remember(link.join_at, card.coordinator)
         config = card.run_config()
         if code is False:
             check_confinement(f"run card of {card.run}", [key])
@@ -291,10 +312,15 @@ def swarm_store(
     return SwarmStore(link, run.path / "fetched" / name, limits, roots_of(source), refused)
 
 
+def others(relays: Sequence[str], own_url: str) -> list[str]:
+    """The relays of a run card but for one's own."""
+    return [url for url in relays if url.partition("#")[0] != own_url]
+
+
 def _relays(link: Link, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:
     """The relays that the run card names; there is one soon after a run began."""
     deadline = time.monotonic() + wait_s
-    while not (relays := [url for url in link.refresh().relays if url != besides]):
+    while not (relays := others(link.refresh().relays, besides)):
         left = deadline - time.monotonic()
         if left <= 0:
             raise WaitError(

@@ -14,7 +14,8 @@ from shoal.swarm.tables import outbox, plants, submissions, votes
 from shoal.validate.finding import NOBODYS_FAULT, Verdict
 
 MOST_TOLD = 500
-BATCHES, ENTERED = "batches", "entered steps"
+BATCHES, ENTERED, CLOSED = "batches", "entered steps", "closed steps"
+WORK, CLOSE = "work", "close"
 
 
 def remember(db: Connection, kind: str, **arguments: Any) -> None:
@@ -24,13 +25,13 @@ def remember(db: Connection, kind: str, **arguments: Any) -> None:
 def remember_steps(db: Connection, before: int) -> None:
     """Notes the files of all steps before this one that have a verdict and are not noted yet, step by step.
 
-    A step without files is noted too: the ledger's clock counts steps. No validator is waited for any longer, so what
-    was rejected need not be kept for one.
+    A step without files is noted too: the ledger's clock counts steps. After the end nothing is.
     """
+    if closed_at(db) is not None:
+        return
     judged = (submissions.c.step < before) & submissions.c.judged.is_not(None) & ~submissions.c.entered
     rows = db.execute(select(submissions).where(judged).order_by(submissions.c.step, submissions.c.submission)).all()
     if rows:
-        db.execute(submissions.update().where(judged, submissions.c.accept.is_(False)).values(kept=False))
         db.execute(submissions.update().where(judged).values(entered=True))
     first = int(read_fact(db, ENTERED) or 0)
     steps = sorted({*range(first, before), *(row.step for row in rows)})
@@ -41,12 +42,25 @@ def remember_steps(db: Connection, before: int) -> None:
     write_fact(db, ENTERED, str(max(first, before)))
 
 
+def remember_end(db: Connection, steps: int) -> None:
+    """Notes that the run is over after so many steps, whose files are noted: the ledger is closed."""
+    if closed_at(db) is None:
+        remember(db, CLOSE)
+        write_fact(db, CLOSED, str(steps))
+
+
+def closed_at(db: Connection) -> int | None:
+    """After how many steps the run was over; None while it is not."""
+    steps = read_fact(db, CLOSED)
+    return None if steps is None else int(steps)
+
+
 def _remember_batch(db: Connection, step: int, files: Sequence[Row[tuple[Any, ...]]]) -> None:
     batch = int(read_fact(db, BATCHES) or 0)
     leaves = [
         {"submission": row.submission, "node": row.node, "sha256": row.sha256, "tokens": row.tokens} for row in files
     ]
-    remember(db, "work", batch=batch, step=step, leaves=leaves, plants=_plants_of(db, step, files))
+    remember(db, WORK, batch=batch, step=step, leaves=leaves, plants=_plants_of(db, step, files))
     write_fact(db, BATCHES, str(batch + 1))
 
 
@@ -71,14 +85,14 @@ def _is_nobodys_fault(row: Row[tuple[Any, ...]]) -> bool:
     return finding is not None and finding.check in NOBODYS_FAULT
 
 
-def noted(database: Database) -> Iterator[list[tuple[int, str, str]]]:
-    """What is noted, some at a time and in order: number, kind and body. Each time until it is struck out."""
+def noted(database: Database) -> Iterator[tuple[int, str, str]]:
+    """What is noted, in order: number, kind and body. Whoever reads on has struck out what was before."""
 
     def read(db: Connection) -> list[tuple[int, str, str]]:
         return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MOST_TOLD))]
 
     while due := database.ask(read):
-        yield due
+        yield from due
 
 
 def told(database: Database, last: int) -> None:

@@ -11,7 +11,7 @@ from shoal.swarm import queries
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.signing import Signed
 from shoal.swarm.states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
-from shoal.swarm.tables import leases, nodes, submissions, versions
+from shoal.swarm.tables import bans, leases, nodes, submissions, versions
 from shoal.swarm.terms import Terms
 
 Role = Literal["worker", "validator", "trainer", "relay"]
@@ -126,17 +126,33 @@ def _banned(node: Node) -> Refusal:
     return Refusal("banned", f"{node.address}: gets no more leases in this run: {node.reason}")
 
 
-def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float) -> None:
-    """Bans a node for good; a second ban changes nothing."""
+def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float) -> bool:
+    """Bans a node for good once as many validators ask for it as decide on a file; whether it is banned now.
+
+    Asking a second time changes nothing.
+    """
     must_judge(terms, judge)
     found = find(db, address)
     if found is None:
         raise Refusal("unknown", f"{address}: has not joined this run; there is nobody to ban")
     if address == terms.trainer or address in terms.validators:
         raise Refusal("not-allowed", f"{address}: is this run's own; change its config instead")
-    if found.state != State.BANNED:
-        state = after(State(found.state), Event.BAN)
-        db.execute(nodes.update().where(nodes.c.address == address).values(state=state, since=now, reason=reason))
+    if found.state == State.BANNED:
+        return True
+    asked = set(db.execute(select(bans.c.judge).where(bans.c.node == address)).scalars())
+    if judge not in asked:
+        db.execute(bans.insert().values(node=address, judge=judge))
+    if len({*asked, judge} & terms.validators) < terms.quorum:
+        return False
+    state = after(State(found.state), Event.BAN)
+    db.execute(nodes.update().where(nodes.c.address == address).values(state=state, since=now, reason=reason))
+    return True
+
+
+def validators_present(db: Connection) -> list[str]:
+    """Validators that were heard of lately."""
+    there = (nodes.c.role == "validator") & (nodes.c.state != State.GONE)
+    return list(db.execute(select(nodes.c.address).where(there)).scalars())
 
 
 def must_judge(terms: Terms, address: str) -> None:

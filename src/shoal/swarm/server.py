@@ -1,19 +1,23 @@
 """Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
 
+import asyncio
+import functools
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shoal.errors import SwarmError
+from shoal.handshake import Handshake
 from shoal.swarm.api import make_app
 from shoal.swarm.bounds import PAUSE_S
 from shoal.swarm.coordinator import Coordinator
@@ -26,33 +30,51 @@ MOST_CONNECTIONS = 8192
 SPARE_FILES = 256  # for the database, uploads and the rest
 
 
+class Slots:
+    """So many connections in all, of which one network has at most half."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+        self._networks: dict[object, str] = {}
+
+    def enter(self, connection: object, transport: asyncio.Transport) -> bool:
+        network = network_of({"client": transport.get_extra_info("peername")})
+        self._networks[connection] = network
+        self._taken[network] += 1
+        return self._taken[network] <= self._most // 2 and self._taken.total() <= self._most
+
+    def leave(self, connection: object) -> None:
+        network = self._networks.pop(connection)
+        self._taken[network] -= 1
+        if not self._taken[network]:
+            del self._taken[network]
+
+
 class Patient(HttpToolsProtocol):
     """A connection that gets so much memory and time, and no more; uvicorn alone sets no bounds to either.
 
     A request head has `MOST_HEAD` bytes and `pause_s` to come, the first as well as those after it, and whoever does
-    not read its answers for as long is cut off. Of all connections one network has at most half.
+    not read its answers for as long is cut off.
     """
 
     pause_s = PAUSE_S
-    most: int
-    taken: Counter[str]
+    slots: Slots
+    below: asyncio.Transport | None = None
+    """What carries the connection, if it is TLS."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._unread = 0  # bytes that have led to nothing yet
         self._idle_since: float | None = self.loop.time()  # since when a head is awaited
         self._stuck = 0  # bytes that the other side had not taken at the last look
-        self._network = network_of({"client": self.client})
-        self.taken[self._network] += 1
-        if self.taken[self._network] > self.most // 2 or self.taken.total() > self.most:
+        if not self.slots.enter(self, transport):
             transport.abort()
             return
         self.loop.call_later(self.pause_s / 2, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.taken[self._network] -= 1
-        if not self.taken[self._network]:
-            del self.taken[self._network]
+        self.slots.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -87,7 +109,7 @@ class Patient(HttpToolsProtocol):
     def _look(self) -> None:
         if self.transport.is_closing():
             return
-        waits = self.transport.get_write_buffer_size()
+        waits = self._waiting()
         late = self._idle_since is not None and self.loop.time() - self._idle_since >= self.pause_s
         if late or (self._stuck and waits >= self._stuck):
             self.pipeline.clear()
@@ -95,6 +117,11 @@ class Patient(HttpToolsProtocol):
             return
         self._stuck = waits
         self.loop.call_later(self.pause_s / 2 if self._idle_since is not None else self.pause_s, self._look)
+
+    def _waiting(self) -> int:
+        """Bytes that the other side has not taken yet; of a TLS connection those below it too."""
+        waits = self.transport.get_write_buffer_size()
+        return waits + (self.below.get_write_buffer_size() if self.below is not None else 0)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -114,16 +141,32 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def server_of(coordinator: Coordinator, pause_s: float = PAUSE_S) -> uvicorn.Server:
-    protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s, "most": _most_connections(), "taken": Counter()})
+def server_of(
+    coordinator: Coordinator, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
+) -> uvicorn.Server:
+    """The server of a coordinator; with a context it speaks TLS."""
+    slots = Slots(_most_connections())
+    protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s, "slots": slots})
+
+    def over_tls(below: asyncio.Transport, **options: Any) -> Patient:
+        made: Patient = protocol(**options)
+        made.below = below
+        return made
+
+    def secure(**options: Any) -> Handshake:
+        assert context is not None
+        return Handshake(context, functools.partial(over_tls, **options), slots, pause_s)
+
     config = uvicorn.Config(
         make_app(coordinator, pause_s),
-        http=protocol,
+        http=cast("Any", secure) if context else protocol,
+        # uvloop reads before a new connection can be paused, so that the beginning of a handshake would get lost.
+        loop="asyncio" if context else "auto",
         ws="none",
         log_level="error",  # a line for each stranger who speaks no HTTP would fill the disk
         access_log=False,
@@ -146,9 +189,14 @@ def _most_connections() -> int:
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(MOST_CONNECTIONS, soft - SPARE_FILES))
 
 
-def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[], None]) -> None:
+def serve(
+    coordinator: Coordinator,
+    listener: socket.socket,
+    started: Callable[[], None],
+    context: ssl.SSLContext | None = None,
+) -> None:
     """Serves until SIGINT or SIGTERM."""
-    server = server_of(coordinator)
+    server = server_of(coordinator, context=context)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -161,14 +209,16 @@ def serve(coordinator: Coordinator, listener: socket.socket, started: Callable[[
 
 
 @contextmanager
-def serving(coordinator: Coordinator, port: int = 0, pause_s: float = PAUSE_S) -> Iterator[str]:
+def serving(
+    coordinator: Coordinator, port: int = 0, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """The coordinator at work in a thread of this process; gives its URL."""
     listener = bind("127.0.0.1", port)
-    server = server_of(coordinator, pause_s)
+    server = server_of(coordinator, pause_s, context)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
-        yield url_of(listener)
+        yield url_of(listener, tls=context is not None)
     finally:
         server.should_exit = True
         thread.join(END_S)

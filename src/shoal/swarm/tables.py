@@ -141,6 +141,15 @@ votes = Table(
     PrimaryKeyConstraint("step", "submission", "judge"),
 )
 
+# Validators that ask for a node to be banned; a quorum of them is needed.
+bans = Table(
+    "bans",
+    metadata,
+    Column("node", String(42), nullable=False),
+    Column("judge", String(42), nullable=False),
+    PrimaryKeyConstraint("node", "judge"),
+)
+
 # Leases whose files the planter hands in to see who judges them right; nobody but the coordinator is told of them.
 plants = Table(
     "plants",

@@ -91,16 +91,12 @@ class Validator:
             if newest is None:
                 raise WeightsError("no policy version is published; prepare the run with shoal run")
             if newest.number >= config.steps:
-                if self.juror:
-                    self.status.working("voting on the last steps")
-                    if not self.juror.finish(config.steps):
-                        self.metrics.write("note", text="the ledger has not come to its end; start this again to vote")
+                self._vote_on_the_last()
                 self.status.done("the run is complete")
                 return
             if self.juror:
                 self.juror.prompt(newest.number)
-            # Files for steps that are trained by now come too late for anyone.
-            uploads = self.store.waiting(newest.number, newest.number + config.async_level)
+            uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
                 self.judge(due, RELIST_S)
@@ -121,6 +117,25 @@ class Validator:
     def _is_due(self, upload: Upload) -> bool:
         put = self.postponed.get((upload.step, upload.submission))
         return put is None or time.monotonic() >= put.due
+
+    def _vote_on_the_last(self) -> None:
+        """Takes part in the ledger until the last windows are closed."""
+        if self.juror is None:
+            return
+        steps = self.run_dir.config.steps
+        self.status.working("voting on the last steps")
+        if not self.juror.finish(lambda: self.judge(self._listed(steps)), self.status.working):
+            self.metrics.write("note", text="the ledger has not come to its end; start this again to vote")
+
+    def _listed(self, newest: int) -> list[Upload]:
+        """Files to judge: those of steps that are not trained yet, and older ones that this validator was drawn for.
+
+        Other files for trained steps come too late for anyone.
+        """
+        owed = self.juror.owed if self.juror else frozenset()
+        first = min([newest, *(step for step, _ in owed)])
+        uploads = self.store.waiting(first, newest + self.run_dir.config.async_level)
+        return [upload for upload in uploads if upload.step >= newest or (upload.step, upload.submission) in owed]
 
     def _is_early(self, upload: Upload, newest: Version) -> bool:
         return self.early.get((upload.step, upload.submission), newest.number) > newest.number
