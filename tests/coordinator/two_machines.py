@@ -38,6 +38,8 @@ def main(config: str, folder: Path) -> None:
     shoal = [sys.executable, "-m", "shoal"]
     out, home = folder / "run", folder / "home"
     home.mkdir()
+    away = folder / "away"  # python -m has the working directory on its path, and the home directory holds the key
+    away.mkdir()
     with ExitStack() as stack:
 
         def start(command: list[str], log: str, **options: object) -> subprocess.Popen[bytes]:
@@ -60,7 +62,7 @@ def main(config: str, folder: Path) -> None:
         bare = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONUNBUFFERED": "1"}
         bare |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
-        worker = start([*enter, *shoal, "worker", "--join", url], "worker.log", env=bare, cwd=home)
+        worker = start([*enter, *shoal, "worker", "--join", url], "worker.log", env=bare, cwd=away)
         accepted = 0
         with Link(url, Key.create(), wait_s=WAIT_S) as link:
             while not accepted and time.monotonic() < deadline and run.poll() is None and worker.poll() is None:
