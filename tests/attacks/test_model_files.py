@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def say(directory: Path, name: str, **words: Any) -> None:
 
 BERT = {"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}
 # Where a file can be named so that transformers 5.22 makes a vocabulary of it.
-WAYS = [
+WAYS: list[tuple[str, Callable[[str], dict[str, Any]]]] = [
     ("tokenizer_config.json", lambda key: {"vocab": key}),
     ("tokenizer_config.json", lambda key: {"init_inputs": [key]}),
     ("special_tokens_map.json", lambda key: {"vocab": key}),
