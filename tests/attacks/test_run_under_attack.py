@@ -28,13 +28,13 @@ strikes = 3
 """
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_them(
     calm: Path, runs: Runs, tmp_path: Path
 ) -> None:
     config, out = tmp_path / "attacked.toml", tmp_path / "attacked"
     config.write_text(CONFIG + CHEATERS)
-    ended = runs.start(config, out, "--set", f"steps={STEPS}").wait(400)
+    ended = runs.start(config, out, "--set", f"steps={STEPS}").wait()
     assert ended == 0, (tmp_path / "attacked.log").read_text()[-3000:]
     trained: Counter[str] = Counter()
     used = json.loads((max((out / "checkpoints").glob("step-*")) / "state.json").read_text())["used"]

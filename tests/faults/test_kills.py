@@ -61,7 +61,7 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(calm: Path, runs: Runs) -> None:
     config, out = calm.parent / "config.toml", calm.parent / "killed"
     rng = random.Random(7)
@@ -85,7 +85,7 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
             run = runs.start(config, out)
         else:
             os.kill(pids[victim], signal.SIGKILL)
-    assert run.wait(500) == 0, (calm.parent / "killed.log").read_text()[-3000:]
+    assert run.wait() == 0, (calm.parent / "killed.log").read_text()[-3000:]
     used = read_lineage(out / "checkpoints")
     assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
     known = {name: Key.load(key_path(out, name)).address for name in ("trainer", "validator", "worker-0", "worker-1")}
@@ -95,7 +95,7 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
     assert abs(reward_at(out, STEPS) - reward_at(calm, STEPS)) < 0.12
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: Runs) -> None:
     config, out = calm.parent / "config.toml", calm.parent / "interrupted"
     run = runs.start(config, out)

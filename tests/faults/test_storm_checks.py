@@ -318,9 +318,19 @@ def test_an_honest_file_may_be_rejected_only_if_its_version_was_taken_back(histo
 )
 def test_a_wait_that_does_not_say_on_whom_for_what_and_until_when_is_found(change: dict[str, Any]) -> None:
     now = time.time()
-    good = RoleStatus("trainer", 1, "waiting", "rollouts of step 3", "worker", now, now + 9, now)
+    good = RoleStatus("trainer", 1, "waiting", "coordinator http://127.0.0.1:1", "coordinator", now, now + 9, now)
     assert checks.status_faults([good]) == []
     assert len(checks.status_faults([replace(good, **change)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("doing", "on"), [("rollouts of step 3", "worker"), ("rollout files", "worker"), ("policy version 4", "trainer")]
+)
+def test_files_and_versions_may_be_waited_for_without_end(doing: str, on: str) -> None:
+    now = time.time()
+    endless = RoleStatus("trainer", 1, "waiting", doing, on, now, None, now)
+    assert checks.status_faults([endless]) == []
+    assert len(checks.status_faults([replace(endless, on="")])) == 1
 
 
 def test_a_traceback_in_a_log_is_found(tmp_path: Path) -> None:
