@@ -129,7 +129,7 @@ def test_a_run_that_keeps_every_invariant_has_no_faults(history: History) -> Non
     assert checker.faults() == []
     assert checker.faults() == []
     assert len(checker.accepted) == 2
-    assert len(checker.contents) == 3  # what was rejected is gone
+    assert len(checker.contents) == 4  # also what was rejected: it can still be challenged
 
 
 ONE = (submissions.c.step == 0) & (submissions.c.submission == 1)
