@@ -872,9 +872,11 @@ def _mute(descriptor: int) -> None:
 
 
 def _refuse(error: ShoalError, code: int = EXIT_REFUSED) -> NoReturn:
-    say_last_words(str(error))
+    # A stranger's run card may be quoted: no terminal escapes.
+    said = "".join(char if char.isprintable() or char == "\n" else " " for char in str(error))
+    say_last_words(said)
     try:
-        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         sys.stderr.flush()
     except OSError:
         _mute(2)
