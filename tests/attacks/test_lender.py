@@ -305,7 +305,8 @@ def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest
 
 
 def test_what_a_child_says_of_a_score_cannot_end_who_asked() -> None:
-    for parts in ({"a": "b"}, {"a": None}, {"a": []}, {"a": math.nan}):
+    wrong: list[dict[str, Any]] = [{"a": "b"}, {"a": None}, {"a": []}, {"a": math.nan}]
+    for parts in wrong:
         with pytest.raises(_Lost):
             _score([1.0, "", parts, False, ""])
     assert _score([1.0, "", {"a": 1}, False, ""])[0].parts == {"a": 1.0}
