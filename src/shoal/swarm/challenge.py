@@ -1,9 +1,8 @@
-"""What people say on the ledger by hand: that a verdict is wrong, how the arbiter rules on it, what is to be paid out.
+"""What people say of a verdict on the ledger: that it is wrong, and how the arbiter rules on that.
 
 Anyone who has joined may challenge a verdict, with evidence that the arbiter replays before it rules.
 """
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -13,9 +12,8 @@ from rich.console import Console
 from shoal.errors import LedgerError
 from shoal.files import sha256_file
 from shoal.keys import Key
-from shoal.ledger.acts import Challenge, Rule, Withdraw
+from shoal.ledger.acts import Challenge, Rule
 from shoal.ledger.commands import OUTCOMES
-from shoal.ledger.state import State
 from shoal.swarm.ask import named_submission
 from shoal.swarm.client import Link
 from shoal.swarm.history import ASK_S, access
@@ -40,20 +38,6 @@ def challenge(join: str, submission: str, claim: str, evidence: Path, key: Key, 
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
     raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
-
-
-def withdraw(join: str, key: Key, console: Console) -> None:
-    """Takes out what the key's address has earned for good, and what of its stake has left."""
-    with Link(trusted(join), key, ASK_S) as link:
-        ledger = access(link)
-        before = _paid(ledger.catch_up(), key.address)
-        ledger.say(Withdraw(id=secrets.token_hex(8)))
-        paid = _paid(ledger.catch_up(), key.address) - before
-        console.print(f"{paid:,} credits paid out to {key.address}", highlight=False)
-
-
-def _paid(state: State, address: str) -> int:
-    return state.accounts[address].paid if address in state.accounts else 0
 
 
 def arbitrate(join: str, evidence: Path, key: Key, replay: Callable[[Path], bool], console: Console) -> tuple[int, int]:

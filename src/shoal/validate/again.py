@@ -25,7 +25,7 @@ NEEDS_WEIGHTS = ("sampling", "logprobs", "computation")
 def replay_bundle(path: Path, console: Console) -> bool:
     """Prints what the bundle says and what its check says now; whether they agree."""
     bundle = read_bundle(path)
-    console.print(f"the verdict   {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
     if again is None:
         console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")
