@@ -705,7 +705,7 @@ Contract = Annotated[
 Created = Annotated[
     str | None, typer.Option("--created", metavar="0x...", help="With --contract: the transaction that created it.")
 ]
-OwnKey = Annotated[
+CreditsKey = Annotated[
     Path | None, typer.Option("--key", help="Key to sign with; this machine's own (shoal identity) if not given.")
 ]
 
@@ -824,7 +824,7 @@ def ledger_stake(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """Pay in what this machine has earned, as stake: for each ledger.stake_per_lease of it, one more lease."""
     with _teller(join, run, rpc, contract, created, key) as own:
@@ -839,7 +839,7 @@ def ledger_deposit(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
     node: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Whose stake it is; the key's own if not given.")
     ] = None,
@@ -863,7 +863,7 @@ def ledger_unbond(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """Let stake leave. It can be withdrawn once all that the node handed in before is beyond challenge."""
     with _teller(join, run, rpc, contract, created, key) as own:
@@ -877,7 +877,7 @@ def ledger_withdraw(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """Take out what this machine has earned and no challenge can void any more, and what of its stake has left.
 
@@ -895,7 +895,7 @@ def ledger_advance(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """Move the clock of a contract on by a step, whose coordinator did not for ledger.stall seconds; for anybody.
 
@@ -913,7 +913,7 @@ def ledger_close(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """End a ledger, so that what is left of its treasury can be refunded.
 
@@ -931,7 +931,7 @@ def ledger_refund(
     rpc: Rpc = None,
     contract: Contract = None,
     created: Created = None,
-    key: OwnKey = None,
+    key: CreditsKey = None,
 ) -> None:
     """Take out this key's share of what is left of the treasury, if it funded it and the ledger is over."""
     with _teller(join, run, rpc, contract, created, key) as own:
