@@ -137,10 +137,14 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def prune_evidence(folder: Path, keep: int) -> None:
-    """Removes the oldest bundles once there are a quarter more than `keep`, and versions that no other one needs."""
-    bundles = sorted(folder.glob("step-*.json"))
+    """Removes the oldest bundles once there are a quarter more than `keep`, and versions that no other one needs.
+
+    The oldest are those that were written first: one of an early step may be written last.
+    """
+    bundles = list(folder.glob("step-*.json"))
     if len(bundles) <= keep + keep // 4:
         return
+    bundles.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     for path in bundles[:-keep]:
         path.unlink(missing_ok=True)
     needed = set()

@@ -275,11 +275,11 @@ class Validator:
         audited: bool,
         began: float,
     ) -> bool:
-        evidence = self._keep_evidence(upload, submission, finding, audited)
+        evidence, digest = self._keep_evidence(upload, submission, finding, audited)
         verdict = Verdict(False, sha256, audited, finding, evidence)
         blamed = bool(upload.node) and self._is_fault(submission, finding)
         # Without evidence that anyone can replay nobody is accused.
-        proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence else ""
+        proof = digest if blamed else ""
         self._note(upload, Vote("r", sha256, 0, proof) if proof else Vote("v", sha256))
         self.store.judge(upload, verdict)
         self._say(upload, submission, audited, verdict, blamed, began)
@@ -314,20 +314,24 @@ class Validator:
             return newest is not None and claimed.number > newest.number
         return there != claimed
 
-    def _keep_evidence(self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool) -> str:
+    def _keep_evidence(
+        self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool
+    ) -> tuple[str, str]:
+        """Where the evidence lies, and its hash; both empty if there is none."""
         folder = self.run_dir.path / "evidence"
         target = folder / f"step-{upload.step:06d}-{upload.submission:04d}.json"
         try:
             table = self._table_of(submission)
             bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding, table)
             write_bundle(bundle, target)
+            digest = sha256_file(target)
             if audited and submission is not None:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
             prune_evidence(folder, self.run_dir.config.keep.evidence)
         except (OSError, WeightsError) as error:  # no evidence is no reason to accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
-            return ""
-        return str(target.relative_to(self.run_dir.path))
+            return "", ""
+        return str(target.relative_to(self.run_dir.path)), digest
 
     def _table_of(self, submission: Submission | None) -> Table | None:
         """What the file's maker had to draw by; without it there is still a verdict, if no such evidence."""
