@@ -21,6 +21,7 @@ from shoal.swarm.coordinator import MAX_ROOMS
 from shoal.swarm.guard import neighbours_of
 from shoal.swarm.member import Reach, swarm_store
 from shoal.swarm.server import Slots
+from shoal.swarm.store import _signal
 from shoal.tasks.source import Score, Split, Task
 from shoal.train.trainer import start_trainer
 from shoal.validate.finding import Finding, Verdict
@@ -119,14 +120,15 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         honest.store, honest.name = world.store(key_of("honest")), key_of("honest").address
         trainer = in_thread(lambda: start_trainer(run, Reach(world.url, tmp_path / "trainer.key")), failed)
         judging = in_thread(validator.run, failed)
-        until(lambda: world.coordinator._workers >= 0 and newest(world) == 0, failed)
-        honest._work(proven_lease(honest), honest._newest())
+        until(lambda: newest(world) == 0, failed)
+        first = world.take("honest")
+        honest._work(first, honest._newest())
         until(lambda: accepted_of(world, "honest") == 1, failed)
 
         stranger, maker = Stranger(world), build_world("short").maker()
         maker.engine.set_weights(honest.maker.policy.weights(), "version 0")
-        handed_in, began = 0, time.monotonic()
-        while notes(run).count("it goes on") < 2 or handed_in < 8:
+        handed_in, began, waited = 0, time.monotonic(), notes(run).count("it goes on")
+        while notes(run).count("it goes on") < waited + 2 or handed_in < 8:
             assert time.monotonic() - began < 60
             assert not failed
             place, name = PLACES[handed_in % len(PLACES)], f"fresh-{handed_in}"
@@ -135,7 +137,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
                 time.sleep(0.05)
                 continue
             data = made_up(maker.make(Lease(**lease), honest._newest()))
-            target = f"/v1/files/{lease['step']}/{lease['submission']}?signal={groups_of(data)}"
+            target = f"/v1/files/{lease['step']}/{lease['submission']}?signal={_signal(data)}"
             stranger.ask(key_of(name), place, "PUT", target, data=data)
             handed_in += 1
         assert trainer.is_alive()
@@ -158,25 +160,13 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
     assert all(verdict["accept"] for verdict in verdicts if verdict["node"] == key_of("honest").address)
 
 
-def groups_of(data: bytes) -> int:
-    from shoal.swarm.store import _signal
-
-    return _signal(data)
-
-
-def proven_lease(worker: object) -> Lease:
-    lease = worker.store.lease(worker.name, 0)  # type: ignore[attr-defined]
-    assert isinstance(lease, Lease)
-    return lease
-
-
 def newest(world: World) -> int | None:
     found: int | None = world.validator._link.get("/v1/versions")["newest"]
     return found
 
 
 def accepted_of(world: World, name: str) -> int:
-    return int(world.link(key_of(name)).heartbeat()["accepted"])
+    return int(world.store(key_of(name))._link.heartbeat()["accepted"])
 
 
 def until(done: Callable[[], bool], failed: Sequence[BaseException], seconds: float = 60.0) -> None:
