@@ -70,7 +70,7 @@ def written(kind: int, value: Any) -> bytes:
         head = bytes([len(items) << 4 | of]) if len(items) < 15 else bytes([240 | of]) + number(len(items))
         return head + b"".join(written(of, item) for item in items)
     if kind == BINARY:
-        return number(len(value)) + value
+        return number(len(value)) + bytes(value)
     if kind in (TRUE, FALSE):
         return b""
     return bytes([value]) if kind == 3 else number(value)
