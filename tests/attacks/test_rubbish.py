@@ -99,7 +99,7 @@ def validator_of(run: RunDir, world: World) -> Validator:
 def ignore(_file: str, _reason: str) -> None: ...
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> None:
     """Real coordinator, validator and trainer. Fresh keys of many networks hand in well-formed rubbish whose answers
     take a minute each to score, for longer than `wait_s`, while the one honest node does nothing. Nothing ends; when it
@@ -129,7 +129,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         maker.engine.set_weights(honest.maker.policy.weights(), "version 0")
         handed_in, began, waited = 0, time.monotonic(), notes(run).count("it goes on")
         while notes(run).count("it goes on") < waited + 2 or handed_in < 8:
-            assert time.monotonic() - began < 60
+            assert time.monotonic() - began < 120
             assert not failed
             place, name = PLACES[handed_in % len(PLACES)], f"fresh-{handed_in}"
             stranger.join(name, place)
@@ -143,7 +143,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         assert trainer.is_alive()
         work = in_thread(honest.run, failed)
         for thread in (trainer, judging, work):
-            thread.join(60)
+            thread.join(120)
             assert not failed
             assert not thread.is_alive()
     finally:
