@@ -16,7 +16,7 @@ from web3.types import TxParams, Wei
 
 from shoal.errors import LedgerError
 from shoal.keys import Key, checksummed
-from shoal.ledger.acts import Act, Commit, Leaf, Reveal, Terms, Work
+from shoal.ledger.acts import Act, Advance, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
 from shoal.ledger.creation import creation_input
@@ -157,6 +157,14 @@ class EvmLedger:
     def time_of(self, line: Line) -> int:
         """Milliseconds since 1970."""
         return self._log.time_of(line)
+
+    def moved_at(self) -> int:
+        """When the clock was moved last, or the contract was created: seconds since 1970."""
+        step, moved = 0, None
+        for line in self.lines():
+            if isinstance(line.act, Work | Advance) and line.act.step > step:
+                step, moved = line.act.step, line
+        return self.time_of(moved) // 1000 if moved else self.chain.time_of(self.created)
 
     def check(self) -> None:
         """LedgerError unless the contract has what the rules make of its log: every balance, jury and outcome."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eth_account import Account as Signer
+from eth_typing import HexStr
 from hexbytes import HexBytes
 from requests import PreparedRequest, Response, Session
 from requests.exceptions import ReadTimeout, RequestException
@@ -63,7 +64,12 @@ class NotTaken(Exception):
 
 
 class Wary(Session):
-    """Asks the node that was named and no other one that it names, and takes no answer without end."""
+    """Asks the node that was named and no other one that it names, takes no answer without end, and tells it nothing of
+    this machine's: a run card may name it, and requests would send it what ~/.netrc has for its host, or for any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trust_env = False
 
     def send(self, request: PreparedRequest, **kwargs: Any) -> Response:
         deadline = time.monotonic() + kwargs["timeout"]
@@ -130,6 +136,16 @@ class Chain:
 
     def balance(self, address: str) -> int:
         return self.ask("a balance", lambda: self.web3.eth.get_balance(self.web3.to_checksum_address(address)))
+
+    def now(self) -> int:
+        """Seconds since 1970, by the newest block; a chain that makes blocks only on demand may be behind the clock."""
+        newest = self.ask("the newest block", lambda: self.web3.eth.get_block("latest"))
+        return max(int(newest["timestamp"]), int(time.time()))
+
+    def time_of(self, transaction: str) -> int:
+        """When the block of a transaction was made: seconds since 1970."""
+        receipt = self.ask("a receipt", lambda: self.web3.eth.get_transaction_receipt(HexStr(transaction)))
+        return int(self.ask("a block", lambda: self.web3.eth.get_block(receipt["blockNumber"]))["timestamp"])
 
     def ask(self, what: str, question: Callable[[], T]) -> T:
         """The answer of the node, which is asked again while it is away."""
