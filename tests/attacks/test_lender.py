@@ -35,8 +35,9 @@ PATHS_AS_OPTIONS = {"data_file"}
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The key of a machine that is lent."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    Key.load_or_create(tmp_path / "lender" / "node.key")
-    return tmp_path / "lender" / "node.key"
+    path = tmp_path / "lender" / "node.key"
+    Key(bytes([7] * 32)).save(path)  # not by chance: where it is the only word, every text is of one split
+    return path
 
 
 def reads(key: Path) -> dict[str, Any]:
