@@ -174,7 +174,10 @@ def planter(
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
 ) -> None:
-    """Compute a rejection again from its evidence, and say whether it holds."""
+    """Compute a rejection again from its evidence, and say whether it holds and what binds it to a run.
+
+    Beside a run, a bundle with another config, lease or file than the run's is refused.
+    """
     if not bundle.is_file():
         raise ConfigError(f"replay {bundle}: no such file; give a bundle out of a run's evidence directory")
     from shoal.validate.again import replay_bundle
@@ -763,11 +766,13 @@ def ledger_gas(
 def ledger_challenge(
     submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
     claim: Annotated[str, typer.Option(help="What its verdict should have been: accept or reject.")],
-    evidence: Annotated[Path, typer.Option(help="The evidence that you replayed (shoal replay).")],
     join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+    evidence: Annotated[
+        Path | None, typer.Option(help="A bundle whose hash is entered with it, for people; the arbiter needs none.")
+    ] = None,
     key: NodeKey = None,
 ) -> None:
-    """Object to a verdict within its window. You must have joined; the arbiter replays the evidence and rules."""
+    """Object to a verdict within its window. You must have joined; the arbiter judges the file itself, and rules."""
     from shoal.keys import Key
     from shoal.swarm.challenge import challenge
     from shoal.swarm.identity import default_key
@@ -798,15 +803,23 @@ def ledger_arbitrate(
     join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
     key: Annotated[Path | None, typer.Option(help="The arbiter's key; the coordinator's if not given.")] = None,
 ) -> None:
-    """Replay the evidence of every open challenge, and rule on it; for the run's arbiter."""
+    """Judge the file of every open challenge again, all of it, and rule; for the run's arbiter.
+
+    The bytes and the signed lease come from the coordinator, the config and the versions from RUN. A challenge whose
+    bytes, lease or version are gone is left open.
+    """
     from shoal.keys import Key
+    from shoal.rundir import open_run
     from shoal.swarm.challenge import arbitrate
     from shoal.swarm.member import key_path
-    from shoal.validate.again import replay_bundle
+    from shoal.validate.arbiter import open_arbiter
 
     own = Key.load(key or key_path(run, "coordinator"))
-    upheld, refuted = arbitrate(join, run / "evidence", own, lambda bundle: replay_bundle(bundle, console), console)
-    console.print(f"{upheld} challenges upheld, {refuted} refuted", highlight=False)
+    with open_arbiter(open_run(run)) as arbiter:
+        found = arbitrate(join, arbiter.run, own, arbiter.judge, console)
+    console.print(
+        f"{found.upheld} challenges upheld, {found.refuted} refuted, {found.left_open} left open", highlight=False
+    )
 
 
 @app.command()

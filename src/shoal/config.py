@@ -297,8 +297,22 @@ class KeepConfig(_Table):
 
     versions: Positive = Field(5, description="Policy versions kept besides the base model.")
     checkpoints: Positive = Field(2, description="Checkpoints kept.")
-    rollouts: int = Field(0, ge=0, description="Trained steps whose rollouts are kept; 0 keeps all.")
-    evidence: Positive = Field(200, description="Bundles of evidence kept, about, with the versions they need.")
+    rollouts: int = Field(
+        0,
+        ge=0,
+        description="Trained steps whose rollouts are kept; 0 keeps all. An accepted file that is removed before its "
+        "window closes, up to 2 * (ledger.patience + ledger.window) + 2 steps, can no longer be ruled on.",
+    )
+    rejected_mib: int = Field(
+        1024,
+        ge=0,
+        description="MiB of rejected files that the coordinator keeps while they can be challenged.",
+    )
+    evidence: Positive = Field(
+        50,
+        description="Steps for which bundles of evidence and the versions they need are kept; longer where a challenge "
+        "may take longer.",
+    )
 
 
 class SwarmConfig(_Table):
@@ -314,7 +328,11 @@ class SwarmConfig(_Table):
         "", description="PEM file with a certificate of an authority's; one that URL#0xADDRESS vouches for if empty."
     )
     tls_key: str = Field("", description="PEM file with the key of tls_cert.")
-    database: str = Field("", description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty.")
+    database: str = Field(
+        "",
+        description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty. Its password: in the "
+        "environment (PGPASSWORD, PGPASSFILE).",
+    )
     store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
     store_options: dict[str, str] = Field(
         default_factory=dict, description="The object store's own, as endpoint and region; secrets: in the environment."
@@ -417,6 +435,12 @@ class LedgerConfig(_Table):
         10**16, description="Wei that the coordinator keeps each validator in, for its votes on a chain; 0: nothing."
     )
     confirmations: int = Field(1, ge=1, le=1000, description="Blocks that a transaction must be deep to be believed.")
+
+    @property
+    def challenge_steps(self) -> int:
+        """Steps after its own in which a verdict may still be challenged, at most: two until the file is entered, the
+        time that validators are given, and the windows."""
+        return 2 + 2 * self.patience + 2 * self.window
 
     @model_validator(mode="after")
     def _decides(self) -> Self:
@@ -530,6 +554,15 @@ class RunConfig(_Table):
                 f"ledger.quorum = {quorum}: swarm.validators names {count}, so nothing would ever be decided; name "
                 "more, or lower it"
             )
+
+
+# Nobody's business outside: databases with their passwords, and who plays the cheat.
+PRIVATE = {"swarm", "cheaters"}
+
+
+def public_tree(config: RunConfig) -> dict[str, Any]:
+    """A config as strangers may see it."""
+    return config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE)
 
 
 def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:

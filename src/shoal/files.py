@@ -110,13 +110,18 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False, private: bool = False) -> None:
     """Writes a file that readers see whole or not at all, whoever is killed meanwhile.
 
     With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
-    `durable` makes it outlast a loss of power too, at the price of waiting for the disk.
+    `durable` makes it outlast a loss of power too, at the price of waiting for the disk. A `private` one is for its
+    owner alone, from its first byte on.
     """
-    with whole_file(path, once=once) as staging, staging.open("xb") as file:
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if private else 0o666)
+
+    with whole_file(path, once=once) as staging, open(staging, "xb", opener=opener) as file:
         file.write(data)
         file.flush()
         if durable:

@@ -54,6 +54,8 @@ MAY_CHANGE = (
     "train.threads",
     "train.checkpoint_every",
 )
+# Two configs that differ in these alone judge a file alike.
+DECIDES_NO_VERDICT = (*MAY_CHANGE, "cheaters", "ledger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +221,9 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
 
 
 def write_run_file(path: Path, config: RunConfig, created: float) -> None:
-    """Says in a directory which run it belongs to."""
+    """Says in a directory which run it belongs to. The config may hold a password: it is for its owner alone."""
     tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
-    write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True)
+    write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True, private=True)
 
 
 def settled(config: RunConfig, path: Path, may_change: Sequence[str] = MAY_CHANGE) -> RunConfig:
@@ -294,15 +296,19 @@ def default_path(config: RunConfig) -> Path:
     return Path("runs") / config.name
 
 
-def check_unchanged(old: RunConfig, new: RunConfig, path: Path, may_change: Sequence[str]) -> None:
-    """Refuses a config that differs from the run's own in anything but `may_change`."""
+def changes(old: RunConfig, new: RunConfig, may_change: Sequence[str]) -> list[str]:
+    """In what one config differs from another, but for `may_change`: a line per key, with both values."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    changed = [
+    return [
         f"  {key}: {before.get(key)!r} there, {after.get(key)!r} now"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not any(key == may or key.startswith(f"{may}.") for may in may_change)
     ]
-    if changed:
+
+
+def check_unchanged(old: RunConfig, new: RunConfig, path: Path, may_change: Sequence[str]) -> None:
+    """Refuses a config that differs from the run's own in anything but `may_change`."""
+    if changed := changes(old, new, may_change):
         raise ConfigError(
             f"run {path}: was made with another config; give it another directory with --out, or delete it\n"
             + "\n".join(changed)

@@ -16,14 +16,17 @@ from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
 from shoal.ledger.store import SqliteLedger
+from shoal.rollout.lease import Lease
+from shoal.rundir import RunDir
 from shoal.swarm import book as book_module
-from shoal.swarm.challenge import arbitrate, challenge
+from shoal.swarm.challenge import Rulings, arbitrate, challenge
 from shoal.swarm.juror import Juror
+from shoal.swarm.leases import SignedLease
 from shoal.swarm.refusal import Refusal
 from shoal.validate.finding import Finding, Verdict
 from shoal.validate.votes import Vote, Votes
 
-from .world import COORDINATOR, VALIDATOR, World, key_of, world_at
+from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)
 EVIDENCE = "ee" * 32
@@ -296,16 +299,13 @@ def test_nobody_enters_what_is_not_theirs(small_world: World) -> None:
     assert small_world.book.stored_lines(0, 1 << 20) == before
 
 
-def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
+def test_challenges_are_entered_by_name_and_only_the_arbiter_rules(
     small_world: World, votes: Votes, juror: Juror, tmp_path: Path
 ) -> None:
     announce(small_world, 0)
     pay_in(small_world, "a")
     lease = small_world.take("a")
-    small_world.hand_in("a", lease)
-    bundle = tmp_path / "evidence" / "one.json"
-    bundle.parent.mkdir()
-    bundle.write_text("an accusation")
+    data = small_world.hand_in("a", lease)
     judge(small_world, votes, accept=False)
     for number in (1, 2):
         announce(small_world, number)
@@ -314,19 +314,39 @@ def test_a_challenge_that_a_replay_bears_out_gives_back_what_was_taken(
     keep(small_world)
     name = f"{lease.step}/{lease.submission}"
     quiet = Console(quiet=True)
+    run = RunDir(tmp_path / "run", small_world.config)
+    seen: list[tuple[Lease, bytes]] = []
+
+    def judge_file(path: Path, signed: SignedLease, _table_of: object) -> Finding | None:
+        seen.append((signed.lease, path.read_bytes()))
+        return None
+
     with pytest.raises(LedgerError, match="give accept or reject"):
-        challenge(small_world.url, name, "maybe", bundle, key_of("a"), quiet)
+        challenge(small_world.url, name, "maybe", None, key_of("a"), quiet)
     with pytest.raises(LedgerError, match="is not on the ledger yet"):
-        challenge(small_world.url, "7/7", "accept", bundle, key_of("a"), quiet)
-    challenge(small_world.url, name, "accept", bundle, key_of("a"), quiet)
+        challenge(small_world.url, "7/7", "accept", None, key_of("a"), quiet)
+    challenge(small_world.url, name, "accept", None, key_of("a"), quiet)
     with pytest.raises(LedgerError, match="is not this run's arbiter"):
-        arbitrate(small_world.url, bundle.parent, key_of("a"), lambda _: False, quiet)
-    nobody = arbitrate(small_world.url, tmp_path / "elsewhere", COORDINATOR, lambda _: False, quiet)
-    assert nobody == (0, 0)
-    assert arbitrate(small_world.url, bundle.parent, COORDINATOR, lambda _: False, quiet) == (1, 0)
+        arbitrate(small_world.url, run, key_of("a"), judge_file, quiet)
+    other = make_config(sampling={"temperature": 0.5})
+    with pytest.raises(LedgerError, match=r"sampling\.temperature: 0\.5 there, 1\.0 now"):
+        arbitrate(small_world.url, RunDir(tmp_path / "run", other), COORDINATOR, judge_file, quiet)
+    assert arbitrate(small_world.url, run, COORDINATOR, judge_file, quiet) == Rulings(upheld=1)
+    assert seen == [(lease, data)], "what is judged is the file on the ledger, under the lease that was given"
     account = history(small_world).accounts[key_of("a").address]
     assert (account.stake, account.slashed, account.offences) == (STAKE, 0, 0)
     assert history(small_world).judges[VALIDATOR.address].refuted == 1
+
+
+def test_only_those_who_judge_are_told_a_lease_again(small_world: World) -> None:
+    announce(small_world, 0)
+    lease = small_world.take("a")
+    target = f"/v1/leases/{lease.step}/{lease.submission}"
+    assert small_world.request(key_of("a"), "GET", target).status_code == 403
+    assert small_world.request(COORDINATOR, "GET", "/v1/leases/0/99").status_code == 404
+    signed = SignedLease.from_tree(small_world.request(COORDINATOR, "GET", target).json()["lease"])
+    signed.check(COORDINATOR.address)
+    assert (signed.lease, signed.versions) == (lease, {0: f"{0:064x}"})
 
 
 def test_a_node_asks_what_it_has(small_world: World) -> None:

@@ -19,10 +19,11 @@ from shoal.ledger.interface import Standing
 from shoal.ledger.record import read_record
 from shoal.ledger.rpc import ChainError, NoGasError
 from shoal.ledger.state import State
+from shoal.rundir import RunDir
 from shoal.swarm import book, history
 from shoal.swarm.ask import _ledger_says
 from shoal.swarm.book import Book
-from shoal.swarm.challenge import arbitrate, challenge, withdraw
+from shoal.swarm.challenge import Rulings, arbitrate, challenge, withdraw
 from shoal.swarm.history import record_at
 from shoal.swarm.juror import Juror
 from shoal.swarm.purses import show_gas
@@ -265,14 +266,14 @@ def test_a_challenge_is_raised_and_ruled_on_by_transactions(
     chain: Anvil, world: World, votes: Votes, juror: Juror, tmp_path: Path
 ) -> None:
     run_a_step(world, votes, juror)
-    bundle = tmp_path / "evidence" / "one.json"
-    bundle.parent.mkdir()
+    bundle = tmp_path / "one.json"
     bundle.write_text("an accusation")
+    run = RunDir(tmp_path / "run", world.config)
     with pytest.raises(NoGasError, match=r"has 0 wei on chain .* send it some"):
         challenge(world.url, "0/1", "accept", bundle, key_of("bad"), Console(quiet=True))
     chain.enrich(BAD)
     challenge(world.url, "0/1", "accept", bundle, key_of("bad"), Console(quiet=True))
-    assert arbitrate(world.url, bundle.parent, COORDINATOR, lambda _: False, Console(quiet=True)) == (1, 0)
+    assert arbitrate(world.url, run, COORDINATOR, lambda *_: None, Console(quiet=True)) == Rulings(upheld=1)
     assert (standing(world, BAD).stake, standing(world, BAD).offences) == (STAKE, 0)
     assert folded(world).judges[VALIDATOR.address].refuted == 1
 

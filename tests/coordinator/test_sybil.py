@@ -1,5 +1,6 @@
 """Many keys cost nothing: what somebody who has them can do to a run, and what not."""
 
+import asyncio
 import socket
 import time
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from shoal.swarm.tables import nodes
 from shoal.validate.finding import Finding, Verdict
 
 from .strangers import Stranger
-from .world import HERE, TRAINER, VALIDATOR, World, key_of, world_at
+from .world import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
 
 
 def accept(world: World) -> None:
@@ -113,7 +114,7 @@ def test_keys_that_joined_and_went_do_not_fill_a_run_for_good(tmp_path: Path) ->
             world.link(key_of("idle-0")).heartbeat()
 
 
-def test_files_that_are_rejected_take_no_room(world: World) -> None:
+def test_files_that_are_rejected_take_no_more_room_than_they_are_given(world: World) -> None:
     world.announce()
     lease = world.take("cheater")
     world.hand_in("cheater", lease)
@@ -121,6 +122,10 @@ def test_files_that_are_rejected_take_no_room(world: World) -> None:
     _, sha256 = world.validator.read(upload)
     finding = Finding("format", "a file is what its lease asks for", "x", "y")
     world.validator.judge(upload, Verdict(False, sha256, False, finding))
+    asyncio.run(world.coordinator.drop_rejected())
+    assert len(list((world.path / "uploads").rglob("*.parquet"))) == 1, "an arbiter may have to judge it"
+    world.coordinator._config = make_config(keep={"rejected_mib": 0})
+    asyncio.run(world.coordinator.drop_rejected())
     assert list((world.path / "uploads").rglob("*.parquet")) == []
     answer = world.request(VALIDATOR, "GET", f"/v1/files/{lease.step}/{lease.submission}")
     assert (answer.status_code, "were removed after its verdict" in answer.text) == (410, True)

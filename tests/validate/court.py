@@ -13,7 +13,7 @@ from shoal.models.load import load
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
 from shoal.rundir import RunDir, limits_of
-from shoal.tasks.source import InProcess
+from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.finding import Verdict
@@ -74,6 +74,10 @@ class InThisProcess(InProcess):
 
     def __init__(self, _: object) -> None:
         super().__init__(gym())
+
+    @property
+    def tasks(self) -> TaskSource:
+        return self.source
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
 from shoal.tasks.source import InProcess
-from shoal.validate import again
+from shoal.validate import again, evidence
 from shoal.validate.again import replay_bundle
 from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
 from shoal.validate.finding import Finding
@@ -211,19 +211,30 @@ def test_keeping_a_version_twice_is_keeping_it_once(court: Court) -> None:
     assert sorted(f.name for f in kept.iterdir()) == sorted(f.name for f in weights.iterdir())
 
 
-def test_old_evidence_goes_with_the_versions_that_only_it_needs(court: Court, tmp_path: Path) -> None:
-    first = json.loads(judged(court, "best_of_n").read_text())
-    roots = [f"{n // 3:016x}{0:048x}" for n in range(10)]  # three bundles a version
-    for n, root in enumerate(roots):
-        (tmp_path / f"step-{n:06d}-0000.json").write_text(json.dumps(first | {"root": root}))
-        (tmp_path / "versions" / root[:16] / "v000001").mkdir(parents=True, exist_ok=True)
-    prune_evidence(tmp_path, 8)
-    assert len(list(tmp_path.glob("*.json"))) == 10, "a quarter more may stay"
-    (tmp_path / "step-000010-0000.json").write_bytes(b"damaged")
-    prune_evidence(tmp_path, 8)
+def test_evidence_goes_when_nobody_can_challenge_its_step_any_more_however_much_there_is(tmp_path: Path) -> None:
+    for step in range(20):
+        for number in range(50 if step == 19 else 1):
+            (tmp_path / f"step-{step:06d}-{number:04d}.json").write_bytes(b"damaged, for all that is known")
+        (tmp_path / "versions" / f"{step:016x}" / f"v{step:06d}").mkdir(parents=True)
+    prune_evidence(tmp_path, before=4, oldest_version=3)
+    assert len(list(tmp_path.glob("*.json"))) == 69, "old ones go some steps at a time"
+    prune_evidence(tmp_path, before=8, oldest_version=7)
     left = sorted(path.name for path in tmp_path.glob("*.json"))
-    assert left == [f"step-{n:06d}-0000.json" for n in range(3, 11)]
-    assert {path.name for path in (tmp_path / "versions").iterdir()} == {root[:16] for root in roots[3:]}
+    assert (len(left), left[0]) == (61, "step-000008-0000.json")
+    assert sorted(path.name for path in (tmp_path / "versions").glob("*/*")) == [f"v{n:06d}" for n in range(7, 20)]
+
+
+def test_evidence_beyond_its_budget_says_what_was_found_and_holds_no_samples(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    court = open_court(tmp_path / "run", world)
+    first = judged(court, "false_reward")
+    monkeypatch.setattr(evidence, "MAX_BYTES_OF_BUNDLES", 1)
+    second = judged(court, "false_reward")
+    assert read_bundle(first).rollouts
+    assert (read_bundle(second).rollouts, read_bundle(second).finding.check) == ([], "rewards")
+    with pytest.raises(RolloutError, match="says what was found, and holds no samples"):
+        replayed(second)
 
 
 def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:
@@ -232,7 +243,7 @@ def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:
         replayed(edited(judged(court, "false_reward"), lambda tree: tree["finding"].update(check="version")))
     with pytest.raises(RolloutError, match="had no lease"):
         replayed(edited(path, lambda tree: tree.update(lease=None)))
-    with pytest.raises(RolloutError, match="too large for its bundle"):
+    with pytest.raises(RolloutError, match="does not hold it"):
         replayed(edited(path, lambda tree: tree.update(file=None)))
 
 
@@ -268,7 +279,7 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        put("format", value=2),
+        put("format", value=1),
         put("format", value=None),
         put("config", value={}),
         put("config", "steps", value="many"),

@@ -330,6 +330,10 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         headers = {"Content-Length": str(size)}
         return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
+    @app.get("/v1/leases/{step}/{submission}", summary="The lease that a submission was handed in under, signed.")
+    async def issued(step: Step, submission: Submission, by: Signed = signed) -> m.LeaseOut:
+        return m.LeaseOut(lease=(await coordinator.issued(by, step, submission)).to_tree())
+
     @app.delete("/v1/files", summary="Remove the files of steps that are long trained.")
     async def forget(before: Whole, by: Signed = signed) -> m.Done:
         return m.Done(changed=await coordinator.forget(by, before) > 0)

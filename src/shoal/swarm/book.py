@@ -28,6 +28,7 @@ from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
 from shoal.swarm import registry
 from shoal.swarm.database import Database, read_fact, write_fact
+from shoal.swarm.keeping import first_open
 from shoal.swarm.outbox import CLOSE, noted, told
 from shoal.swarm.patience import Patience, first_unsettled
 from shoal.swarm.terms import Terms
@@ -171,6 +172,13 @@ class Book:
     def look(self, reader: Callable[[State], T]) -> T:
         """Reads the state while nothing is entered."""
         return self._ledger.look(reader)
+
+    def first_open(self) -> int:
+        """The first step with a verdict that can still be challenged; 0 while the ledger cannot be asked."""
+        try:
+            return self.look(first_open)
+        except LedgerError:
+            return 0
 
     def first_unsettled(self) -> int:
         """The first step on which validators may be yet to speak; 0 while the ledger cannot be asked."""

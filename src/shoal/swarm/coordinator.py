@@ -17,13 +17,12 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
 
-from shoal.config import RunConfig
-from shoal.errors import StorageError
+from shoal.config import RunConfig, public_tree
 from shoal.keys import Key
 from shoal.ledger.entry import Statement
 from shoal.rollout.pacing import StepCount
 from shoal.shardcast.guard import Rates
-from shoal.swarm import judging, leasing, queries, registry
+from shoal.swarm import judging, keeping, leasing, queries, registry
 from shoal.swarm.book import Book
 from shoal.swarm.card import SCHEMA, Card, SignedCard, sign_card
 from shoal.swarm.database import Database, read_fact, write_fact
@@ -66,8 +65,6 @@ MOST_RELAYS = 64
 STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
 MOST_COMING = 3
-# What is nobody's business outside: databases with their passwords, and who plays the cheat.
-PRIVATE = {"swarm", "cheaters"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,26 +304,19 @@ class Coordinator:
     async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
         """An upload's bytes and how many they are."""
 
-        def work(db: Connection, node: Node, _now: float) -> tuple[str, int]:
-            registry.must_read(self.terms, node.address)
-            return judging.place_of(db, step, submission)
-
-        name, size = await self._act(signed, work)
+        name, size = await self._read(signed, lambda db: judging.place_of(db, step, submission))
         return await self.objects.get(name), size
 
-    async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
-        def hash_of(db: Connection) -> str:
-            return judging.explain(db, step, submission).sha256
+    async def issued(self, signed: Signed, step: int, submission: int) -> SignedLease:
+        """The lease that a submission was handed in under: what it is judged by."""
+        return await self._read(signed, lambda db: leasing.issued(db, self.terms, self.key, step, submission))
 
+    async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
         def work(db: Connection, node: Node, now: float) -> bool:
             return judging.judge(db, self.terms, node, step, submission, verdict, now)
 
         entered = await self._act(signed, work)
         self._tell_waiters()
-        if entered and (not verdict.accept or self.terms.quorum > 1):
-            # The row says that it is gone already: who is killed here leaves an orphan.
-            with contextlib.suppress(StorageError):
-                await self._orphans.remove([object_name(step, submission, await self._do(hash_of))])
         return entered
 
     async def ban(self, signed: Signed, address: str, reason: str) -> bool:
@@ -427,7 +417,7 @@ class Coordinator:
                 heartbeat_s=self.terms.heartbeat_s,
                 direct_uploads=self.objects.is_direct,
                 packages=packages_of(self._config.tasks),
-                config=config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
+                config=public_tree(config),
             )
             self._card = (relays, sign_card(card, self.key))
         return self._card[1]
@@ -443,6 +433,7 @@ class Coordinator:
                 if time.monotonic() - last > FORGET_NONCES_S:
                     last = time.monotonic()
                     await self.forget_nonces()
+                    await self.drop_rejected()
                 await self.card()  # relays come and go
             except Exception as error:  # a database that is away comes back
                 LOG.warning("coordinator: %s; trying again", error)
@@ -492,9 +483,26 @@ class Coordinator:
 
         await self._do(work)
 
+    async def drop_rejected(self) -> None:
+        """Removes the bytes of rejected files that no challenge can be about any more, and those beyond the budget."""
+        open_from = await asyncio.to_thread(self.book.first_open)
+        budget = self._config.keep.rejected_mib << 20
+        names = await self._do(lambda db: keeping.drop_rejected(db, self.terms.quorum, open_from, budget))
+        # The rows say that they are gone already: a coordinator that is killed here leaves orphans.
+        await self._orphans.remove(names)
+
     async def _act(self, signed: Signed, work: Callable[[Connection, Node, float], T]) -> T:
         now = self.clock()
         return await self._do(lambda db: work(db, registry.enter(db, signed, now), now))
+
+    async def _read(self, signed: Signed, work: Callable[[Connection], T]) -> T:
+        """Something that trainer and validators may read, and the arbiter, who need not be a node."""
+
+        def checked(db: Connection, node: Node, _now: float) -> T:
+            registry.must_read(self.terms, node.address)
+            return work(db)
+
+        return await (self._do(work) if signed.node == self.book.arbiter else self._act(signed, checked))
 
     async def _do(self, work: Callable[[Connection], T]) -> T:
         future: Future[T] = self._database.do(work)

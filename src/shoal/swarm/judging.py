@@ -2,7 +2,7 @@
 
 A file is in quarantine until a validator's verdict. A verdict names the hash of the bytes it judged and is final, but
 for one thing: the trainer may turn down what was accepted, and then it is never read. The bytes of what is rejected
-are not kept, or whoever has many keys fills the disk; a validator keeps the evidence.
+stay until the verdict can no longer be challenged (`keeping`): an arbiter judges them again.
 """
 
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
-        .values(**found, **counted, kept=row.kept and (verdict.accept or revokes or _is_awaited(db, terms, row)))
+        .values(**found, **counted)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:
@@ -151,9 +151,6 @@ def _votes_late(db: Connection, terms: Terms, judge: str, row: Row[tuple[object,
     if judge not in terms.validators or judge in _votes(db, row.step, row.submission):
         return False
     _add_vote(db, judge, row.step, row.submission, verdict.accept, verdict.tokens if verdict.accept else 0)
-    if not row.accept and not _is_awaited(db, terms, row):
-        place = (submissions.c.step == row.step) & (submissions.c.submission == row.submission)
-        db.execute(submissions.update().where(place).values(kept=False))
     return True
 
 
@@ -165,11 +162,6 @@ def _votes(db: Connection, step: int, submission: int) -> dict[str, tuple[bool, 
 def _add_vote(db: Connection, judge: str, step: int, submission: int, accept: bool, tokens: int) -> None:
     vote = {"step": step, "submission": submission, "judge": judge, "accept": accept, "tokens": tokens}
     db.execute(queries.ADD_VOTE, vote)
-
-
-def _is_awaited(db: Connection, terms: Terms, row: Row[tuple[object, ...]]) -> bool:
-    """Whether a validator is yet to look at a file that was decided on without it."""
-    return terms.quorum > 1 and not terms.validators <= _votes(db, row.step, row.submission).keys()
 
 
 def explain(db: Connection, step: int, submission: int) -> Explanation:

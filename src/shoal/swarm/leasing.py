@@ -289,6 +289,14 @@ def _signed(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]
     return SignedLease.sign(lease, _roots(db, lease), key)
 
 
+def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -> SignedLease:
+    """A lease that was given, with the root hashes of the versions that it allows as they are announced now."""
+    row = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).first()
+    if row is None:
+        raise Refusal("unknown", f"lease step {step} submission {submission}: was never issued")
+    return _signed(db, terms, key, row)
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Leave to send a lease's file; `done` if these bytes are here already."""

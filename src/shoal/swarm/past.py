@@ -8,7 +8,8 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from shoal.errors import ConfigError, StorageError, first_line
+from shoal.errors import ConfigError, RolloutError, StorageError, first_line
+from shoal.files import read_regular, sha256_file
 from shoal.rollout.lease import Lease
 from shoal.rundir import RunDir
 from shoal.swarm.leasing import lease_of
@@ -49,6 +50,27 @@ def reading(run: RunDir) -> Iterator[Connection]:
         ) from error
     finally:
         engine.dispose()
+
+
+def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | None:
+    """The lease and the file's hash that a run has on record for a submission; None if it has none (any more)."""
+    if has_coordinator(run):
+        query = (
+            select(leases, submissions.c.sha256)
+            .join(
+                submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission)
+            )
+            .where(submissions.c.step == step, submissions.c.submission == submission)
+        )
+        with reading(run) as db:
+            row = db.execute(query).first()
+        return (lease_of(run.config.name, row), row.sha256) if row is not None else None
+    folder = run.path / "rollouts" / f"step-{step:06d}"
+    try:
+        lease = Lease.from_json(read_regular(folder / f"{submission:04d}.lease.json"))
+        return lease, sha256_file(folder / f"{submission:04d}.parquet")
+    except (OSError, RolloutError):
+        return None
 
 
 def kept_steps(db: Connection) -> list[int]:

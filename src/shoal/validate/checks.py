@@ -14,6 +14,7 @@ from shoal.tasks.sampler import Table, check_fits
 from shoal.tasks.source import Judge, TaskSource, part_of
 from shoal.validate.computation import check_computation, check_lengths
 from shoal.validate.finding import Finding
+from shoal.validate.margin import graded, widened
 from shoal.validate.prefill import Replayed, replay
 from shoal.validate.rewards import CHECK as REWARDS
 from shoal.validate.rewards import check_rewards
@@ -79,13 +80,17 @@ class Checks:
             yield self._compare(submission, own)
 
     def _compare(self, submission: Submission, own: Sequence[Replayed]) -> Finding | None:
-        thresholds = self.config.audit.thresholds
         draws = check_seeded if self.config.sampling.mode == "seeded" else check_free
-        return (
-            draws(submission, own, thresholds)
-            or check_logprobs(submission, own, thresholds)
-            or check_computation(submission, own, thresholds)
-        )
+
+        def compared(times: float) -> Finding | None:
+            thresholds = widened(self.config.audit.thresholds, times)
+            return (
+                draws(submission, own, thresholds)
+                or check_logprobs(submission, own, thresholds)
+                or check_computation(submission, own, thresholds, times)
+            )
+
+        return graded(compared)
 
     def rewards(self, submission: Submission, seconds: float = math.inf) -> Finding | None:
         """Answers that may have been made up are scored for some seconds alone: they could take for ever.

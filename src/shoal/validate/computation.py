@@ -22,13 +22,22 @@ def check_lengths(submission: Submission, hidden: int) -> Finding | None:
 
 
 def check_computation(
-    submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig
+    submission: Submission, replayed: Sequence[Replayed], thresholds: ThresholdsConfig, times: float = 1.0
 ) -> Finding | None:
-    """Every chunk of every answer must have a proof, and every proof must fit."""
+    """Every chunk of every answer must have a proof, and every proof must fit.
+
+    `times` widens the bounds that are no thresholds of the run: those that guessed values are told from true ones by
+    a quarter as much, for a guess is never far from the truth.
+    """
+    usual = toploc.Thresholds()
+    near = 1 + (times - 1) / 4
     limits = toploc.Thresholds(
         exponent_mismatches=thresholds.exponents,
         mantissa_mean=thresholds.mantissa_mean,
         mantissa_median=thresholds.mantissa_median,
+        sign_mismatches=int(usual.sign_mismatches * times),
+        share_of_guess=usual.share_of_guess * near,
+        least_guess_error=usual.least_guess_error * near,
     )
     for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
         for result in toploc.verify(own.states_TD.bfloat16(), sample.proof):

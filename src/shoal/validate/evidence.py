@@ -1,8 +1,9 @@
-"""Evidence: what a rejection rests on, small enough to send and whole enough to judge anew.
+"""Evidence: what a rejection rests on, small enough to send and whole enough for people to compute again.
 
 A bundle holds the accused sample's group (the whole file where the finding is about all of it), the lease, the run's
-config, the version's root hash, and the finding. `replay_bundle` runs the one check that was not passed; the weights of
-the version, where the check needs them, are hard-linked beside the bundles so that they outlive the run's pruning.
+config as strangers may see it, the version's root hash, and the finding. `replay_bundle` runs the one check that was
+not passed; the weights of the version, where the check needs them, are hard-linked beside the bundles so that they
+outlive the run's pruning. A bundle proves nothing: it points at a file, and an arbiter judges that file.
 """
 
 import base64
@@ -17,11 +18,19 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from shoal.config import RunConfig, check_config
+from shoal.config import RunConfig, check_config, public_tree
 from shoal.errors import RolloutError, WeightsError
 from shoal.exchange.interfaces import Version
 from shoal.exchange.weights import DirectoryChannel, folder_name, write_manifest
-from shoal.files import make_directory, parse_json, read_regular, sha256_file, whole_directory, write_whole
+from shoal.files import (
+    make_directory,
+    numbered,
+    parse_json,
+    read_regular,
+    sha256_file,
+    whole_directory,
+    write_whole,
+)
 from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import Lease
 from shoal.rollout.record import Rollout, Submission
@@ -30,8 +39,12 @@ from shoal.shardcast.store import files_of
 from shoal.tasks.sampler import Table
 from shoal.validate.finding import Finding
 
-FORMAT = 1
+FORMAT = 2
 MAX_FILE = 1 << 20
+# Keys cost nothing: what strangers hand in fills no disk. Bundles beyond this say what was found, and hold no samples.
+MAX_BYTES_OF_BUNDLES = 1 << 30
+# Old bundles go some steps at a time: looking for them takes as long as there are bundles.
+PRUNE_EVERY = 8
 ROLLOUTS = TypeAdapter(list[Rollout])
 ROOT = re.compile(r"[0-9a-f]{64}|")
 
@@ -68,18 +81,20 @@ def bundle_of(
     submission: Submission | None,
     finding: Finding,
     table: Table | None = None,
+    *,
+    whole: bool = True,
 ) -> Bundle:
-    """What is worth keeping of a rejected file."""
+    """What is worth keeping of a rejected file; the finding and what it is about alone if not `whole`."""
     sha256 = ""
     with suppress(OSError):
         sha256 = sha256_file(path) if path.stat().st_size <= MAX_BYTES else ""
     if submission is None:
         data = None
         with suppress(OSError):
-            data = read_regular(path, MAX_FILE)
+            data = read_regular(path, MAX_FILE) if whole else None
         return Bundle(config, finding, sha256, lease, None, "", 0, [], data)
-    first, rollouts = 0, submission.rollouts
-    if finding.sample is not None:
+    first, rollouts = 0, submission.rollouts if whole else []
+    if whole and finding.sample is not None:
         group = rollouts[finding.sample].group
         first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
         rollouts = [sample for sample in rollouts if sample.group == group]
@@ -90,7 +105,7 @@ def bundle_of(
 def write_bundle(bundle: Bundle, target: Path) -> None:
     tree = {
         "format": FORMAT,
-        "config": bundle.config.model_dump(mode="json", exclude_none=True),
+        "config": public_tree(bundle.config),
         "finding": asdict(bundle.finding),
         "sha256": bundle.sha256,
         "lease": asdict(bundle.lease) if bundle.lease else None,
@@ -127,8 +142,8 @@ def read_bundle(path: Path) -> Bundle:
         )
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is no hash")
-        if bundle.finding.check != "format" and not (bundle.lease and bundle.rollouts and bundle.version is not None):
-            raise ValueError(f"a finding of {bundle.finding.check} without a lease, a version and samples")
+        if bundle.finding.check != "format" and not (bundle.lease and bundle.version is not None):
+            raise ValueError(f"a finding of {bundle.finding.check} without a lease and a version")
         return bundle
     except OSError as error:
         raise RolloutError(f"{path}: cannot be read ({error})") from error
@@ -136,20 +151,28 @@ def read_bundle(path: Path) -> Bundle:
         raise RolloutError(f"{path}: not an evidence bundle ({error})") from error
 
 
-def prune_evidence(folder: Path, keep: int) -> None:
-    """Removes the oldest bundles once there are a quarter more than `keep`, and versions that no other one needs."""
-    bundles = sorted(folder.glob("step-*.json"))
-    if len(bundles) <= keep + keep // 4:
+def bundle_name(step: int, submission: int) -> str:
+    return f"step-{step:06d}-{submission:04d}.json"
+
+
+def has_room(folder: Path) -> bool:
+    """Whether bundles may still hold samples."""
+    return sum(path.stat().st_size for path in folder.glob("step-*.json")) < MAX_BYTES_OF_BUNDLES
+
+
+def prune_evidence(folder: Path, before: int, oldest_version: int) -> None:
+    """Removes bundles of steps before this one, whose verdicts nobody can challenge any more, and versions before
+    `oldest_version`. However many files are rejected, none of a later step goes."""
+    steps = {path: int(path.name[5:11]) for path in folder.glob("step-[0-9][0-9][0-9][0-9][0-9][0-9]-*.json")}
+    if min(steps.values(), default=before) > before - PRUNE_EVERY:
         return
-    for path in bundles[:-keep]:
-        path.unlink(missing_ok=True)
-    needed = set()
-    for path in bundles[-keep:]:
-        with suppress(RolloutError):
-            needed.add(read_bundle(path).root[:16])
-    for version in (folder / "versions").glob("*"):
-        if version.name not in needed:
-            shutil.rmtree(version, ignore_errors=True)
+    for path, step in steps.items():
+        if step < before:
+            path.unlink(missing_ok=True)
+    for version in (folder / "versions").glob("*/v*"):
+        number = numbered(version.name, "v")
+        if number is not None and number < oldest_version:
+            shutil.rmtree(version.parent, ignore_errors=True)
 
 
 def keep_version(folder: Path, weights: Path, version: Version) -> None:
@@ -172,14 +195,13 @@ def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Find
     return replace(again, sample=again.sample + bundle.first)
 
 
-def find_version(bundle: Bundle, folder: Path) -> Path:
-    """The directory with the accused version's files, beside the bundle or in its run: what its root hash names, and
-    not what else may bear its number by now."""
-    assert bundle.version is not None
-    for place in (folder / "versions" / bundle.root[:16], folder.parent / "weights"):
+def find_version(version: Version, folder: Path) -> Path:
+    """The directory with a version's files, beside the bundles or in their run: what its root hash names, and not what
+    else may bear its number by now."""
+    for place in (folder / "versions" / version.root[:16], folder.parent / "weights"):
         with suppress(WeightsError):
-            return DirectoryChannel(place, keep=1).fetch(Version(bundle.version, bundle.root))
+            return DirectoryChannel(place, keep=1).fetch(version)
     raise WeightsError(
-        f"version {bundle.version} (root {bundle.root[:12]}) is not here any more: without its weights the finding of "
-        f"{bundle.finding.check} cannot be computed again"
+        f"version {version.number} (root {version.root[:12]}) is not here any more: without its weights nothing can be "
+        "computed again"
     )

@@ -8,9 +8,11 @@ from typing import Any, Self
 from shoal.files import parse_json
 
 Value = float | int | str | None
+# Off by more than a threshold and by less than what blame takes: see `margin`.
+MARGIN = "margin"
 # Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, a file that could
-# not be fetched or read here, and what the trainer turns down.
-NOBODYS_FAULT = ("version", "scorer", "unread", "trainer")
+# not be fetched or read here, a value near its threshold, and what the trainer turns down.
+NOBODYS_FAULT = ("version", "scorer", "unread", MARGIN, "trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Finding:
     def __str__(self) -> str:
         where = "" if self.sample is None else f" sample {self.sample}:"
         return f"{self.check}:{where} claimed {self.claimed}, found {self.found}; {self.rule}"
+
+
+def is_blame(finding: Finding | None) -> bool:
+    """Whether a finding is the file's maker's fault, and shows in the file's bytes."""
+    return finding is not None and finding.check not in NOBODYS_FAULT
 
 
 @dataclass(frozen=True, slots=True)

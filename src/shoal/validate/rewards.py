@@ -9,6 +9,7 @@ from shoal.rl.advantages import group_advantages
 from shoal.rollout.record import Submission, read_parts, write_parts
 from shoal.tasks.source import Score
 from shoal.validate.finding import Finding
+from shoal.validate.margin import graded
 
 CHECK = "rewards"
 # Trainers compute advantages anew, so those in a file may be off by what summing in another order does.
@@ -38,8 +39,12 @@ def check_rewards(submission: Submission, scores: Sequence[Score], *, normalise:
     rewards_GS = torch.tensor([math.nan if s.reward is None else s.reward for s in scores])
     rewards_GS = rewards_GS.view(len(submission.groups()), -1)
     advantages = group_advantages(rewards_GS, normalise=normalise).flatten().tolist()
+    return graded(lambda times: _check_advantages(submission, advantages, times * TOLERANCE))
+
+
+def _check_advantages(submission: Submission, advantages: Sequence[float], tolerance: float) -> Finding | None:
     for number, (sample, advantage) in enumerate(zip(submission.rollouts, advantages, strict=True)):
-        if not abs(sample.advantage - advantage) <= TOLERANCE * max(1.0, abs(advantage)):
+        if not abs(sample.advantage - advantage) <= tolerance * max(1.0, abs(advantage)):
             return Finding(CHECK, "the advantage follows from the group's rewards", sample.advantage, advantage, number)
     return None
 

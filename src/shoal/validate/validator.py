@@ -32,8 +32,15 @@ from shoal.tasks.sampler import Table
 from shoal.tasks.scorer import Scorer
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, write_bundle
-from shoal.validate.finding import Finding, Verdict
+from shoal.validate.evidence import (
+    bundle_name,
+    bundle_of,
+    has_room,
+    keep_version,
+    prune_evidence,
+    write_bundle,
+)
+from shoal.validate.finding import MARGIN, Finding, Verdict, is_blame
 from shoal.validate.turns import PROVEN, TimeBudget, in_turn
 from shoal.validate.votes import Vote, Votes
 from shoal.watch.metrics import MetricsWriter
@@ -192,15 +199,22 @@ class Validator:
             # Whether answers were drawn comes before what they earn: those that were made up can take long to score.
             if first and (finding := self._computed(submission, first)):
                 whole = True
-                if finding.sample is not None and (finding := self._of_group(submission, finding.sample)):
+                if (
+                    finding.sample is not None
+                    and (finding := self._of_group(submission, finding.sample))
+                    and is_blame(finding)
+                ):
                     return self._reject(upload, sha256, submission, finding, True, began)
-            if whole and (finding := self._computed(submission)):
-                return self._reject(upload, sha256, submission, finding, True, began)
+            near = self._computed(submission) if whole else None
+            if near and is_blame(near):
+                return self._reject(upload, sha256, submission, near, True, began)
             seconds = inf if whole else max(0.0, self.budget.left(upload.node, upload.record))
             finding = self.checks.rewards(submission, seconds)
-            if finding and finding.check == SCORER and not whole:
+            if finding and finding.check in (SCORER, MARGIN) and not whole:
                 whole = True
                 finding = self._computed(submission) or self.checks.rewards(submission)
+            if not is_blame(finding):  # what is nearly right hides nothing that is wrong
+                finding = near or finding
         except (WeightsError, ModelError) as error:
             if self.channel.version(submission.version) == Version(submission.version, submission.weights):
                 return self._postpone(upload, UnreadError(str(error), again=True), began)
@@ -278,8 +292,8 @@ class Validator:
         evidence = self._keep_evidence(upload, submission, finding, audited)
         verdict = Verdict(False, sha256, audited, finding, evidence)
         blamed = bool(upload.node) and self._is_fault(submission, finding)
-        # Without evidence that anyone can replay nobody is accused.
-        proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence else ""
+        # On the ledger nobody is accused of what the file's bytes do not show, such as which versions were published.
+        proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence and is_blame(finding) else ""
         self._note(upload, Vote("r", sha256, 0, proof) if proof else Vote("v", sha256))
         self.store.judge(upload, verdict)
         self._say(upload, submission, audited, verdict, blamed, began)
@@ -305,7 +319,7 @@ class Validator:
         back by a trainer that was killed. It is for a version that never was.
         """
         if finding.check != "version" or submission is None:
-            return finding.check != SCORER
+            return is_blame(finding)
         claimed = Version(submission.version, submission.weights)
         if self.channel.was_retracted(claimed):
             return False
@@ -315,15 +329,18 @@ class Validator:
         return there != claimed
 
     def _keep_evidence(self, upload: Upload, submission: Submission | None, finding: Finding, audited: bool) -> str:
-        folder = self.run_dir.path / "evidence"
-        target = folder / f"step-{upload.step:06d}-{upload.submission:04d}.json"
+        folder, config = self.run_dir.path / "evidence", self.run_dir.config
+        target = folder / bundle_name(upload.step, upload.submission)
+        # The first few say enough of a node that is banned after half as many.
+        whole = self.strikes[upload.node] < 2 * config.audit.strikes and has_room(folder)
         try:
             table = self._table_of(submission)
-            bundle = bundle_of(self.run_dir.config, upload.path, upload.lease, submission, finding, table)
+            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole)
             write_bundle(bundle, target)
             if audited and submission is not None:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
-            prune_evidence(folder, self.run_dir.config.keep.evidence)
+            oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
+            prune_evidence(folder, oldest, oldest - config.async_level)
         except (OSError, WeightsError) as error:  # no evidence is no reason to accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""

@@ -1,0 +1,81 @@
+"""The arbiter's own judgement of a file: every check, on the whole file, by the run's own config.
+
+Nothing that a challenger or a validator wrote is believed. The file is the one whose hash is on the ledger, the lease
+is the one that the coordinator signed, and the version is the one whose root hash that lease names.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shoal.errors import RolloutError, WeightsError
+from shoal.exchange.interfaces import Version
+from shoal.models.load import Policy, load, read_weights
+from shoal.rollout.lease import Lease, no_table
+from shoal.rollout.record import Submission, read_rollouts
+from shoal.rundir import RunDir, limits_of
+from shoal.swarm.leases import SignedLease
+from shoal.tasks.sampler import Table
+from shoal.tasks.scorer import Scorer
+from shoal.tasks.source import Judge, TaskSource
+from shoal.validate.checks import Checks
+from shoal.validate.evidence import find_version
+from shoal.validate.finding import Finding, is_blame
+
+TableOf = Callable[[Lease], Table | None]
+EVIDENCE = "evidence"
+
+
+def ruling(claim: Literal["a", "r"], finding: Finding | None) -> bool | None:
+    """Whether a challenge is upheld. None where the file shows neither that it is right nor that its maker is to blame:
+    then nobody is ruled against."""
+    if finding is not None and not is_blame(finding):
+        return None
+    return (claim == "r") == (finding is not None)
+
+
+@dataclass(slots=True)
+class Arbiter:
+    """Judges files of one run; use `open_arbiter`."""
+
+    run: RunDir
+    policy: Policy
+    tasks: TaskSource
+    scorer: Judge
+    _loaded: Version | None = field(default=None, init=False)
+
+    def judge(self, path: Path, signed: SignedLease, table_of: TableOf = no_table) -> Finding | None:
+        """What is wrong with a file that was handed in under a lease. WeightsError if its version is not here."""
+        config = self.run.config
+        try:
+            submission = read_rollouts(path, signed.lease, limits_of(config, self.policy.vocab))
+        except RolloutError as error:
+            return Finding("format", "a file is what its lease asks for", path.name, str(error))
+        checks = Checks(config, self.policy, self.tasks, self.scorer, signed.versions.get, table_of)
+        if found := checks.formal(submission):
+            return found
+        self._load(submission)
+        (found,) = checks.costly([submission])
+        if is_blame(found):
+            return found
+        scored = checks.rewards(submission)
+        return scored if is_blame(scored) else found or scored
+
+    def _load(self, submission: Submission) -> None:
+        version = Version(submission.version, submission.weights)
+        if version != self._loaded:
+            weights = read_weights(find_version(version, self.run.path / EVIDENCE), self.run.config.model.dtype)
+            self.policy.set_weights(weights, f"version {version.number}")
+            self._loaded = version
+
+
+@contextmanager
+def open_arbiter(run: RunDir) -> Iterator[Arbiter]:
+    """An arbiter with the model, the tasks and the scorer of the run in a directory."""
+    base = run.base_model
+    if not base.is_dir():
+        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    with Scorer(run.config.tasks) as scorer:
+        yield Arbiter(run, load(base, run.config.model.dtype), scorer.tasks, scorer)

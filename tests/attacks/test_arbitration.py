@@ -1,0 +1,351 @@
+"""Challenges end to end: whatever a challenger writes, the arbiter rules by the file that the ledger names."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import save_file
+
+from shoal.errors import RolloutError
+from shoal.exchange.interfaces import Version
+from shoal.ledger.acts import Deposit
+from shoal.ledger.state import State
+from shoal.models.load import load
+from shoal.rollout.lease import Lease
+from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
+from shoal.rundir import RunDir, limits_of
+from shoal.swarm.challenge import Rulings, arbitrate, challenge
+from shoal.swarm.juror import Juror
+from shoal.swarm.keeping import drop_rejected
+from shoal.swarm.store import SwarmStore
+from shoal.tasks.source import InProcess
+from shoal.validate import again
+from shoal.validate.again import replay_bundle
+from shoal.validate.arbiter import Arbiter
+from shoal.validate.audit import Audits
+from shoal.validate.checks import Checks
+from shoal.validate.evidence import bundle_name, read_bundle
+from shoal.validate.finding import Finding
+from shoal.validate.validator import Validator
+from shoal.validate.votes import Vote, Votes
+
+from ..coordinator.world import COORDINATOR, VALIDATOR, key_of, world_at
+from ..coordinator.world import World as Swarm
+from ..swarm import base_version, make_run
+from ..validate.court import InThisProcess
+from ..world import SAMPLING, TASKS, World, build_world, gym, model_dir, weights, with_sample
+
+PASSWORD = "hunter2-and-more"
+
+
+@dataclass
+class Trial:
+    """A coordinator with its ledger, the run's directory, its validator and its arbiter, all real."""
+
+    swarm: Swarm
+    run: RunDir
+    world: World
+    validator: Validator
+    votes: Votes
+    juror: Juror
+    said: io.StringIO
+
+    def version(self, number: int) -> Version:
+        found = self.run.channel().version(number)
+        assert found is not None
+        return found
+
+    def announce(self, number: int) -> None:
+        """The two versions there are, and then numbers alone."""
+        root = self.version(number).root if number < 2 else f"{number:064x}"
+        self.swarm.trainer._link.announce(number, root)
+
+    def lease(self, name: str) -> Lease:
+        return self.swarm.take(name, version=1)
+
+    def honest(self, name: str) -> Submission:
+        return self.world.maker().make(self.lease(name), self.version(1))
+
+    def hand_in(self, name: str, submission: Submission) -> Lease:
+        data = write_rollouts(submission, groups_with_signal(submission))
+        self.swarm.store(key_of(name)).put(submission.lease, data)
+        node = key_of(name).address
+        if node not in self.state.accounts:  # with something to lose
+            self.swarm.book._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
+        return submission.lease
+
+    def judge(self) -> None:
+        self.validator.judge(self.validator.store.waiting(0, 9))
+
+    def settle(self) -> None:
+        """The step is over; votes are given and counted."""
+        for number in (2, 3):
+            self.announce(number)
+        for _ in range(3):
+            self.swarm.book.keep(self.swarm.database)
+            self.juror.work()
+        self.swarm.book.keep(self.swarm.database)
+
+    def challenge(self, who: str, lease: Lease, claim: str, evidence: Path | None = None) -> None:
+        place = f"{lease.step}/{lease.submission}"
+        challenge(self.swarm.url, place, claim, evidence, key_of(who), Console(file=self.said))
+
+    def arbitrate(self) -> Rulings:
+        arbiter = Arbiter(self.run, load(self.run.base_model), gym(), InProcess(gym()))
+        console = Console(file=self.said, width=400)
+        return arbitrate(self.swarm.url, self.run, COORDINATOR, arbiter.judge, console)
+
+    def bundle(self, lease: Lease) -> Path:
+        return self.run.path / "evidence" / bundle_name(lease.step, lease.submission)
+
+    @property
+    def state(self) -> State:
+        return self.swarm.book.look(lambda state: state)
+
+    def outcome(self, lease: Lease) -> str:
+        for batch in self.state.batches:
+            for index, leaf in enumerate(batch.leaves):
+                if (batch.step, leaf.submission) == (lease.step, lease.submission):
+                    return batch.outcomes[index]
+        raise AssertionError(f"{lease} is not on the ledger")
+
+    def slashed(self, name: str) -> int:
+        return self.state.accounts[key_of(name).address].slashed
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+    monkeypatch.setattr(again, "Scorer", InThisProcess)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world("short")
+
+
+@pytest.fixture
+def trial(tmp_path: Path, world: World) -> Iterator[Trial]:
+    changes: dict[str, Any] = {
+        "model": {"source": str(model_dir("short"))},
+        "sampling": SAMPLING["short"],
+        "tasks": [TASKS],
+        "train": {"groups_per_step": 64, "token_budget": 256},
+        "swarm": {"leases": 4, "relays": ["http://127.0.0.1:1"], "store_options": {"secret_access_key": PASSWORD}},
+        "cheaters": [{"attack": "int4"}],
+    }
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", **changes) as swarm:
+        run = make_run(tmp_path / "run", swarm.config)
+        with run.channel().publish(1) as staging:
+            save_file(weights("short")[1], staging / "model.safetensors")
+        swarm.config = swarm.coordinator._config = run.config  # tasks are pinned when a run is prepared
+        policy = load(run.base_model)
+        channel = run.channel()
+
+        def root_of(number: int) -> str | None:
+            version = channel.version(number)
+            return version.root if version else None
+
+        judge = swarm.link(VALIDATOR)
+        judge.join("validator")
+        store = SwarmStore(judge, tmp_path / "fetched", limits_of(run.config, policy.vocab), root_of)
+        checks = Checks(run.config, policy, gym(), InProcess(gym()), root_of)
+        audits, votes = Audits(run.config.audit), Votes(tmp_path / "votes.jsonl")
+        status, metrics = run.status("validator"), run.metrics("validator")
+        validator = Validator(run, channel, store, checks, audits, status, metrics, base_version(run))
+        validator.votes = votes
+        found = Trial(swarm, run, world, validator, votes, Juror(judge, votes, tmp_path / "head.json"), io.StringIO())
+        for number in range(2):
+            found.announce(number)
+        yield found
+
+
+def bad(submission: Submission) -> Submission:
+    """With a false reward, which every judge sees."""
+    reward = submission.rollouts[2].reward
+    assert reward is not None
+    return with_sample(submission, 2, reward=reward + 0.5)
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], None], name: str) -> Path:
+    tree = json.loads(path.read_bytes())
+    change(tree)
+    target = path.with_name(name)
+    target.write_text(json.dumps(tree))
+    return target
+
+
+def test_an_unrelated_bundle_never_slashes_an_honest_node(trial: Trial) -> None:
+    honest = trial.hand_in("victim", trial.honest("victim"))
+    cheat = trial.hand_in("cheat", bad(trial.honest("cheat")))
+    trial.judge()
+    trial.settle()
+    assert (trial.outcome(honest), trial.outcome(cheat)) == ("a", "r")
+    trial.challenge("cheat", honest, "reject", trial.bundle(cheat))
+    assert trial.arbitrate() == Rulings(refuted=1)
+    assert trial.outcome(honest) == "a"
+    assert trial.slashed("victim") == 0
+    assert trial.state.judges[VALIDATOR.address].refuted == 0
+
+
+def test_a_bundle_with_other_thresholds_or_another_lease_never_slashes_an_honest_file(trial: Trial) -> None:
+    honest = trial.hand_in("victim", trial.honest("victim"))
+    cheat = trial.hand_in("cheat", bad(trial.honest("cheat")))
+    trial.judge()
+    trial.settle()
+
+    def strict(tree: dict[str, Any]) -> None:
+        tree["config"]["audit"]["thresholds"]["logprob"] = 0.0
+        tree["finding"] = {"check": "logprobs", "rule": "r", "claimed": 0, "found": 1, "sample": 0}
+
+    def moved(tree: dict[str, Any]) -> None:
+        tree["lease"]["submission"] = honest.submission
+
+    # Under the name that the honest file's own bundle would have: where a validator would have put it.
+    for change, reason in ((strict, "thresholds.logprob"), (moved, "its lease is")):
+        forged = edited(trial.bundle(cheat), change, bundle_name(honest.step, honest.submission))
+        with pytest.raises(RolloutError, match=reason):
+            replay_bundle(_beside_the_coordinators_records(trial, forged), Console(file=trial.said))
+    trial.challenge("cheat", honest, "reject", forged)
+    assert trial.arbitrate() == Rulings(refuted=1)
+    assert (trial.outcome(honest), trial.slashed("victim")) == ("a", 0)
+
+
+def _beside_the_coordinators_records(trial: Trial, bundle: Path) -> Path:
+    """As it lies in a run whose coordinator keeps its records there."""
+    home = trial.run.path / "coordinator"
+    home.mkdir(exist_ok=True)
+    for file in trial.swarm.path.glob("state.db*"):
+        (home / file.name).write_bytes(file.read_bytes())
+    return bundle
+
+
+def test_a_broken_bundle_or_file_blocks_no_other_ruling(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trial.hand_in("a", trial.honest("a"))
+    second = trial.hand_in("b", trial.honest("b"))
+    third = trial.hand_in("c", trial.honest("c"))
+    trial.judge()
+    trial.settle()
+    broken = trial.run.path / "evidence" / bundle_name(first.step, first.submission)
+    broken.parent.mkdir(exist_ok=True)
+    broken.write_bytes(b'{"format": 2, "config": [[[')
+    (trial.run.path / "evidence" / "directory.json").mkdir()
+    for lease in (first, second, third):
+        trial.challenge("a", lease, "reject", broken)
+    real = Arbiter.judge
+
+    def judge(self: Arbiter, path: Path, *rest: Any) -> Finding | None:
+        if path.name == f"{first.submission:04d}.parquet":
+            raise ZeroDivisionError("what a stranger's file did to its reader")
+        return real(self, path, *rest)
+
+    monkeypatch.setattr(Arbiter, "judge", judge)
+    assert trial.arbitrate() == Rulings(refuted=2, left_open=1)
+    assert "left open: ZeroDivisionError" in trial.said.getvalue()
+    assert [trial.outcome(lease) for lease in (first, second, third)] == ["a", "a", "a"]
+
+
+def test_a_challenge_whose_bytes_are_gone_is_left_open(trial: Trial) -> None:
+    lease = trial.hand_in("a", trial.honest("a"))
+    trial.judge()
+    trial.settle()
+    trial.swarm.trainer.forget(before=lease.step + 1)
+    trial.challenge("a", lease, "reject")
+    assert trial.arbitrate() == Rulings(left_open=1)
+    assert "its bytes are not there" in trial.said.getvalue()
+    assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
+
+
+def test_a_true_accusation_is_upheld_without_any_bundle(trial: Trial) -> None:
+    """A validator that accepts without looking is put right by anybody who noticed."""
+    lease = trial.hand_in("cheat", bad(trial.honest("cheat")))
+    other = trial.hand_in("b", trial.honest("b"))
+    (upload,) = [upload for upload in trial.validator.store.waiting(0, 9) if upload.submission == lease.submission]
+    submission, sha256 = trial.validator.store.read(upload)
+    trial.validator._accept(upload, sha256, submission, False, 0.0)
+    trial.judge()
+    trial.settle()
+    assert (trial.outcome(lease), trial.outcome(other)) == ("a", "a")
+    trial.challenge("b", lease, "reject")
+    assert trial.arbitrate() == Rulings(upheld=1)
+    assert trial.outcome(lease) == "r"
+    assert trial.slashed("cheat") > 0
+    assert trial.state.judges[VALIDATOR.address].refuted == 1
+
+
+def test_a_false_reject_is_put_right_for_the_rejected_bytes_are_kept(trial: Trial) -> None:
+    lease = trial.hand_in("a", trial.honest("a"))
+    (upload,) = trial.validator.store.waiting(0, 9)
+    submission, sha256 = trial.validator.store.read(upload)
+    lie = Finding("sampling", "token 0 is the best under the lease's noise", 5, 7, 0)
+    trial.validator._reject(upload, sha256, submission, lie, True, 0.0)
+    trial.settle()
+    assert (trial.outcome(lease), trial.slashed("a") > 0) == ("r", True)
+    trial.challenge("a", lease, "accept")
+    assert trial.arbitrate() == Rulings(upheld=1)
+    assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
+    assert trial.arbitrate() == Rulings(), "what was ruled on is ruled on once"
+
+
+def test_a_bundle_never_holds_a_password_nor_who_plays_the_cheat(trial: Trial) -> None:
+    lease = trial.hand_in("cheat", bad(trial.honest("cheat")))
+    trial.judge()
+    text = trial.bundle(lease).read_text()
+    assert PASSWORD not in text
+    assert "swarm" not in json.loads(text)["config"], "the database's URL may hold a password too"
+    assert "int4" not in text
+    assert PASSWORD in (trial.run.path / "run.json").read_text(), "the run itself needs it"
+    assert (trial.run.path / "run.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_near_a_threshold_is_rejected_and_nobody_is_blamed_or_ruled_against(trial: Trial) -> None:
+    """Else a node that aims at the threshold sets validator and arbiter against each other."""
+    honest = trial.honest("near")
+    allowed = trial.run.config.audit.thresholds.logprob
+    off = [logprob - 1.5 * allowed for logprob in honest.rollouts[0].logprobs]
+    near = trial.hand_in("near", with_sample(honest, 0, logprobs=off))
+    far = trial.honest("far")  # a small fault in front hides no large one
+    both = with_sample(with_sample(far, 0, logprobs=[p - 1.5 * allowed for p in far.rollouts[0].logprobs]), 1)
+    both = with_sample(both, 1, logprobs=[p - 0.5 for p in far.rollouts[1].logprobs])
+    cheat = trial.hand_in("far", both)
+    trial.judge()
+    assert trial.votes.of(near.step, near.submission) == Vote("v", _sha256(trial, near))
+    vote = trial.votes.of(cheat.step, cheat.submission)
+    assert vote is not None
+    assert vote.letter == "r"
+    assert read_bundle(trial.bundle(cheat)).finding.check == "logprobs"
+    assert trial.validator.strikes == {key_of("far").address: 1}
+    trial.settle()
+    assert (trial.outcome(near), trial.outcome(cheat)) == ("v", "r")
+    trial.challenge("far", near, "reject")
+    assert trial.arbitrate() == Rulings(left_open=1)
+
+
+def _sha256(trial: Trial, lease: Lease) -> str:
+    told = trial.swarm.link(key_of("x")).get(f"/v1/submissions/{lease.step}/{lease.submission}")
+    return str(told["sha256"])
+
+
+def test_rejected_bytes_go_when_the_window_is_over_or_the_budget_is_spent(trial: Trial) -> None:
+    leases = [trial.hand_in(name, bad(trial.honest(name))) for name in ("a", "b")]
+    trial.judge()
+
+    def sizes() -> list[int]:
+        return sorted(path.stat().st_size for path in (trial.swarm.path / "uploads").rglob("*.parquet"))
+
+    assert len(sizes()) == 2
+    assert trial.swarm.book.first_open() == 0
+    ask = trial.swarm.database.ask
+    assert ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()))) == []
+    assert len(ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()) - 1))) == 1
+    trial.settle()
+    assert trial.swarm.book.first_open() == leases[0].step
+    assert ask(lambda db: drop_rejected(db, 1, leases[0].step, 1 << 30)) == []
+    assert len(ask(lambda db: drop_rejected(db, 1, leases[0].step + 1, 1 << 30))) == 1
