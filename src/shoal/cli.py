@@ -14,6 +14,7 @@ from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_w
 
 if TYPE_CHECKING:
     from shoal.config import RunConfig
+    from shoal.keys import Key
     from shoal.ledger.record import Record
     from shoal.rundir import RunDir
 
@@ -780,21 +781,85 @@ def ledger_challenge(
     challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
 
 
-@ledger.command("withdraw")
-def ledger_withdraw(
-    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
-    key: NodeKey = None,
-) -> None:
-    """Take out what this machine has earned and no challenge can void any more.
+LedgerJoin = Annotated[str, typer.Option("--join", metavar="URL", help="The run's coordinator.")]
+LedgerRun = Annotated[
+    Path | None,
+    typer.Option("--run", help="Instead, where the ledger is a contract: a directory of the run, as a node has one."),
+]
+Credits = Annotated[int | None, typer.Argument(metavar="AMOUNT", min=1, help="Credits; all that there are by default.")]
 
-    A contract pays it to the key's address, which pays the gas. From a file, it is noted as paid out, and the run's
-    owner pays.
-    """
+
+def _own_key(path: Path | None) -> "Key":
     from shoal.keys import Key
-    from shoal.swarm.challenge import withdraw
     from shoal.swarm.identity import default_key
 
-    withdraw(join, Key.load(key or default_key()), console)
+    return Key.load(path or default_key())
+
+
+@ledger.command("withdraw")
+def ledger_withdraw(join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
+    """Take out what this machine has earned and no challenge can void any more, and stake that has left.
+
+    A contract pays it to the key's address, which pays the gas; with --run also when the coordinator is gone. From a
+    file, it is noted as paid out, and the run's owner pays.
+    """
+    from shoal.swarm.account import withdraw
+
+    withdraw(join, run, _own_key(key), console)
+
+
+@ledger.command("stake")
+def ledger_stake(amount: Credits = None, join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
+    """Stake what this machine has earned: it then holds more leases."""
+    from shoal.swarm.account import stake
+
+    stake(join, run, _own_key(key), amount, console)
+
+
+@ledger.command("unbond")
+def ledger_unbond(amount: Credits = None, join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
+    """Have stake leave: it can be withdrawn once nothing that was handed in can be challenged any more."""
+    from shoal.swarm.account import unbond
+
+    unbond(join, run, _own_key(key), amount, console)
+
+
+@ledger.command("deposit")
+def ledger_deposit(
+    amount: Annotated[int, typer.Argument(min=1, help="Credits; wei on a chain.")],
+    node: Annotated[str | None, typer.Option(help="Whose stake; the key's own if not given.")] = None,
+    join: LedgerJoin = "",
+    run: LedgerRun = None,
+    key: NodeKey = None,
+) -> None:
+    """Pay stake in. Into a file, the owner enters what it was paid, with the coordinator's key."""
+    from shoal.swarm.account import deposit
+
+    deposit(join, run, _own_key(key), amount, node, console)
+
+
+@ledger.command("refund")
+def ledger_refund(join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
+    """Take out your share of what is left of a treasury that you funded, once the ledger is finished."""
+    from shoal.swarm.account import refund
+
+    refund(join, run, _own_key(key), console)
+
+
+@ledger.command("advance")
+def ledger_advance(
+    join: LedgerJoin = "",
+    run: LedgerRun = None,
+    key: NodeKey = None,
+    close: Annotated[bool, typer.Option("--close", help="Also close the ledger, if that is due.")] = False,
+) -> None:
+    """Move on a contract whose coordinator is gone: settle what is overdue, and move its clock by a step.
+
+    Anybody may, once the clock has stood still for ledger.stall seconds; then stake and pay come free as in the run.
+    """
+    from shoal.swarm.account import advance
+
+    advance(join, run, _own_key(key), close, console)
 
 
 @ledger.command("arbitrate")

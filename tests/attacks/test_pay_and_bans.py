@@ -11,7 +11,7 @@ from shoal.config import PLANTS
 from shoal.errors import AwayError, BannedError, ConfigError
 from shoal.ledger.acts import Deposit, Unbond
 from shoal.ledger.state import State
-from shoal.swarm.challenge import withdraw
+from shoal.swarm.account import withdraw
 from shoal.swarm.commands import open_coordinator
 from shoal.swarm.history import access
 from shoal.swarm.juror import Juror
@@ -223,7 +223,7 @@ def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
         assert judges[0].juror.finish(lambda: None, lambda _text: None)
         keep(world)
         for key in (worker, VALIDATOR):
-            withdraw(world.url, key, Console(quiet=True))
+            withdraw(world.url, None, key, Console(quiet=True))
         found = history(world)
         paid = {address: account.paid for address, account in found.accounts.items()}
         assert paid[worker.address] == staked + 3 * TOKENS
@@ -239,3 +239,19 @@ def test_a_run_whose_ledger_is_closed_never_goes_on_unpaid(tmp_path: Path) -> No
         database.ask(lambda db: remember_end(db, 3))
     with pytest.raises(ConfigError, match="it was over after 3 and its ledger is closed"):
         open_coordinator(make_config(steps=4), tmp_path)
+
+
+def test_a_node_that_was_banned_is_never_kept_from_what_it_had_earned(tmp_path: Path) -> None:
+    worker = key_of("worker")
+    with several(tmp_path, 1, steps=3) as (world, judges):
+        for version in range(3):
+            hand_in(world, version, judges)
+        judges[0].store.ban(worker.address, "2 files rejected")
+        announce(world, 3)
+        keep(world)
+        assert judges[0].juror.finish(lambda: None, lambda _text: None)
+        keep(world)
+        with pytest.raises(BannedError):
+            world.lease("worker")
+        withdraw(world.url, None, worker, Console(quiet=True))
+        assert history(world).accounts[worker.address].paid == 3 * TOKENS

@@ -21,9 +21,10 @@ from shoal.ledger.rpc import ChainError, NoGasError
 from shoal.ledger.state import State
 from shoal.rundir import RunDir
 from shoal.swarm import book, history
+from shoal.swarm.account import withdraw
 from shoal.swarm.ask import _ledger_says
 from shoal.swarm.book import Book
-from shoal.swarm.challenge import Rulings, arbitrate, challenge, withdraw
+from shoal.swarm.challenge import Rulings, arbitrate, challenge
 from shoal.swarm.history import record_at
 from shoal.swarm.juror import Juror
 from shoal.swarm.purses import show_gas
@@ -341,11 +342,11 @@ def test_a_node_takes_out_what_the_contract_owes_it(chain: Anvil, world: World, 
     run_a_step(world, votes, juror)
     chain.enrich(GOOD)
     with pytest.raises(LedgerError, match="short"):
-        withdraw(world.url, key_of("good"), Console(quiet=True))
+        withdraw(world.url, None, key_of("good"), Console(quiet=True))
     for number in range(3, 3 + 2 * world.config.ledger.window):
         announce(world, number)
     keep(world)
-    assert f"{TOKENS} credits paid out" in said(partial(withdraw, world.url, key_of("good")))
+    assert f"{TOKENS} credits paid out" in said(partial(withdraw, world.url, None, key_of("good")))
     assert folded(world).accounts[GOOD].paid == TOKENS
 
 

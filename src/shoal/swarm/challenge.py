@@ -1,4 +1,4 @@
-"""What people say on the ledger by hand: that a verdict is wrong, how the arbiter rules on it, what is to be paid out.
+"""What people say on the ledger by hand about verdicts: that one is wrong, and how the arbiter rules on it.
 
 Anyone who has joined may challenge a verdict. The arbiter judges the file itself, by nothing that the challenger or a
 validator wrote: the bytes are those whose hash is on the ledger, the lease is the one that the coordinator signed, the
@@ -6,7 +6,6 @@ config is the run's. What a challenge names as evidence is for people to read.
 """
 
 import hashlib
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from rich.console import Console
 from shoal.errors import LedgerError, RolloutError, ShoalError
 from shoal.files import sha256_file, write_whole
 from shoal.keys import Key
-from shoal.ledger.acts import NO_HASH, Challenge, Leaf, Rule, Withdraw
+from shoal.ledger.acts import NO_HASH, Challenge, Leaf, Rule
 from shoal.ledger.commands import OUTCOMES
-from shoal.ledger.state import Batch, State
+from shoal.ledger.state import Batch
 from shoal.rollout.bounds import MAX_BYTES
 from shoal.rollout.lease import Lease
 from shoal.rundir import DECIDES_NO_VERDICT, RunDir, changes
@@ -59,20 +58,6 @@ def challenge(join: str, submission: str, claim: str, evidence: Path | None, key
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
     raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
-
-
-def withdraw(join: str, key: Key, console: Console) -> None:
-    """Takes out what the key's address has earned for good, and what of its stake has left."""
-    with Link(trusted(join), key, ASK_S) as link:
-        ledger = access(link)
-        before = _paid(ledger.catch_up(), key.address)
-        ledger.say(Withdraw(id=secrets.token_hex(8)))
-        paid = _paid(ledger.catch_up(), key.address) - before
-        console.print(f"{paid:,} credits paid out to {key.address}", highlight=False)
-
-
-def _paid(state: State, address: str) -> int:
-    return state.accounts[address].paid if address in state.accounts else 0
 
 
 @dataclass(slots=True)

@@ -86,17 +86,17 @@ class OnChain:
 
 
 def _contract(link: Link, home: Path | None) -> "EvmLedger":
-    from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, way_to
+    from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, has_own_way
     from shoal.ledger.evm import EvmLedger
     from shoal.ledger.rpc import MOST_FEE
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
-    if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
+    if not has_own_way() and distance_to(wanted.rpc) < distance_to(url):
         raise LedgerError(
             f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
             f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
         )
-    most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
+    most_fee = None if has_own_way() else MOST_FEE
     chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
     return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
