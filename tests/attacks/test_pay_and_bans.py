@@ -222,6 +222,8 @@ def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
         keep(world)
         assert judges[0].juror.finish(lambda: None, lambda _text: None)
         keep(world)
+        world.stop()
+        world.start()  # a coordinator serves a run that is over, so that people have what is theirs
         for key in (worker, VALIDATOR):
             withdraw(world.url, None, key, Console(quiet=True))
         found = history(world)
