@@ -33,6 +33,7 @@ from shoal.rollout.lease import Lease
 from shoal.rollout.record import Limits, Rollout, Submission
 from shoal.tasks.gym import ReasoningGym
 from shoal.validate.finding import Finding, Verdict
+from tests.runs import CONFIG, Runs
 
 # A busy machine is no failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
@@ -71,6 +72,23 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_policy(tiny_dir: Path) -> Policy:
     return load(tiny_dir)
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed, to compare others with; its config and its cache of models are beside it."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "config.toml").write_text(CONFIG)
+    with Runs(folder / "cache") as runs:
+        ended = runs.start(folder / "config.toml", folder / "calm").wait(400)
+    assert ended == 0, (folder / "calm.log").read_text()[-3000:]
+    return folder / "calm"
+
+
+@pytest.fixture
+def runs(calm: Path) -> Iterator[Runs]:
+    with Runs(calm.parent / "cache") as runs:
+        yield runs
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..faults.test_kills import CONFIG
+from ..runs import CONFIG
 
 
 def own_network() -> list[str]:
@@ -29,7 +29,7 @@ def test_a_machine_that_knows_a_join_line_has_a_file_accepted_over_tls(tmp_path:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["accepted"] >= 1, f"{found['run']}\n{found['worker']}"
-    assert found["worker"].count("joined run kills") == 1
+    assert found["worker"].count("joined run small") == 1
     assert "Traceback" not in found["worker"]
     assert found["key_mode"] == "0o600"
     assert found["url"].startswith("https://")

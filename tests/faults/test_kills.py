@@ -4,9 +4,7 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from shoal.keys import Key
 from shoal.rundir import open_run
 from shoal.swarm.member import key_path
 from shoal.swarm.past import HOME, UPLOADS
-from shoal.watch.metrics import read_steps
 from shoal.watch.status import read_status
 from tests.faults.checks import Checker, People, read_lineage
+from tests.runs import STEPS, Runs, reward_at
 
 # There are two workers.
 KILLS = {
@@ -31,66 +29,8 @@ KILLS = {
     "relay": 2,
 }
 SUPERVISOR_KILLS = 3
-STEPS = 120
-ASYNC_LEVEL = 2
-CONFIG = f"""
-name = "kills"
-steps = {STEPS}
-async_level = {ASYNC_LEVEL}
-
-[[tasks]]
-source = "reasoning-gym/spell_backward"
-options = {{ min_word_len = 3, max_word_len = 4 }}
-binary = false
-
-[model.tiny]
-hidden = 64
-layers = 2
-warm_steps = 60
-
-[sampling]
-group_size = 8
-max_new_tokens = 8
-max_prompt_tokens = 64
-
-[train]
-groups_per_step = 12
-lr = 1e-4
-warmup_steps = 5
-old_logprobs = "sampled"
-checkpoint_every = 2
-
-[train.loss]
-kl_coef = 0.0
-
-[workers]
-count = 2
-groups_per_submission = 4
-
-[eval]
-tasks = 32
-every = 60
-"""
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("kills")
-    path = folder / "kills.toml"
-    path.write_text(CONFIG)
-    before = os.environ.get("SHOAL_CACHE")
-    os.environ["SHOAL_CACHE"] = str(folder / "cache")
-    yield path
-    if before is None:
-        del os.environ["SHOAL_CACHE"]
-    else:
-        os.environ["SHOAL_CACHE"] = before
-
-
-def start(config: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "shoal", "run", str(config), "--out", str(out)]
-    with (config.parent / f"{out.name}.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+# A busy machine is no failure: there a role takes a minute to start.
+START_S = 180.0
 
 
 def role_pids(out: Path) -> dict[str, int]:
@@ -105,13 +45,8 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def final_reward(out: Path) -> float:
-    rewards = [float(entry["reward"]) for entry in read_steps(out / "metrics" / "trainer.jsonl", "step")]
-    return sum(rewards[-10:]) / 10
-
-
 def wait_for(out: Path, roles: set[str], run: subprocess.Popen[bytes]) -> dict[str, int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + START_S
     while not roles <= (pids := role_pids(out)).keys() or not all(alive(pid) for pid in pids.values()):
         assert run.poll() is None, "the run ended before it was killed often enough"
         assert time.monotonic() < deadline, f"{roles} did not come up; there are {pids}"
@@ -127,13 +62,10 @@ def gone_within(pids: list[int], seconds: float) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(config: Path) -> None:
-    calm = config.parent / "calm"
-    assert start(config, calm).wait(400) == 0
-
-    out = config.parent / "killed"
+def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(calm: Path, runs: Runs) -> None:
+    config, out = calm.parent / "config.toml", calm.parent / "killed"
     rng = random.Random(7)
-    run = start(config, out)
+    run = runs.start(config, out)
     victims = [role for role, count in KILLS.items() for _ in range(count)] + SUPERVISOR_KILLS * ["supervisor"]
     rng.shuffle(victims)
     for victim in victims:
@@ -150,24 +82,24 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
             run.kill()
             run.wait()
             assert gone_within(list(pids.values()), 10), "a role outlived its supervisor"
-            run = start(config, out)
+            run = runs.start(config, out)
         else:
             os.kill(pids[victim], signal.SIGKILL)
-    assert run.wait(500) == 0, (config.parent / "killed.log").read_text()[-3000:]
+    assert run.wait(500) == 0, (calm.parent / "killed.log").read_text()[-3000:]
     used = read_lineage(out / "checkpoints")
     assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
     known = {name: Key.load(key_path(out, name)).address for name in ("trainer", "validator", "worker-0", "worker-1")}
     honest = frozenset([known["worker-0"], known["worker-1"]])
     people = People(known["trainer"], frozenset([known["validator"]]), honest)
     assert Checker(open_run(out), out / HOME / UPLOADS, people).faults() == []
-    # Rewards of ten steps of 96 samples and more: the standard error of their mean is about 0.02.
-    assert abs(final_reward(out) - final_reward(calm)) < 0.12
+    assert abs(reward_at(out, STEPS) - reward_at(calm, STEPS)) < 0.12
 
 
-def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> None:
-    out = config.parent / "interrupted"
-    run = start(config, out)
-    deadline = time.monotonic() + 120
+@pytest.mark.timeout(900)
+def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: Runs) -> None:
+    config, out = calm.parent / "config.toml", calm.parent / "interrupted"
+    run = runs.start(config, out)
+    deadline = time.monotonic() + START_S
     while not list((out / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     pids = list(role_pids(out).values())
@@ -175,12 +107,12 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(config: Path) -> N
     run.send_signal(signal.SIGINT)
     assert run.wait(30) != 0
     assert gone_within(pids, 1), "a role was left behind"
-    log = (config.parent / "interrupted.log").read_text()
+    log = (calm.parent / "interrupted.log").read_text()
     assert "stopped by SIGINT; the same command goes on from the last step" in log
     assert "Traceback" not in log
 
-    run = start(config, out)
-    deadline = time.monotonic() + 120
+    run = runs.start(config, out)
+    deadline = time.monotonic() + START_S
     notes = ""
     while "going on with step" not in notes and time.monotonic() < deadline:
         time.sleep(0.1)

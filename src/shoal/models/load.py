@@ -21,6 +21,7 @@ from shoal.errors import ModelError
 from shoal.files import parse_json
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
+from shoal.models.foreign import check_foreign_model
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -189,6 +190,7 @@ def _check_files(directory: Path) -> None:
             f"model {directory}: no *.safetensors there, {found}; save the model again with save_pretrained and "
             "safe_serialization=True"
         )
+    check_foreign_model(directory)
 
 
 def _first_line(error: Exception) -> str:

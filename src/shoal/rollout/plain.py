@@ -23,7 +23,12 @@ class PlainEngine:
 
     def __init__(self, directory: Path, like: Policy, dtype: str, temperature: float) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype=DTYPES[dtype], attn_implementation="sdpa"
+            directory,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=DTYPES[dtype],
+            attn_implementation="sdpa",
         )
         self._policy = Policy(model.eval(), like.tokenizer, like.eos_ids)
         self._temperature = temperature
