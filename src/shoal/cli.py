@@ -3,6 +3,8 @@
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -14,9 +16,9 @@ from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_w
 
 if TYPE_CHECKING:
     from shoal.config import RunConfig
-    from shoal.keys import Key
     from shoal.ledger.record import Record
     from shoal.rundir import RunDir
+    from shoal.swarm.credits import Teller
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models over machines that nobody has to trust.\n\n"
@@ -679,11 +681,35 @@ def identity_forget(
     forget_coordinator(url, console)
 
 
-ledger = typer.Typer(help="Check, read or copy a run's ledger: who joined, did what, judged it, earned and lost.")
+ledger = typer.Typer(help="A run's ledger: check or read it, object to a verdict, pay credits in and take them out.")
 app.add_typer(ledger, name="ledger", no_args_is_help=True)
 LedgerOf = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, a ledger.db or an export.")]
 AnyLedger = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, a ledger.db, an export, or a coordinator's URL.")
+]
+
+Amount = Annotated[int, typer.Argument(metavar="AMOUNT", min=1, help="Credits; on a chain, wei.")]
+LedgerJoin = Annotated[
+    str | None, typer.Option("--join", metavar="URL", help="The run's coordinator, which says where the ledger is.")
+]
+LedgerRun = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="DIR|NAME",
+        help="Without the coordinator: the directory of the run, or of this machine's part in it; with --contract, "
+        "the run's name.",
+    ),
+]
+Rpc = Annotated[str | None, typer.Option("--rpc", metavar="URL", help="Without the coordinator: a node of the chain.")]
+Contract = Annotated[
+    str | None, typer.Option("--contract", metavar="0x...", help="Without the coordinator: the contract's address.")
+]
+Created = Annotated[
+    str | None, typer.Option("--created", metavar="0x...", help="With --contract: the transaction that created it.")
+]
+CreditsKey = Annotated[
+    Path | None, typer.Option("--key", help="Key to sign with; this machine's own (shoal identity) if not given.")
 ]
 
 
@@ -781,85 +807,140 @@ def ledger_challenge(
     challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
 
 
-LedgerJoin = Annotated[str, typer.Option("--join", metavar="URL", help="The run's coordinator.")]
-LedgerRun = Annotated[
-    Path | None,
-    typer.Option("--run", help="Instead, where the ledger is a contract: a directory of the run, as a node has one."),
-]
-Credits = Annotated[int | None, typer.Argument(metavar="AMOUNT", min=1, help="Credits; all that there are by default.")]
-
-
-def _own_key(path: Path | None) -> "Key":
+@contextmanager
+def _teller(
+    join: str | None, run: str | None, rpc: str | None, contract: str | None, created: str | None, key: Path | None
+) -> "Iterator[Teller]":
+    """A person's hand on the ledger that these options name."""
     from shoal.keys import Key
+    from shoal.swarm.credits import teller
     from shoal.swarm.identity import default_key
+    from shoal.swarm.reach_ledger import Where
 
-    return Key.load(path or default_key())
-
-
-@ledger.command("withdraw")
-def ledger_withdraw(join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
-    """Take out what this machine has earned and no challenge can void any more, and stake that has left.
-
-    A contract pays it to the key's address, which pays the gas; with --run also when the coordinator is gone. From a
-    file, it is noted as paid out, and the run's owner pays.
-    """
-    from shoal.swarm.account import withdraw
-
-    withdraw(join, run, _own_key(key), console)
+    with teller(Where(join, run, rpc, contract, created), Key.load(key or default_key()), console) as found:
+        yield found
 
 
 @ledger.command("stake")
-def ledger_stake(amount: Credits = None, join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
-    """Stake what this machine has earned: it then holds more leases."""
-    from shoal.swarm.account import stake
-
-    stake(join, run, _own_key(key), amount, console)
-
-
-@ledger.command("unbond")
-def ledger_unbond(amount: Credits = None, join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
-    """Have stake leave: it can be withdrawn once nothing that was handed in can be challenged any more."""
-    from shoal.swarm.account import unbond
-
-    unbond(join, run, _own_key(key), amount, console)
+def ledger_stake(
+    amount: Amount,
+    join: LedgerJoin = None,
+    run: LedgerRun = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+) -> None:
+    """Pay in what this machine has earned, as stake: for each ledger.stake_per_lease of it, one more lease."""
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.stake(amount)
 
 
 @ledger.command("deposit")
 def ledger_deposit(
-    amount: Annotated[int, typer.Argument(min=1, help="Credits; wei on a chain.")],
-    node: Annotated[str | None, typer.Option(help="Whose stake; the key's own if not given.")] = None,
-    join: LedgerJoin = "",
+    amount: Amount,
+    join: LedgerJoin = None,
     run: LedgerRun = None,
-    key: NodeKey = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Whose stake it is; the key's own if not given.")
+    ] = None,
 ) -> None:
-    """Pay stake in. Into a file, the owner enters what it was paid, with the coordinator's key."""
-    from shoal.swarm.account import deposit
+    """Pay in stake: into a contract wei of the key's address.
 
-    deposit(join, run, _own_key(key), amount, node, console)
+    In a ledger that is a file only the coordinator says what was paid in: pay the run's owner, who then runs
+    shoal ledger deposit AMOUNT --node ADDRESS --join URL --key RUN/keys/coordinator.key.
+    """
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.deposit(amount, node)
 
 
-@ledger.command("refund")
-def ledger_refund(join: LedgerJoin = "", run: LedgerRun = None, key: NodeKey = None) -> None:
-    """Take out your share of what is left of a treasury that you funded, once the ledger is finished."""
-    from shoal.swarm.account import refund
+@ledger.command("unbond")
+def ledger_unbond(
+    amount: Annotated[
+        int | None, typer.Argument(metavar="AMOUNT", min=1, help="Credits, or wei; all stake if not given.")
+    ] = None,
+    join: LedgerJoin = None,
+    run: LedgerRun = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+) -> None:
+    """Let stake leave. It can be withdrawn once all that the node handed in before is beyond challenge."""
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.unbond(amount)
 
-    refund(join, run, _own_key(key), console)
+
+@ledger.command("withdraw")
+def ledger_withdraw(
+    join: LedgerJoin = None,
+    run: LedgerRun = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+) -> None:
+    """Take out what this machine has earned and no challenge can void any more, and what of its stake has left.
+
+    A contract pays it to the key's address, which pays the gas. From a file, it is noted as paid out, and the run's
+    owner pays.
+    """
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.withdraw()
 
 
 @ledger.command("advance")
 def ledger_advance(
-    join: LedgerJoin = "",
+    join: LedgerJoin = None,
     run: LedgerRun = None,
-    key: NodeKey = None,
-    close: Annotated[bool, typer.Option("--close", help="Also close the ledger, if that is due.")] = False,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
 ) -> None:
-    """Move on a contract whose coordinator is gone: settle what is overdue, and move its clock by a step.
+    """Move the clock of a contract on by a step, whose coordinator did not for ledger.stall seconds; for anybody.
 
-    Anybody may, once the clock has stood still for ledger.stall seconds; then stake and pay come free as in the run.
+    Settles what validators had long enough for, too. Locks and stake that leaves are counted in steps: come again
+    until they are over. Of a ledger that is a file, the coordinator alone moves the clock.
     """
-    from shoal.swarm.account import advance
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.advance()
 
-    advance(join, run, _own_key(key), close, console)
+
+@ledger.command("close")
+def ledger_close(
+    join: LedgerJoin = None,
+    run: LedgerRun = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+) -> None:
+    """End a ledger, so that what is left of its treasury can be refunded.
+
+    For the coordinator, which does it by itself at the end of a run; for anybody once others have moved a contract's
+    clock for as many steps as stake takes to leave.
+    """
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.close()
+
+
+@ledger.command("refund")
+def ledger_refund(
+    join: LedgerJoin = None,
+    run: LedgerRun = None,
+    rpc: Rpc = None,
+    contract: Contract = None,
+    created: Created = None,
+    key: CreditsKey = None,
+) -> None:
+    """Take out this key's share of what is left of the treasury, if it funded it and the ledger is over."""
+    with _teller(join, run, rpc, contract, created, key) as own:
+        own.refund()
 
 
 @ledger.command("arbitrate")
@@ -937,9 +1018,11 @@ def _mute(descriptor: int) -> None:
 
 
 def _refuse(error: ShoalError, code: int = EXIT_REFUSED) -> NoReturn:
-    say_last_words(str(error))
+    # A stranger's run card may be quoted: no terminal escapes.
+    said = "".join(char if char.isprintable() or char == "\n" else " " for char in str(error))
+    say_last_words(said)
     try:
-        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         sys.stderr.flush()
     except OSError:
         _mute(2)

@@ -4,25 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from shoal.bench.anvil import Anvil
-from shoal.errors import LedgerError
-from shoal.files import write_whole
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
-from shoal.ledger.chain import TamperedError
-from shoal.ledger.deployed import OWN_RPC, Deployed
 from shoal.ledger.evm import EvmLedger
-from shoal.ledger.record import CONTRACT_FILE
-from shoal.rundir import write_run_file
-from shoal.swarm import account
 
 from ..conftest import chain_or_skip
-from ..coordinator.world import make_config
 from ..ledger.world import (
     COORDINATOR,
     KEYS,
-    LINKS,
     NODES,
     STRANGER,
     VALIDATORS,
@@ -81,36 +71,6 @@ def test_a_coordinator_that_stops_keeps_nobodys_stake_or_pay(chain: Anvil, tmp_p
     share = (before.treasury - 50) * 3 // 4  # it brought in three of four; what a reject took goes to nobody
     assert ledger.totals().paid_out - before.paid_out == share
     ledger.check()
-
-
-def test_a_coordinator_that_is_gone_and_hid_its_files_keeps_nobodys_money(
-    chain: Anvil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the commands that people have, out of a directory of the run, and although nobody can read the log."""
-    ledger = evm_ledger(chain, tmp_path)
-    court = Court(ledger)
-    court.begin()
-    court.judged([leaf(0)], "a")
-    rpc, where = ledger.chain, ledger._contract
-    call = [court.batch, 0, b"\1" * 32, 1, bytes.fromhex(LINKS[1]), bytes(32)]  # and no submissions behind it
-    rpc.send(COORDINATOR, "work", {"to": where.address, "data": where.encode_abi("work", call)})
-    with pytest.raises(TamperedError, match="has kept them to itself"):
-        EvmLedger.at(rpc, ledger.address, ledger.created, ledger.run)
-    run, quiet = tmp_path / "run", Console(quiet=True)
-    write_run_file(run, make_config(), 0.0)
-    known = Deployed(run="test", chain=rpc.id, contract=ledger.address, created=ledger.created, rpc=chain.url)
-    write_whole(run / CONTRACT_FILE, known.model_dump_json().encode())
-    with pytest.raises(LedgerError, match="inside this machine's own network"):
-        account.withdraw("", run, NODES[0], quiet)
-    monkeypatch.setenv(OWN_RPC, chain.url)
-    account.unbond("", run, NODES[0], None, quiet)
-    for _ in range(6):
-        chain.ask("evm_increaseTime", STALL_S)
-        chain.ask("evm_mine")
-        account.advance("", run, NODES[0], False, quiet)
-    before = ledger.totals().paid_out
-    account.withdraw("", run, NODES[0], quiet)
-    assert ledger.totals().paid_out - before == 1000 + 20
 
 
 def test_the_owner_cannot_take_the_treasury_from_under_accepted_work(chain: Anvil, tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from shoal.config import PLANTS
 from shoal.errors import AwayError, BannedError, ConfigError
 from shoal.ledger.acts import Deposit, Unbond
 from shoal.ledger.state import State
-from shoal.swarm.account import withdraw
 from shoal.swarm.commands import open_coordinator
+from shoal.swarm.credits import teller
 from shoal.swarm.history import access
 from shoal.swarm.juror import Juror
 from shoal.swarm.outbox import remember_end
 from shoal.swarm.patience import Patience
+from shoal.swarm.reach_ledger import Where
 from shoal.swarm.store import SwarmStore
 from shoal.validate.finding import Finding, Verdict
 from shoal.validate.votes import Vote, Votes
@@ -222,10 +223,9 @@ def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
         keep(world)
         assert judges[0].juror.finish(lambda: None, lambda _text: None)
         keep(world)
-        world.stop()
-        world.start()  # a coordinator serves a run that is over, so that people have what is theirs
         for key in (worker, VALIDATOR):
-            withdraw(world.url, None, key, Console(quiet=True))
+            with teller(Where(join=world.url), key, Console(quiet=True)) as own:
+                own.withdraw()
         found = history(world)
         paid = {address: account.paid for address, account in found.accounts.items()}
         assert paid[worker.address] == staked + 3 * TOKENS
@@ -255,5 +255,6 @@ def test_a_node_that_was_banned_is_never_kept_from_what_it_had_earned(tmp_path: 
         keep(world)
         with pytest.raises(BannedError):
             world.lease("worker")
-        withdraw(world.url, None, worker, Console(quiet=True))
+        with teller(Where(join=world.url), worker, Console(quiet=True)) as own:
+            own.withdraw()
         assert history(world).accounts[worker.address].paid == 3 * TOKENS

@@ -21,13 +21,14 @@ from shoal.ledger.rpc import ChainError, NoGasError
 from shoal.ledger.state import State
 from shoal.rundir import RunDir
 from shoal.swarm import book, history
-from shoal.swarm.account import withdraw
 from shoal.swarm.ask import _ledger_says
 from shoal.swarm.book import Book
 from shoal.swarm.challenge import Rulings, arbitrate, challenge
+from shoal.swarm.credits import teller
 from shoal.swarm.history import record_at
 from shoal.swarm.juror import Juror
 from shoal.swarm.purses import show_gas
+from shoal.swarm.reach_ledger import Where
 from shoal.swarm.refusal import Refusal
 from shoal.swarm.terms import Terms
 from shoal.validate.finding import Verdict
@@ -341,12 +342,17 @@ def test_why_says_what_the_contract_has(world: World, votes: Votes, juror: Juror
 def test_a_node_takes_out_what_the_contract_owes_it(chain: Anvil, world: World, votes: Votes, juror: Juror) -> None:
     run_a_step(world, votes, juror)
     chain.enrich(GOOD)
-    with pytest.raises(LedgerError, match="short"):
-        withdraw(world.url, None, key_of("good"), Console(quiet=True))
+
+    def withdraw(console: Console) -> None:
+        with teller(Where(join=world.url), key_of("good"), console) as own:
+            own.withdraw()
+
+    with pytest.raises(LedgerError, match="nothing can be paid out; 40 locked, 0 leaving"):
+        withdraw(Console(quiet=True))
     for number in range(3, 3 + 2 * world.config.ledger.window):
         announce(world, number)
     keep(world)
-    assert f"{TOKENS} credits paid out" in said(partial(withdraw, world.url, None, key_of("good")))
+    assert f"{TOKENS} wei paid out" in said(withdraw)
     assert folded(world).accounts[GOOD].paid == TOKENS
 
 

@@ -1,5 +1,6 @@
 """What people type."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.export import export, read_file, verify_file
 
 from .test_tamper import fill
-from .world import COORDINATOR, EVIDENCE, NODES, RUN, STRANGER, VALIDATORS, sqlite_ledger
+from .world import ARBITER, COORDINATOR, EVIDENCE, NODES, RUN, STRANGER, VALIDATORS, Court, leaf, sqlite_ledger
 
 
 @pytest.fixture
@@ -95,6 +96,24 @@ def test_show_earnings_and_node_say_what_happened(run: Path) -> None:
     assert "standing 67" in shoal("node", VALIDATORS[0].address, run)
     with pytest.raises(LedgerError, match="no node of this ledger begins so"):
         shoal("node", "0x" + "11" * 20, run)
+
+
+def test_a_cheater_of_whose_files_none_was_accepted_is_shown_without_an_account(tmp_path: Path) -> None:
+    ledger = sqlite_ledger(tmp_path)
+    court = Court(ledger)
+    court.begin()
+    court.judged([leaf(0), leaf(1, STRANGER), leaf(2, ARBITER)], "arv")
+    assert STRANGER.address not in ledger.state.accounts
+    assert re.search(rf"{short(checksummed(STRANGER.address))} .* 0 +0 +1 .*no account", shoal("earnings", tmp_path))
+    court.judged([leaf(3, STRANGER)], "r")
+    ledger.close()
+    earned = shoal("earnings", tmp_path)
+    assert re.search(rf"{short(checksummed(STRANGER.address))} .* 0 +0 +2 +0 +0 +0 banned", earned)
+    assert re.search(rf"{short(checksummed(ARBITER.address))} .* no account", earned)
+    history = shoal("node", STRANGER.address[:10], tmp_path)
+    assert "there was nothing to slash" in history
+    assert "slashed 0, voided 0, rejects 2" in history
+    assert "0/3 rejected" in history
 
 
 def test_explain_says_who_judged_a_submission_with_which_evidence(run: Path) -> None:

@@ -125,15 +125,15 @@ def planters(state: State, acts: Iterable[Act]) -> set[str]:
 
 
 def earnings_table(state: State, left_out: Collection[str] = ()) -> Table:
-    """A row a node that handed something in or has stake: the final table of a run."""
+    """One row per node that handed something in or has stake, also one that never came to have an account."""
     title = f"{state.run}: who earned what"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
     for column in ("tokens", "accepted", "files", "bad", "earned", "locked", "slashed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    accounts = sorted(state.accounts.values(), key=lambda account: -account.tokens_accepted)
-    for account in accounts:
+    accounts = [*state.accounts.values(), *without_account(state).values()]
+    for account in sorted(accounts, key=lambda account: -account.tokens_accepted):
         if account.address not in left_out and (account.submitted or account.stake or account.slashed):
             table.add_row(*_row(state, account))
     table.caption = f"treasury {state.treasury:,}, held until challenges end {state.held.total:,}"
@@ -147,26 +147,49 @@ def _row(state: State, account: Account) -> Iterator[str]:
     numbers = (account.tokens, account.tokens_accepted, account.accepted, account.offences)
     credits_ = (account.earned_ever - account.voided, has.locked, account.slashed)
     name = short(checksummed(account.address))
-    return iter((name, *(f"{n:,}" for n in (*numbers, *credits_)), status(state, account)))
+    return iter((name, *(f"{n:,}" for n in (*numbers, *credits_)), _status(state, account)))
 
 
-def _meant(state: State, address: str) -> str:
+def without_account(state: State) -> dict[str, Account]:
+    """Addresses that handed files in of which none was accepted, as accounts that hold nothing.
+
+    The rules open none for them; their files and what was found in them are on the ledger all the same.
+    """
+    found: dict[str, Account] = {}
+    for batch in state.batches:
+        for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=False):  # without outcomes until it is settled
+            if leaf.node not in state.accounts and outcome != "x":
+                account = found.setdefault(leaf.node, Account(leaf.node))
+                account.submitted += 1
+                account.tokens += leaf.tokens
+                account.offences += outcome == "r"
+    return found
+
+
+def _status(state: State, account: Account) -> str:
+    said = status(state, account)
+    return "no account" if account.address not in state.accounts and said != "banned" else said
+
+
+def _meant(state: State, address: str) -> Account:
     """The node of this address, or the one whose address begins so."""
-    begins = address.lower()
-    found = [known for known in state.accounts if known.startswith(begins)] if len(begins) >= LEAST_PREFIX else []
+    begins, all_ = address.lower(), {**without_account(state), **state.accounts}
+    found = [known for known in all_ if known.startswith(begins)] if len(begins) >= LEAST_PREFIX else []
     if len(found) != 1:
         why = f"{len(found)} nodes begin so" if found else "no node of this ledger begins so"
         raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")
-    return found[0]
+    return all_[found[0]]
 
 
 def show_node(record: Record, address: str, console: Console) -> None:
     """One contributor's history."""
     state = record.state
-    who = _meant(state, address)
-    account = state.accounts[who]
+    account = _meant(state, address)
+    who = account.address
     has = holdings(state, account)
-    console.print(f"[bold]{checksummed(who)}[/], {status(state, account)}", highlight=False)
+    console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
+    if who not in state.accounts:
+        console.print("has no account, which a first accepted file or a deposit opens: there was nothing to slash")
     console.print(
         f"may hold {leases(state, account)} leases; stake {has.stake:,}, leaving {has.leaving:,}", highlight=False
     )

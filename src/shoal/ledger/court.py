@@ -107,7 +107,7 @@ def settle(state: State, author: str, act: Settle) -> None:
         raise Refused("taken", f"{act.name}: is settled already")
     if not batch.leaves:
         raise Refused("pointless", f"{act.name}: batch {act.batch} is empty")
-    overdue = state.clock >= batch.entered + 2 * state.terms.patience
+    overdue = _is_overdue(state, batch)
     if len(batch.reveals) < len(batch.jury) and not overdue:
         raise Refused("early", f"{act.name}: {len(batch.reveals)} of {len(batch.jury)} validators have revealed")
     if act.plants or batch.plants != NO_HASH:
@@ -133,6 +133,15 @@ def settle(state: State, author: str, act: Settle) -> None:
         if batch.outcomes[index] == "r":  # last, so that what the same batch earned is void as well
             batch.taken[index] = money.punish(state, account, leaf)
     _judge_judges(state, batch, act.plants)
+
+
+def _is_overdue(state: State, batch: Batch) -> bool:
+    return state.clock >= batch.entered + 2 * state.terms.patience
+
+
+def is_due(state: State, batch: Batch) -> bool:
+    """Whether all have said what they found, or were given long enough."""
+    return not batch.is_closed and (len(batch.reveals) == len(batch.jury) or _is_overdue(state, batch))
 
 
 def _count(state: State, batch: Batch, plants: str) -> str:

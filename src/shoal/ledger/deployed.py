@@ -41,11 +41,6 @@ def way_to(rpc: str) -> str:
     return os.environ.get(OWN_RPC) or rpc
 
 
-def has_own_way() -> bool:
-    """Whether whoever uses this machine said which node to ask."""
-    return bool(os.environ.get(OWN_RPC))
-
-
 def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most_fee: int | None = None) -> Chain:
     """A run's chain, as whoever has other things to do waits for it."""
     return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, most_fee=most_fee)

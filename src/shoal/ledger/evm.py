@@ -16,10 +16,10 @@ from web3.types import TxParams, Wei
 
 from shoal.errors import LedgerError
 from shoal.keys import Key, checksummed
-from shoal.ledger.acts import Act, Commit, Leaf, Reveal, Terms, Work
+from shoal.ledger.acts import Act, Advance, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
-from shoal.ledger.creation import creation_input, read_creation
+from shoal.ledger.creation import creation_input
 from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of, totals_of
 from shoal.ledger.log import Log
@@ -101,32 +101,21 @@ class EvmLedger:
     def _enter(self, key: Key, act: Act) -> bool:
         if (known := self._known(key.address, act)) is not None:
             return known
-        try:
-            self._send(key, act)
-        except Reverted as error:
-            self.catch_up()  # it may have been entered meanwhile, or by a process that did not live to say so
-            if (known := self._known(key.address, act)) is not None:
-                return known
-            raise _refused(act, error) from None
-        return True
-
-    def send(self, key: Key, act: Act) -> None:
-        """Enters an act without reading the log: whatever a coordinator hides there, what is the author's own stays in
-        its reach. Settling and ruling need what was read."""
-        read_creation(self.chain, self.created, self.address, self._run)
-        try:
-            with self._busy:
-                self._send(key, act)
-        except Reverted as error:
-            raise _refused(act, error) from None
-
-    def _send(self, key: Key, act: Act) -> None:
         function, arguments, value = call_of(act, lambda batch: self._leaves(batch, act.name), self._step)
         data = self._contract.encode_abi(function, arguments)
         if isinstance(act, Work):
             data = HexStr(f"{data}{packed(act.leaves).hex()}")
-        transaction: TxParams = {"to": self._contract.address, "data": data, "value": Wei(value)}
-        self.last = self.chain.send(key, act.name, transaction)
+        try:
+            transaction: TxParams = {"to": self._contract.address, "data": data, "value": Wei(value)}
+            self.last = self.chain.send(key, act.name, transaction)
+        except Reverted as error:
+            self.catch_up()  # it may have been entered meanwhile, or by a process that did not live to say so
+            if (known := self._known(key.address, act)) is not None:
+                return known
+            raise Refused(
+                _code_of(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})"
+            ) from None
+        return True
 
     def _known(self, author: str, act: Act) -> bool | None:
         """False if this very act was entered; None if none of its name was; Refused if another was."""
@@ -168,6 +157,14 @@ class EvmLedger:
     def time_of(self, line: Line) -> int:
         """Milliseconds since 1970."""
         return self._log.time_of(line)
+
+    def moved_at(self) -> int:
+        """When the clock was moved last, or the contract was created: seconds since 1970."""
+        step, moved = 0, None
+        for line in self.lines():
+            if isinstance(line.act, Work | Advance) and line.act.step > step:
+                step, moved = line.act.step, line
+        return self.time_of(moved) // 1000 if moved else self.chain.time_of(self.created)
 
     def check(self) -> None:
         """LedgerError unless the contract has what the rules make of its log: every balance, jury and outcome."""
@@ -236,10 +233,6 @@ def _must_equal(what: str, found: object, expected: object) -> None:
 
 def _shown(value: object) -> object:
     return asdict(value) if isinstance(value, Standing | Totals) else value
-
-
-def _refused(act: Act, error: Reverted) -> Refused:
-    return Refused(_code_of(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})")
 
 
 def _code_of(code: str) -> Code:

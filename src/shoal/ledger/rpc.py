@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eth_account import Account as Signer
+from eth_typing import HexStr
 from hexbytes import HexBytes
 from requests import PreparedRequest, Response, Session
 from requests.exceptions import ReadTimeout, RequestException
@@ -130,6 +131,16 @@ class Chain:
 
     def balance(self, address: str) -> int:
         return self.ask("a balance", lambda: self.web3.eth.get_balance(self.web3.to_checksum_address(address)))
+
+    def now(self) -> int:
+        """Seconds since 1970, by the newest block; a chain that makes blocks only on demand may be behind the clock."""
+        newest = self.ask("the newest block", lambda: self.web3.eth.get_block("latest"))
+        return max(int(newest["timestamp"]), int(time.time()))
+
+    def time_of(self, transaction: str) -> int:
+        """When the block of a transaction was made: seconds since 1970."""
+        receipt = self.ask("a receipt", lambda: self.web3.eth.get_transaction_receipt(HexStr(transaction)))
+        return int(self.ask("a block", lambda: self.web3.eth.get_block(receipt["blockNumber"]))["timestamp"])
 
     def ask(self, what: str, question: Callable[[], T]) -> T:
         """The answer of the node, which is asked again while it is away."""

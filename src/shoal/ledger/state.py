@@ -134,6 +134,11 @@ class Batch:
     rulings: dict[int, str] = field(default_factory=dict)
     """What the arbiter found a submission to be; that is final."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it waits for nobody: it is settled, or has nothing to settle."""
+        return bool(self.outcomes) or not self.leaves
+
 
 @dataclass(slots=True)
 class State:

@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -27,12 +28,18 @@ from shoal.files import parse_json
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
 READ_S = 60.0
+# Of the processor, however busy the machine is: pages of a few bytes can unfold to gigabytes that hold one value each,
+# one after the other, and an honest file is read at many times this rate. Who judges reads nothing else meanwhile.
+MAX_CPU_S = 5
+BYTES_PER_CPU_S = 32 << 20
 # A file that its reader failed on is read once more, in a new process that has so many times the memory.
 MORE_MEMORY = 4
 # Bytes that one value takes when it is unfolded, for text and bytes the least.
 WIDTHS = {"BOOLEAN": 0, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 # An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
 MAX_FOOTER = 1 << 18
+END_S = 1.0
+TOO_LONG = "it keeps its reader busier than any file of its size does"
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
@@ -53,11 +60,12 @@ class Reader:
 
         with self._lock:
             header, data = self._ask(path, most, 1)
-            if "unread" in header:
+            if "unread" in header and header["unread"] != TOO_LONG:
                 self.close()
                 header, data = self._ask(path, most, MORE_MEMORY)
         if "unread" in header:
-            raise UnreadError(f"{path.name}: could not be read here, twice: {header['unread']}", again=False)
+            often = "" if header["unread"] == TOO_LONG else ", twice"
+            raise UnreadError(f"{path.name}: could not be read here{often}: {header['unread']}", again=False)
         if "error" in header:
             raise RolloutError(f"{path.name}: {header['error']}")
         return pa.ipc.open_stream(data).read_all()
@@ -85,13 +93,25 @@ class Reader:
         assert requests is not None
         assert answers is not None
         try:
-            asked = {"path": str(path.absolute()), "most": most, "memory": memory}
+            seconds = MAX_CPU_S + (most or 0) // BYTES_PER_CPU_S
+            asked = {"path": str(path.absolute()), "most": most, "memory": memory, "seconds": seconds}
             requests.write(json.dumps(asked).encode() + b"\n")
             header = parse_json(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
             return header, _receive(answers, header.get("size", 0), deadline)
         except (OSError, ValueError):
-            self.close()
+            if self._ended_by() == signal.SIGXCPU:
+                return {"unread": TOO_LONG}, b""
             return {"unread": f"its reader ended, or took longer than {READ_S:g} s"}, b""
+
+    def _ended_by(self) -> int:
+        """Ends the process; the signal that had ended it before, if one had."""
+        process = self._process
+        code: int | None = None
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(END_S)
+        self.close()
+        return -code if code is not None and code < 0 else 0
 
 
 def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
@@ -117,6 +137,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     for line in requests:
         request = json.loads(line)
         _limit(idle, request["memory"] * (ROOM + 4 * (request["most"] or 0)))
+        _limit_time(request["seconds"])
         data = b""
         try:
             data = _unfold(request["path"], request["most"])
@@ -181,6 +202,14 @@ def _limit(idle: int, room: int) -> None:
 
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (idle + room, resource.RLIM_INFINITY))
+
+
+def _limit_time(seconds: int) -> None:
+    """From now on; the system ends the process after it."""
+    import resource
+
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Act, Close, Fund, Leaf, Refund, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
+from shoal.ledger.court import is_due
 from shoal.ledger.draw import draw
 from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Ledger, Standing, standing_of
@@ -235,27 +236,16 @@ class Book:
         def due(state: State) -> list[tuple[int, bool]]:
             if state is not self._seen:  # a chain that was reorganised may have unsettled something
                 self._seen, self._open = state, 0
-            while self._open < len(state.batches) and _is_closed(state, self._open):
+            while self._open < len(state.batches) and state.batches[self._open].is_closed:
                 self._open += 1
-            numbers = [number for number in range(self._open, len(state.batches)) if _is_due(state, number)]
-            return [(number, state.batches[number].plants != NO_HASH) for number in numbers]
+            batches = [batch for batch in state.batches[self._open :] if is_due(state, batch)]
+            return [(batch.number, batch.plants != NO_HASH) for batch in batches]
 
         self._enter([self._opened(database, n) if planted else Settle(batch=n) for n, planted in self.look(due)])
 
     def _opened(self, database: Database, batch: int) -> Settle:
         letters = database.ask(lambda db: read_fact(db, f"plants {batch}")) or ""
         return Settle(batch=batch, plants=letters, salt=self._salt(batch))
-
-
-def _is_closed(state: State, number: int) -> bool:
-    batch = state.batches[number]
-    return bool(batch.outcomes) or not batch.leaves
-
-
-def _is_due(state: State, number: int) -> bool:
-    batch = state.batches[number]
-    overdue = state.clock >= batch.entered + 2 * state.terms.patience
-    return not _is_closed(state, number) and (overdue or len(batch.reveals) == len(batch.jury))
 
 
 def run_beacons(key: Key, run: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What people say on the ledger by hand about verdicts: that one is wrong, and how the arbiter rules on it.
+"""What people say of a verdict on the ledger: that it is wrong, and how the arbiter rules on that.
 
 Anyone who has joined may challenge a verdict. The arbiter judges the file itself, by nothing that the challenger or a
 validator wrote: the bytes are those whose hash is on the ledger, the lease is the one that the coordinator signed, the

@@ -63,6 +63,8 @@ LEAST_RETRY_S = 0.2
 MOST_RELAYS = 64
 # What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
 STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
+# How often a full run looks for room for a newcomer, per network: it looks at all nodes for that.
+ROOMS_PER_S, MAX_ROOMS = 0.2, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
 MOST_COMING = 3
 
@@ -114,6 +116,7 @@ class Coordinator:
         self._tables: dict[int, bytes] = {}
         self._workers = 0
         self._statements = Rates(STATEMENTS_PER_S, MAX_STATEMENTS)
+        self._rooms = Rates(ROOMS_PER_S, MAX_ROOMS)
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
         self._coming: Counter[tuple[int, int]] = Counter()
@@ -137,6 +140,11 @@ class Coordinator:
 
     async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
         now = self.clock()
+        is_full = signed.node not in self.members and len(self.members) >= self.terms.most_nodes
+        if is_full and not self._rooms.take(network, time.monotonic()):
+            raise Refusal(
+                "full", f"run {self.terms.run}: is full, and network {network or 'here'} asks for room too often"
+            )
         forgotten = await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now, network))
         if forgotten is not None:
             self.members.discard(forgotten)

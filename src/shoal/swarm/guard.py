@@ -20,6 +20,7 @@ BURST_S = 20.0
 # Remembered at once, as many as nodes may join by default and as many networks again.
 MOST_VISITORS = 20_000
 SIGNED = "shoal.signed"
+FORWARDED = b"x-forwarded-for"
 
 
 class Guard:
@@ -78,8 +79,20 @@ def network_of(scope: Scope) -> str:
 
 def neighbours_of(scope: Scope) -> str:
     """The network whose newcomers share one quota of work: an IPv4 /24 or an IPv6 /48, as much as one customer of a
-    host rents for little. Empty for this machine, which is nobody else's."""
+    host rents for little. Empty for this machine, which is nobody else's.
+
+    What a proxy on this machine passes on comes from where the proxy says, which is the last address in its header.
+    """
     address = _address_of(scope)
+    if (
+        not isinstance(address, str)
+        and address.is_loopback
+        and (passed_on := dict(scope.get("headers", ())).get(FORWARDED))
+    ):
+        last = passed_on.decode("latin-1").rpartition(",")[2].strip()
+        address = _address_of({"client": (last, 0)})
+        if isinstance(address, str) or address.is_loopback:
+            return FORWARDED.decode()  # it does not say from where
     if isinstance(address, str):
         return address
     if address.is_loopback:

@@ -43,6 +43,10 @@ class Access(Protocol):
         """Enters an act of the member's own; a refusal says why not."""
         ...
 
+    def advance_in_s(self, state: State) -> int | None:
+        """Seconds until anybody may move the clock; None where only the coordinator can."""
+        ...
+
     def vouch(self, *, last: bool) -> State:
         """Signs what was checked, where that is of use: now and then, and the last time. The state as it is then."""
         ...
@@ -52,16 +56,17 @@ def access(link: Link, kept_head: Path | None = None) -> Access:
     """The ledger that the run card names. Beside the head a member keeps what it has sent to a chain."""
     if not link.card.run_config().ledger.rpc:
         return ThroughCoordinator(link, kept_head)
-    return OnChain(_contract(link, kept_head.parent if kept_head else None), link)
+    ledger = _contract(link, kept_head.parent if kept_head else None)
+    return OnChain(ledger, link.key, link.card.coordinator)
 
 
 class OnChain:
-    """The ledger as a contract."""
+    """The ledger as a contract, also where nobody says any more who the coordinator is."""
 
     finish_s = CHAIN_FINISH_S
 
-    def __init__(self, ledger: "EvmLedger", link: Link) -> None:
-        self.ledger, self._link = ledger, link
+    def __init__(self, ledger: "EvmLedger", key: Key, coordinator: str | None = None) -> None:
+        self.ledger, self._key, self._coordinator = ledger, key, coordinator
 
     def catch_up(self) -> State:
         try:
@@ -71,14 +76,18 @@ class OnChain:
                 f"{self.ledger.place}: its node leaves something out, or the coordinator: {error}"
             ) from None
         state = self.ledger.look(lambda state: state)
-        if state.coordinator != (expected := self._link.card.coordinator):
+        if self._coordinator not in (None, state.coordinator):
             raise LedgerError(
-                f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {expected}; do not vote on it"
+                f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {self._coordinator}; do not "
+                "vote on it"
             )
         return state
 
     def say(self, act: Act) -> None:
-        self.ledger.enter(self._link.key, act)
+        self.ledger.enter(self._key, act)
+
+    def advance_in_s(self, state: State) -> int | None:
+        return max(0, self.ledger.moved_at() + state.terms.stall - self.ledger.chain.now())
 
     def vouch(self, *, last: bool) -> State:  # noqa: ARG002
         """The chain does."""
@@ -86,17 +95,17 @@ class OnChain:
 
 
 def _contract(link: Link, home: Path | None) -> "EvmLedger":
-    from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, has_own_way
+    from shoal.ledger.deployed import JOURNAL, OWN_RPC, chain_at, way_to
     from shoal.ledger.evm import EvmLedger
     from shoal.ledger.rpc import MOST_FEE
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
-    if not has_own_way() and distance_to(wanted.rpc) < distance_to(url):
+    if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
         raise LedgerError(
             f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
             f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
         )
-    most_fee = None if has_own_way() else MOST_FEE
+    most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
     chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
     return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
@@ -119,6 +128,9 @@ class ThroughCoordinator:
         history = self._history or self._follow()
         statement = Statement.sign(self._link.key, history.state.run, history.ledger, act)
         self._link.send("POST", "/v1/ledger/statements", statement.model_dump(mode="json"))
+
+    def advance_in_s(self, state: State) -> int | None:  # noqa: ARG002
+        return None
 
     def vouch(self, *, last: bool) -> State:
         history = self._follow()

@@ -171,16 +171,24 @@ def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: fl
     Newcomers of one network share what one newcomer may have under way: free keys on one machine are one newcomer. Each
     node there that has shown that it works makes room for one more, so that a thousand behind one router are all in
     after ten rounds of doubling. Where the run has a list of nodes, or on this machine, keys are not free.
+
+    A file that was refused keeps its room for as long as a lease lasts: rubbish that is found out at once would
+    otherwise come as fast as it is judged, with a new key each time, and fill the tables and the validator's time.
     """
     if not network or terms.allow is not None:
         return ""
+    lately = {"lately": now - terms.lease_s, "recent": newest - MEMORY}
     where = {"network": network, "now": now, "first": newest}
     out = db.execute(queries.NEWCOMERS_LEASES, where).scalar_one()
     unjudged = db.execute(queries.NEWCOMERS_FILES, where).scalar_one()
     most = terms.probation_files + db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one()
-    if out + unjudged < most:
+    refused = db.execute(queries.NEWCOMERS_REFUSED, {"network": network, **lately}).scalar_one()
+    if out + unjudged + refused < most:
         return ""
-    return f"new nodes of network {network} have {out} leases, and {unjudged} files without a verdict; {most} may be"
+    return (
+        f"new nodes of network {network} have {out} leases, {unjudged} files without a verdict, and {refused} refused "
+        f"in the last {terms.lease_s:.0f} s; {most} may be"
+    )
 
 
 def grant(

@@ -132,6 +132,19 @@ NEWCOMERS_FILES = (
         RECORD < 2,
     )
 )
+# What they had refused lately, in the last few steps.
+NEWCOMERS_REFUSED = (
+    select(func.count())
+    .select_from(submissions)
+    .outerjoin(nodes, nodes.c.address == submissions.c.node)
+    .where(
+        submissions.c.network == bindparam("network"),
+        submissions.c.accept.is_(False),
+        submissions.c.judged >= bindparam("lately"),
+        submissions.c.step >= bindparam("recent"),
+        RECORD < 2,
+    )
+)
 PROVEN_NEIGHBOURS = (
     select(func.count())
     .select_from(nodes)

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,7 +20,7 @@ from shoal.handshake import Handshake
 from shoal.swarm.api import make_app
 from shoal.swarm.bounds import PAUSE_S
 from shoal.swarm.coordinator import Coordinator
-from shoal.swarm.guard import network_of
+from shoal.swarm.guard import neighbours_of, network_of
 
 END_S = 30.0
 MOST_HEAD = 1 << 16
@@ -31,24 +30,41 @@ SPARE_FILES = 256  # for the database, uploads and the rest
 
 
 class Slots:
-    """So many connections in all, of which one network has at most half."""
+    """So many connections in all, of which one network has at most half.
+
+    When all are taken, the network that has most gives its oldest one up for a network that has fewer: somebody with
+    addresses in a few networks leaves room for everybody else. A network is an IPv4 /24 or an IPv6 /48.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: Counter[str] = Counter()
+        self._held: dict[str, dict[object, asyncio.Transport]] = {}
         self._networks: dict[object, str] = {}
 
     def enter(self, connection: object, transport: asyncio.Transport) -> bool:
-        network = network_of({"client": transport.get_extra_info("peername")})
-        self._networks[connection] = network
-        self._taken[network] += 1
-        return self._taken[network] <= self._most // 2 and self._taken.total() <= self._most
+        scope = {"client": transport.get_extra_info("peername")}
+        network = self._networks[connection] = neighbours_of(scope) or network_of(scope)
+        held = self._held.setdefault(network, {})
+        held[connection] = transport
+        if len(held) > self._most // 2:
+            return False
+        if len(self._networks) <= self._most:
+            return True
+        crowd = max(self._held.values(), key=len)
+        if len(crowd) <= len(held):
+            return False
+        oldest, cut = next(iter(crowd.items()))
+        self.leave(oldest)
+        cut.abort()
+        return True
 
     def leave(self, connection: object) -> None:
-        network = self._networks.pop(connection)
-        self._taken[network] -= 1
-        if not self._taken[network]:
-            del self._taken[network]
+        network = self._networks.pop(connection, None)
+        if network is None:  # it was cut before
+            return
+        del self._held[network][connection]
+        if not self._held[network]:
+            del self._held[network]
 
 
 class Patient(HttpToolsProtocol):

@@ -33,7 +33,7 @@ def replay_bundle(path: Path, console: Console) -> bool:
     """Prints what the bundle says, what it is bound to and what its check says now; whether they agree."""
     bundle = read_bundle(path)
     console.print(bound_to(bundle, path.parent.parent), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"the verdict   {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
     if again is None:
         console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")

@@ -160,9 +160,9 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"
     yield from summary.drawn
-    yield "rollout files refused", str(summary.rollouts_refused)
+    yield "refused by the trainer", str(summary.rollouts_refused)
     if summary.banned:
-        yield "nodes put out", ", ".join(f"{node} ({check})" for node, check in sorted(summary.banned.items()))
+        yield "nodes banned", ", ".join(f"{node} ({check})" for node, check in sorted(summary.banned.items()))
     yield "roles restarted", str(summary.worker_restarts)
     yield "staleness", f"{_figure(summary.staleness_mean, '.2f')} mean, {_figure(summary.staleness_max, '.0f')} at most"
     yield "log-prob mismatch", f"{_figure(summary.mismatch_mean, '.2g')} mean"
