@@ -2,22 +2,28 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 import typing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from shoal.cli import _refuse
 from shoal.config import TaskConfig
 from shoal.errors import SwarmError, TaskError
 from shoal.keys import Key
 from shoal.swarm import coordinator
+from shoal.swarm.client import Link
 from shoal.swarm.member import join_run
+from shoal.swarm.messages import UploadOut
 from shoal.tasks import confine, gym
 from shoal.tasks.forms import TEXT_OPTIONS
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.scorer import Scorer, _Lost, _score
 from shoal.tasks.versions import PYTHON, check_packages, packages_of
 
 from ..coordinator.world import world_at
@@ -92,11 +98,16 @@ def test_what_makes_tasks_cannot_read_the_key_even_if_nobody_looks_at_options(ke
 
 
 CONFINED = """
-import json, os, socket, subprocess, sys
+import ctypes, json, os, resource, socket, subprocess, sys
 from pathlib import Path
 from shoal.tasks.confine import confine
 key, table = map(Path, sys.argv[1:])
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    if libc.syscall(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
 confine([table])
+resource.getrlimit(resource.RLIMIT_NOFILE)  # its own are no secret
 print(json.dumps(table.read_text()), flush=True)
 tries = {
     "read": lambda: key.read_bytes(),
@@ -111,6 +122,8 @@ tries = {
     "fork": lambda: os.fork(),
     "exec": lambda: os.execv("/bin/true", ["true"]),
     "kill": lambda: os.kill(os.getppid(), 0),
+    "thread": lambda: call(234 if os.uname().machine == "x86_64" else 131, os.getppid(), os.getppid(), 0),
+    "limits": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE),
     "passwords": lambda: Path("/etc/passwd").read_bytes(),
 }
 for name, attempt in tries.items():
@@ -254,3 +267,52 @@ def test_a_confined_process_has_programs_run_by_one_that_can_make_sandboxes(tmp_
     command = [sys.executable, "-P", "-c", BROKERED, str(tmp_path / "seen")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("given out there", 0), done.stderr
+
+
+def test_a_chains_node_that_a_card_names_is_told_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rpc = pytest.importorskip("shoal.ledger.rpc")
+    (tmp_path / ".netrc").write_text("default login me password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    heard = []
+
+    class Node(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.headers.get("Authorization"))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = b'{"jsonrpc": "2.0", "id": 0, "result": "0x7a69"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Node) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert rpc.Chain(f"http://127.0.0.1:{server.server_port}", wait_s=5).id == 31337
+        server.shutdown()
+    assert heard == [None]
+
+
+def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator on the internet cannot have a lender's own network written to."""
+    with Link(f"https://8.8.8.8:7000#{Key.create().address}", Key.create(), wait_s=1) as link:
+        for inside in ("http://127.0.0.1:9200/index", "http://192.168.1.1/reboot", "http://[::1]:80/"):
+            monkeypatch.setattr(link, "ask", lambda *_, url=inside: UploadOut(url=url, done=False))
+            with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator does; nothing was sent"):
+                link.put_direct("/v1/uploads/0/0", b"file", 1)
+
+
+def test_what_a_child_says_of_a_score_cannot_end_who_asked() -> None:
+    wrong: list[dict[str, Any]] = [{"a": "b"}, {"a": None}, {"a": []}, {"a": math.nan}]
+    for parts in wrong:
+        with pytest.raises(_Lost):
+            _score([1.0, "", parts, False, ""])
+    assert _score([1.0, "", {"a": 1}, False, ""])[0].parts == {"a": 1.0}
+
+
+def test_an_error_that_quotes_a_run_card_shows_no_terminal_escapes(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _refuse(SwarmError("run card of x: task source \x1b]52;c;ZXZpbA==\x07 gives no hash\x9b31m"))
+    assert not {"\x1b", "\x07", "\x9b"} & set(capfd.readouterr().err)

@@ -77,6 +77,7 @@ def stolen(policy: Policy) -> str:
         ("config.json", {"attn_implementation": "somebody/kernel"}),
         ("config.json", {"text_config": {"backbone": "../../model"}}),
         ("config.json", {"transformers_weights": "adapter_model.bin"}),
+        ("config.json", {"configuration_files": ["config.5.0.0.json"]}),
         ("model.safetensors.index.json", {"weight_map": {"lm_head.weight": "../other/model.safetensors"}}),
         ("model.safetensors.index.json", {"weight_map": {"lm_head.weight": "pytorch_model.bin"}}),
         ("adapter_config.json", {"base_model_name_or_path": "/home"}),
@@ -88,7 +89,9 @@ def test_a_model_that_names_other_files_is_refused(
 ) -> None:
     directory = Path(shutil.copytree(tiny_dir, tmp_path / "copy"))
     say(directory, name, **words)
-    with pytest.raises(ModelError, match=r"could be read|reads as the name|must be \*\.safetensors|merge the adapter"):
+    with pytest.raises(
+        ModelError, match=r"could be read|reads as the name|must be \*\.safetensors|merge the adapter|other configs"
+    ):
         load(directory)
 
 

@@ -51,7 +51,11 @@ def allowed(machine: str) -> set[str]:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_number_is_the_one_of_a_call_that_computing_takes(machine: str) -> None:
     names = {call: name for name, call in numbers(machine).items()}
-    assert {names.get(call, call) for call in MACHINES[machine].calls} == allowed(machine)
+    limits = MACHINES[machine].prlimit
+    assert {names.get(call, call) for call in (*MACHINES[machine].calls, limits)} == allowed(machine)
+    assert names[limits] == "prlimit64"
+    assert verdict(machine, limits, 1234) == REFUSE
+    assert {names[call] for call in MACHINES[machine].reaching} == {"execve", "kill", "tgkill"}
     assert names[MACHINES[machine].clone] == "clone"
     assert MACHINES[machine].audit == AUDIT[machine]
 

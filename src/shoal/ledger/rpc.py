@@ -64,7 +64,12 @@ class NotTaken(Exception):
 
 
 class Wary(Session):
-    """Asks the node that was named and no other one that it names, and takes no answer without end."""
+    """Asks the node that was named and no other one that it names, takes no answer without end, and tells it nothing of
+    this machine's: a run card may name it, and requests would send it what ~/.netrc has for its host, or for any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trust_env = False
 
     def send(self, request: PreparedRequest, **kwargs: Any) -> Response:
         deadline = time.monotonic() + kwargs["timeout"]

@@ -48,6 +48,8 @@ def check_foreign_model(directory: Path) -> None:
             raise ModelError(
                 f"model {directory}: config.json has {text!r:.80}, which reads as the name of a file; remove it"
             )
+    if config.get("configuration_files"):
+        raise ModelError(f"model {directory}: config.json names other configs, which would be read as it; remove them")
     named = [config.get("transformers_weights")]
     for index in sorted(directory.rglob("*.index.json")):
         shards = _read(directory, str(index.relative_to(directory))).get("weight_map")

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
 from shoal.files import parse_json
 from shoal.keys import Key
+from shoal.shardcast.wire import distance_to
 from shoal.swarm import messages as m
 from shoal.swarm.card import MOST_BYTES, Card, Join, read_card
 from shoal.swarm.refusal import STATUS, Refusal
@@ -148,6 +149,11 @@ class Link:
             if not (where.url or "").startswith(("http://", "https://")):
                 raise SwarmError(
                     f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store"
+                )
+            if distance_to(where.url or "") < distance_to(self.join_at.url):
+                raise SwarmError(
+                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store, which lies "
+                    "nearer to this machine than the coordinator does; nothing was sent"
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
             with self._public.stream("PUT", cast("str", where.url), content=data) as answer:

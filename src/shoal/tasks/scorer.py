@@ -276,7 +276,8 @@ def _score(reply: Any) -> tuple[Score, str]:
     """A score, and how much memory its child has left, if that is little or none."""
     match reply:
         case [float() as reward, "", dict() as parts, bool() as doubtful, str() as left] if math.isfinite(reward):
-            return Score(reward, "", {str(name): float(value) for name, value in parts.items()}, doubtful), left
+            if all(isinstance(value, float | int) and math.isfinite(value) for value in parts.values()):
+                return Score(reward, "", {str(name): float(value) for name, value in parts.items()}, doubtful), left
         case [None, str() as error, _, _, str() as left] if error:
             return Score(None, error), left
     raise _Lost("said what is no score")

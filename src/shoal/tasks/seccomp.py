@@ -21,32 +21,33 @@ NUMBER_AT, MACHINE_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One architecture: its audit number, where a second numbering begins, `clone`, the calls that are allowed, and
-    those of them that reach other processes: `execve` and `kill`."""
+    """One architecture: its audit number, where a second numbering begins, `clone`, `prlimit64`, the calls that are
+    allowed, and those of them that reach other processes: `execve`, `kill` and `tgkill`."""
 
     audit: int
     foreign: int
     clone: int
+    prlimit: int
     calls: tuple[int, ...]
     reaching: tuple[int, ...]
 
 
 # fmt: off
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 0x40000000, 56, (
+    "x86_64": Machine(0xC000003E, 0x40000000, 56, 302, (
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 22, 23, 24, 25, 28,  # read .. madvise
         32, 33, 34, 35, 36, 37, 38, 39,  # dup, dup2, pause, nanosleep, timers, getpid
         59, 60, 61, 62, 63, 72, 78, 79, 80, 89, 95, 96, 97, 98, 99, 100,  # execve, exit, wait4, kill .. times
         102, 104, 107, 108, 110, 111, 115, 121, 131,  # who am I; sigaltstack
         158, 160, 186, 201, 202, 204, 217, 218, 221, 228, 229, 230, 231, 234,  # arch_prctl .. tgkill
-        257, 262, 267, 269, 270, 271, 273, 290, 292, 293, 302, 332, 334, 439,  # openat .. faccessat2
-    ), (59, 62)),
-    "aarch64": Machine(0xC00000B7, 0xFFFFFFFF, 220, (
+        257, 262, 267, 269, 270, 271, 273, 290, 292, 293, 332, 334, 439,  # openat .. faccessat2
+    ), (59, 62, 234)),
+    "aarch64": Machine(0xC00000B7, 0xFFFFFFFF, 220, 261, (
         17, 19, 23, 24, 25, 29, 48, 49, 56, 57, 59, 61, 62, 63, 64, 65, 66, 67, 72, 73, 78, 79, 80,  # getcwd .. fstat
         93, 94, 96, 98, 99, 101, 102, 103, 113, 114, 115, 123, 124, 129, 131, 132, 134, 135, 139,  # exit .. sigreturn
         153, 155, 158, 160, 163, 164, 165, 166, 169, 172, 173, 174, 175, 176, 177, 178, 179,  # times .. sysinfo
-        214, 215, 216, 221, 222, 223, 226, 233, 260, 261, 291, 293, 439,  # brk .. faccessat2
-    ), (221, 129)),
+        214, 215, 216, 221, 222, 223, 226, 233, 260, 291, 293, 439,  # brk .. faccessat2
+    ), (221, 129, 131)),
 }
 # fmt: on
 
@@ -69,6 +70,11 @@ def seccomp_filter(machine: str | None = None, alone: bool = True) -> bytes:
         _op(EQUAL, found.clone, no=4),
         _op(LOAD, FIRST_ARGUMENT_AT),
         _op(ANY_BIT, CLONE_THREAD, no=1),
+        _op(RETURN, ALLOW),
+        _op(RETURN, REFUSE),
+        _op(EQUAL, found.prlimit, no=4),
+        _op(LOAD, FIRST_ARGUMENT_AT),
+        _op(EQUAL, 0, no=1),  # its own limits; a process that is named may be another
         _op(RETURN, ALLOW),
         _op(RETURN, REFUSE),
     ]
