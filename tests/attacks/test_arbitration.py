@@ -361,7 +361,7 @@ def test_a_file_near_a_threshold_is_rejected_and_nobody_is_blamed_or_ruled_again
     both = with_sample(both, 1, logprobs=[p - 0.5 for p in far.rollouts[1].logprobs])
     cheat = trial.hand_in("far", both)
     trial.judge()
-    assert trial.votes.of(near.step, near.submission) == Vote("v", _sha256(trial, near))
+    assert trial.votes.of(near.step, near.submission) == Vote("v", _sha256(trial, near), tokens_of(honest))
     vote = trial.votes.of(cheat.step, cheat.submission)
     assert vote is not None
     assert vote.letter == "r"
