@@ -1,5 +1,6 @@
 """Challenges end to end: whatever a challenger writes, the arbiter rules by the file that the ledger names."""
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -138,6 +139,7 @@ def trial(tmp_path: Path, world: World) -> Iterator[Trial]:
         "train": {"groups_per_step": 64, "token_budget": 256},
         "swarm": {"leases": 4, "relays": ["http://127.0.0.1:1"], "store_options": {"secret_access_key": PASSWORD}},
         "cheaters": [{"attack": "int4"}],
+        "ledger": {"slash_files": 20},
     }
     with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", **changes) as swarm:
         run = make_run(tmp_path / "run", swarm.config)
@@ -291,7 +293,50 @@ def test_a_false_reject_is_put_right_for_the_rejected_bytes_are_kept(trial: Tria
     trial.challenge("a", lease, "accept")
     assert trial.arbitrate() == Rulings(upheld=1)
     assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
+    assert trial.state.accounts[key_of("a").address].lock.total == tokens_of(submission) > 0, "and it is paid"
     assert trial.arbitrate() == Rulings(), "what was ruled on is ruled on once"
+
+
+def tokens_of(submission: Submission) -> int:
+    return sum(len(rollout.completion) for rollout in submission.rollouts)
+
+
+def test_a_rejected_file_never_costs_less_than_a_multiple_of_its_own_pay(trial: Trial) -> None:
+    submission = bad(trial.honest("cheat"))
+    lease = trial.hand_in("cheat", submission)
+    trial.judge()
+    trial.settle()
+    assert trial.outcome(lease) == "r"
+    terms = trial.state.terms
+    assert trial.slashed("cheat") == terms.slash_files * terms.rate * tokens_of(submission) > terms.slash
+
+
+def test_answers_that_an_audit_did_not_draw_never_put_its_validator_out(trial: Trial) -> None:
+    """A node spoils one answer of each of three files, and a friend challenges what was accepted: all of it is upheld,
+    and the validator, which looked at other answers, can be drawn as before."""
+    few = trial.run.config.audit.model_copy(update={"rate": 1e-9, "spot": 1, "probation": 0})
+    trial.hand_in("friend", trial.honest("friend"))
+    spoiled = []
+    for name in ("a", "b", "c"):
+        honest = trial.honest(name)
+        made = with_sample(honest, 0, logprobs=[p - 0.5 for p in honest.rollouts[0].logprobs])
+        data = write_rollouts(made, groups_with_signal(made))
+        spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), len(made.rollouts)))
+    secrets = (bytes([n]) * 32 for n in range(256))
+    trial.validator.audits = next(
+        audits
+        for audits in (Audits(few, secret) for secret in secrets)
+        if all(0 not in audits.spot(sha256, count) for _, sha256, count in spoiled)
+    )
+    trial.judge()
+    trial.settle()
+    assert [trial.outcome(lease) for lease, _, _ in spoiled] == ["a", "a", "a"]
+    for lease, _, _ in spoiled:
+        trial.challenge("friend", lease, "reject")
+    assert trial.arbitrate() == Rulings(upheld=3)
+    assert [trial.outcome(lease) for lease, _, _ in spoiled] == ["r", "r", "r"]
+    judge = trial.state.judges[VALIDATOR.address]
+    assert (judge.standing, judge.refuted) == (100, 3)
 
 
 def test_a_bundle_never_holds_a_password_nor_who_plays_the_cheat(trial: Trial) -> None:
@@ -316,7 +361,7 @@ def test_a_file_near_a_threshold_is_rejected_and_nobody_is_blamed_or_ruled_again
     both = with_sample(both, 1, logprobs=[p - 0.5 for p in far.rollouts[1].logprobs])
     cheat = trial.hand_in("far", both)
     trial.judge()
-    assert trial.votes.of(near.step, near.submission) == Vote("v", _sha256(trial, near))
+    assert trial.votes.of(near.step, near.submission) == Vote("v", _sha256(trial, near), tokens_of(honest))
     vote = trial.votes.of(cheat.step, cheat.submission)
     assert vote is not None
     assert vote.letter == "r"

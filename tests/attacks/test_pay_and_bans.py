@@ -241,3 +241,20 @@ def test_a_run_whose_ledger_is_closed_never_goes_on_unpaid(tmp_path: Path) -> No
         database.ask(lambda db: remember_end(db, 3))
     with pytest.raises(ConfigError, match="it was over after 3 and its ledger is closed"):
         open_coordinator(make_config(steps=4), tmp_path)
+
+
+def test_a_node_that_was_banned_is_never_kept_from_what_it_had_earned(tmp_path: Path) -> None:
+    worker = key_of("worker")
+    with several(tmp_path, 1, steps=3) as (world, judges):
+        for version in range(3):
+            hand_in(world, version, judges)
+        judges[0].store.ban(worker.address, "2 files rejected")
+        announce(world, 3)
+        keep(world)
+        assert judges[0].juror.finish(lambda: None, lambda _text: None)
+        keep(world)
+        with pytest.raises(BannedError):
+            world.lease("worker")
+        with teller(Where(join=world.url), worker, Console(quiet=True)) as own:
+            own.withdraw()
+        assert history(world).accounts[worker.address].paid == 3 * TOKENS

@@ -746,8 +746,9 @@ def rule(
     bit: uint256 = 1 << index
     accept: bool = claim & ACCEPT != 0
     self.batches[batch].ruled |= bit
+    # A false accusation costs a validator; an accept does not, for it comes after a look at some of the answers.
     for judge: address in self.juries[batch]:
-        if self._contradicts(batch, judge, bit, accept):
+        if accept and self._contradicts(batch, judge, bit, True):
             self._blame(judge, REFUTED)
             self._void(judge)
     was_accepted: bool = self.batches[batch].accepted & bit != 0

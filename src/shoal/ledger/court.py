@@ -17,7 +17,7 @@ from shoal.ledger.merkle import keccak_words
 from shoal.ledger.refusal import Refused
 from shoal.ledger.state import FULL_STANDING, Batch, Judge, State, in_standing
 
-# Three mistakes that a replay shows and a validator is out; ten files judged in silence cost as much as one of them.
+# Three false accusations that a replay shows and a validator is out; three batches missed cost as much as one of them.
 REFUTED = MISJUDGED = 34
 MISSED = 10
 REGAINED = 1
@@ -229,8 +229,12 @@ def rule(state: State, author: str, act: Rule) -> None:
     money.return_bond(state, challenger, bond)
     batch.rulings[act.index] = challenge.claim
     for address, reveal in batch.reveals.items():
-        if reveal.votes[act.index] not in ("v", challenge.claim):
-            state.judges[address].refuted += 1
+        if reveal.votes[act.index] in ("v", challenge.claim):
+            continue
+        state.judges[address].refuted += 1
+        # An honest validator accepts after a look at some answers: a node that spoils one, and has a friend challenge
+        # it, must not cost it anything. Whether it looks at all is what planted samples show.
+        if challenge.claim == "a":
             _blame(state.judges[address], REFUTED)
             money.void(state, state.accounts[address])
     if batch.outcomes[act.index] != challenge.claim:

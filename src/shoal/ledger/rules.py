@@ -5,8 +5,8 @@ made sure that the author signed. The contract on a chain does what these rules 
 
 - `money.py`: a node holds one lease, and more for stake that it paid in. Accepted tokens are paid out of the treasury,
   judging is too, and pay is locked for the challenge window. A reject takes stake and locked pay, never to an accuser.
-- `court.py`: validators are drawn, commit, then reveal. They lose standing and locked pay for a vote that a replay
-  refutes and for misjudging a planted sample, and some standing for not revealing.
+- `court.py`: validators are drawn, commit, then reveal. They lose standing and locked pay for an accusation that a
+  replay refutes and for misjudging a planted sample, and some standing for not revealing.
 """
 
 from shoal.ledger import court, money

@@ -352,8 +352,9 @@ class Coordinator:
         return len(names)
 
     async def heard(self, signed: Signed) -> None:
-        """Lets a request in that is about the ledger alone: of a node, or of the arbiter, who need not be one."""
-        if signed.node != self.book.arbiter:
+        """Lets a request in that is about the ledger alone: of a node, or of whoever has an account there, for one that
+        is banned takes out what it had earned; or of the arbiter, who need not be a node."""
+        if signed.node != self.book.arbiter and self.book.standing(signed.node) is None:
             await self._act(signed, lambda _db, _node, _now: None)
 
     async def take_statement(self, statement: Statement) -> bool:

@@ -115,7 +115,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     if not revokes and not _decides(db, terms, node.address, step, submission, verdict):
         return True
     found: dict[str, object] = {"accept": verdict.accept, "verdict": verdict.to_json(), "judge": node.address}
-    counted: dict[str, object] = {} if revokes else {"judged": now, "tokens": verdict.tokens}
+    counted: dict[str, object] = {} if revokes else {"judged": now, "tokens": _tokens(db, row, verdict)}
     db.execute(
         submissions.update()
         .where(submissions.c.step == step, submissions.c.submission == submission)
@@ -138,20 +138,29 @@ def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: in
     """
     if terms.quorum == 1 or judge == terms.trainer:
         return True
-    said, vote = _votes(db, step, submission), (verdict.accept, verdict.tokens if verdict.accept else 0)
+    said, vote = _votes(db, step, submission), (verdict.accept, verdict.tokens)
     if judge in said and said[judge][0] != verdict.accept:
         raise Refusal("taken", f"submission {submission} of step {step}: {judge} has said otherwise; a vote is final")
     if judge not in said:
         _add_vote(db, judge, step, submission, *vote)
-    return list({**said, judge: vote}.values()).count(vote) >= terms.quorum
+    alike = [v for v in {**said, judge: vote}.values() if v == vote or not (v[0] or verdict.accept)]
+    return len(alike) >= terms.quorum
 
 
 def _votes_late(db: Connection, terms: Terms, judge: str, row: Row[tuple[object, ...]], verdict: Verdict) -> bool:
     """Notes the vote of a validator that others were faster than. It decides nothing, and says that it was at work."""
     if judge not in terms.validators or judge in _votes(db, row.step, row.submission):
         return False
-    _add_vote(db, judge, row.step, row.submission, verdict.accept, verdict.tokens if verdict.accept else 0)
+    _add_vote(db, judge, row.step, row.submission, verdict.accept, verdict.tokens)
     return True
+
+
+def _tokens(db: Connection, row: Row[tuple[object, ...]], verdict: Verdict) -> int:
+    """What a file is entered with: as it was counted, and of a rejected one, which costs by them, the least count."""
+    if verdict.accept:
+        return verdict.tokens
+    others = [tokens for accept, tokens in _votes(db, row.step, row.submission).values() if not accept]
+    return min([verdict.tokens, *others])
 
 
 def _votes(db: Connection, step: int, submission: int) -> dict[str, tuple[bool, int]]:

@@ -162,6 +162,8 @@ class Juror:
             return Vote("v", leaf.sha256)
         if vote.letter == "a" and vote.tokens != leaf.tokens:
             return Vote("v", leaf.sha256)
+        if vote.letter == "r" and vote.tokens < leaf.tokens:  # a reject costs by the tokens
+            return Vote("v", leaf.sha256)
         return vote
 
     def _salt(self, batch: int) -> str:

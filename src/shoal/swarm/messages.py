@@ -85,7 +85,7 @@ class VerdictIn(_In):
     finding: FindingIn | None = None
     evidence: Annotated[Plain, Field(max_length=500)] = ""
     samples: Number = Field(0, description="Answers in an accepted file.")
-    tokens: Number = Field(0, description="Generated tokens in an accepted file.")
+    tokens: Number = Field(0, description="Generated tokens in the file.")
 
 
 class VersionIn(_In):

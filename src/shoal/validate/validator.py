@@ -274,7 +274,7 @@ class Validator:
         self.loaded = version
 
     def _accept(self, upload: Upload, sha256: str, submission: Submission, audited: bool, began: float) -> None:
-        tokens = sum(len(rollout.completion) for rollout in submission.rollouts)
+        tokens = _tokens_of(submission)
         verdict = Verdict(True, sha256, audited, samples=len(submission.rollouts), tokens=tokens)
         self._note(upload, Vote("a", sha256, tokens))
         self.store.judge(upload, verdict)
@@ -290,11 +290,13 @@ class Validator:
         began: float,
     ) -> bool:
         evidence = self._keep_evidence(upload, submission, finding, audited)
-        verdict = Verdict(False, sha256, audited, finding, evidence)
+        # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
+        tokens = _tokens_of(submission) if submission is not None else 0
+        verdict = Verdict(False, sha256, audited, finding, evidence, tokens=tokens)
         blamed = bool(upload.node) and self._is_fault(submission, finding)
         # On the ledger nobody is accused of what the file's bytes do not show, such as which versions were published.
         proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence and is_blame(finding) else ""
-        self._note(upload, Vote("r", sha256, 0, proof) if proof else Vote("v", sha256))
+        self._note(upload, Vote("r", sha256, tokens, proof) if proof else Vote("v", sha256, tokens))
         self.store.judge(upload, verdict)
         self._say(upload, submission, audited, verdict, blamed, began)
         if blamed:
@@ -375,6 +377,10 @@ class Validator:
             cpu_s=time.process_time() - began,
             **self.status.shares(),
         )
+
+
+def _tokens_of(submission: Submission) -> int:
+    return sum(len(rollout.completion) for rollout in submission.rollouts)
 
 
 def past_strikes(path: Path) -> Counter[str]:
