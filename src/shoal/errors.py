@@ -90,6 +90,10 @@ class AwayError(LedgerError):
     """A ledger that cannot be reached or paid for now; what was to be entered can be entered later."""
 
 
+class HiddenError(AwayError):
+    """A contract's history that cannot be read: its coordinator, or the chain's node, leaves something out."""
+
+
 def first_line(error: Exception) -> str:
     """What a library's error says, short enough for a message of ours; what SQLAlchemy wraps is what it says."""
     said = str(getattr(error, "orig", None) or error)

@@ -4,16 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from shoal.bench.anvil import Anvil
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
+from shoal.ledger.chain import TamperedError
 from shoal.ledger.evm import EvmLedger
+from shoal.swarm.credits import Teller
+from shoal.swarm.history import OnChain
 
 from ..conftest import chain_or_skip
 from ..ledger.world import (
     COORDINATOR,
     KEYS,
     NODES,
+    RUN,
     STRANGER,
     VALIDATORS,
     Court,
@@ -107,3 +112,29 @@ def test_gas_is_given_for_votes_and_for_nothing_else(chain: Anvil, tmp_path: Pat
         ledger.give_gas(COORDINATOR, gas)
         assert ledger.chain.balance(who.address) == 0
         chain.ask("anvil_setBalance", who.address, hex(gas))
+
+
+def test_files_that_a_coordinator_enters_and_hides_keep_nobody_from_its_stake(
+    chain: Anvil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = evm_ledger(chain, tmp_path)
+    court = Court(ledger)
+    court.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.ledger.evm.packed", lambda _leaves: b"")
+        with pytest.raises(TamperedError):
+            court.work(leaf(0, NODES[1]))
+    read = EvmLedger(ledger.chain, ledger.address, ledger.created, RUN)
+    console = Console(record=True, width=200)
+    node, other = (Teller(OnChain(read, key), key, console) for key in (NODES[0], STRANGER))
+    node.unbond(None)
+    for _ in range(ledger.look(lambda state: state.leaving_steps)):
+        chain.ask("evm_increaseTime", STALL_S)
+        chain.ask("evm_mine")
+        other.advance()
+    node.withdraw()
+    found = ledger.node(NODES[0].address)
+    assert found is not None
+    assert (found.stake, found.leaving) == (0, 0)
+    assert ledger.totals().paid_out == 1000
+    assert "its node leaves something out, or the coordinator" in console.export_text()

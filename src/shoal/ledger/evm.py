@@ -19,7 +19,7 @@ from shoal.keys import Key, checksummed
 from shoal.ledger.acts import Act, Advance, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.calls import as_logged, call_of, packed
 from shoal.ledger.contract import compiled
-from shoal.ledger.creation import creation_input
+from shoal.ledger.creation import creation_input, read_creation
 from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Line, Standing, Totals, standing_of, totals_of
 from shoal.ledger.log import Log
@@ -101,21 +101,30 @@ class EvmLedger:
     def _enter(self, key: Key, act: Act) -> bool:
         if (known := self._known(key.address, act)) is not None:
             return known
-        function, arguments, value = call_of(act, lambda batch: self._leaves(batch, act.name), self._step)
-        data = self._contract.encode_abi(function, arguments)
-        if isinstance(act, Work):
-            data = HexStr(f"{data}{packed(act.leaves).hex()}")
         try:
-            transaction: TxParams = {"to": self._contract.address, "data": data, "value": Wei(value)}
-            self.last = self.chain.send(key, act.name, transaction)
+            self._send(key, act)
         except Reverted as error:
             self.catch_up()  # it may have been entered meanwhile, or by a process that did not live to say so
             if (known := self._known(key.address, act)) is not None:
                 return known
-            raise Refused(
-                _code_of(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})"
-            ) from None
+            raise _refused(act, error) from None
         return True
+
+    def send(self, key: Key, act: Act) -> None:
+        """Enters an act without reading the log: whatever a coordinator hides there, its author's money stays in reach."""
+        read_creation(self.chain, self.created, self.address, self._run)
+        try:
+            self._send(key, act)
+        except Reverted as error:
+            raise _refused(act, error) from None
+
+    def _send(self, key: Key, act: Act) -> None:
+        function, arguments, value = call_of(act, lambda batch: self._leaves(batch, act.name), self._step)
+        data = self._contract.encode_abi(function, arguments)
+        if isinstance(act, Work):
+            data = HexStr(f"{data}{packed(act.leaves).hex()}")
+        transaction: TxParams = {"to": self._contract.address, "data": data, "value": Wei(value)}
+        self.last = self.chain.send(key, act.name, transaction)
 
     def _known(self, author: str, act: Act) -> bool | None:
         """False if this very act was entered; None if none of its name was; Refused if another was."""
@@ -233,6 +242,10 @@ def _must_equal(what: str, found: object, expected: object) -> None:
 
 def _shown(value: object) -> object:
     return asdict(value) if isinstance(value, Standing | Totals) else value
+
+
+def _refused(act: Act, error: Reverted) -> Refused:
+    return Refused(_code_of(error.code), f"{act.name}: the contract refuses it ({error.code or 'it reverted'})")
 
 
 def _code_of(code: str) -> Code:

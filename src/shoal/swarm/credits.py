@@ -1,14 +1,15 @@
 """What people do by hand with credits of their own, and what anybody may do where a coordinator is gone."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from shoal.errors import LedgerError, RolloutError
+from shoal.errors import HiddenError, LedgerError, RolloutError
 from shoal.keys import Key, checked_address, checksummed
 from shoal.ledger.acts import Act, Advance, Close, Deposit, Refund, Settle, Stake, Unbond, Withdraw
 from shoal.ledger.court import is_due
@@ -16,9 +17,12 @@ from shoal.ledger.outlook import outlook, unit
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply
 from shoal.ledger.state import State
-from shoal.swarm.history import Access
+from shoal.swarm.history import Access, OnChain
 from shoal.swarm.reach_ledger import Where, reach_ledger
 from shoal.swarm.refusal import Refusal
+
+if TYPE_CHECKING:
+    from shoal.ledger.evm import EvmLedger
 
 A = TypeVar("A", bound=Act)
 
@@ -63,12 +67,20 @@ class Teller:
                 raise LedgerError(f"unbond: {checksummed(self._key.address)} has no stake that could leave")
             return Unbond(id=self._next(state, "unbond"), amount=amount or has)
 
-        entered = self._enter(act)
+        try:
+            entered = self._enter(act)
+        except HiddenError as hidden:
+            self._enter_unread(hidden, lambda ledger: Unbond(id=_fresh(), amount=amount or self._stake(ledger)))
+            return
         self._done(f"unbonded {entered.amount:,} {{unit}}")
 
     def withdraw(self) -> None:
         """Takes out what is earned for good, and what of the stake has left."""
-        before = self._paid(self._ledger.catch_up())
+        try:
+            before = self._paid(self._ledger.catch_up())
+        except HiddenError as hidden:
+            self._enter_unread(hidden, lambda _: Withdraw(id=_fresh()))
+            return
         self._enter(lambda state: Withdraw(id=self._next(state, "withdraw")))
         state = self._ledger.catch_up()
         by = "" if state.on_chain else ", by the run's owner"
@@ -76,7 +88,11 @@ class Teller:
 
     def advance(self) -> None:
         """Moves the clock of a contract on by a step, and settles what waits for nobody any more."""
-        self._settle()
+        try:
+            self._settle()
+        except HiddenError as hidden:
+            self._enter_unread(hidden, lambda ledger: Advance(step=ledger.totals().clock + 1))
+            return
         entered = self._enter(lambda state: Advance(step=state.clock + 1))
         self._settle()
         self._done(f"moved the clock to step {entered.step}")
@@ -125,6 +141,19 @@ class Teller:
             raise
         return act
 
+    def _enter_unread(self, hidden: HiddenError, make: Callable[["EvmLedger"], Act]) -> None:
+        """What is a node's own stays within its reach where a coordinator has entered what nobody can read."""
+        if not isinstance(self._ledger, OnChain):
+            raise hidden
+        self._console.print(f"{hidden}. The contract is asked instead of its history.", highlight=False, soft_wrap=True)
+        act = self._ledger.say_unread(make)
+        found = self._ledger.ledger.node(self._key.address)
+        self._console.print(f"entered: {act.name}; the contract has {found or 'no account of yours'}", highlight=False)
+
+    def _stake(self, ledger: "EvmLedger") -> int:
+        found = ledger.node(self._key.address)
+        return found.stake if found else 0
+
     def _next(self, state: State, kind: str) -> str:
         """An id that stays the same until the act is entered: given twice by a person in doubt, it happens once."""
         return f"{sum(who == self._key.address and name.startswith(f'{kind} ') for who, name in state.entered)}"
@@ -141,3 +170,7 @@ class Teller:
     def _show(self, state: State, who: str) -> None:
         for line in outlook(state, who, self._ledger.advance_in_s(state)):
             self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _fresh() -> str:
+    return secrets.token_hex(8)

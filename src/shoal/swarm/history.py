@@ -5,10 +5,11 @@ history that it has checked from its first entry on, and never for one that cont
 it is a contract, members talk to the chain themselves, and the coordinator is not asked.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.errors import AwayError, LedgerError, RolloutError
+from shoal.errors import HiddenError, LedgerError, RolloutError
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger import chain
@@ -72,7 +73,7 @@ class OnChain:
         try:
             self.ledger.catch_up()
         except TamperedError as error:  # all was read twice; another node of the chain may know more
-            raise AwayError(
+            raise HiddenError(
                 f"{self.ledger.place}: its node leaves something out, or the coordinator: {error}"
             ) from None
         state = self.ledger.look(lambda state: state)
@@ -85,6 +86,12 @@ class OnChain:
 
     def say(self, act: Act) -> None:
         self.ledger.enter(self._key, act)
+
+    def say_unread(self, make: Callable[["EvmLedger"], Act]) -> Act:
+        """Enters an act that follows from what the contract itself says: its history cannot be read."""
+        act = make(self.ledger)
+        self.ledger.send(self._key, act)
+        return act
 
     def advance_in_s(self, state: State) -> int | None:
         return max(0, self.ledger.moved_at() + state.terms.stall - self.ledger.chain.now())
