@@ -111,7 +111,7 @@ class EvmLedger:
         return True
 
     def send(self, key: Key, act: Act) -> None:
-        """Enters an act without reading the log: whatever a coordinator hides there, its author's money stays in reach."""
+        """Enters an act without reading the log: whatever is hidden there, its author's money stays in reach."""
         read_creation(self.chain, self.created, self.address, self._run)
         try:
             self._send(key, act)
