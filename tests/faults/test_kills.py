@@ -29,8 +29,8 @@ KILLS = {
     "relay": 2,
 }
 SUPERVISOR_KILLS = 3
-# A busy machine is no failure: there a role takes a minute to start.
-START_S = 180.0
+START_S = 60.0
+CHECKPOINT_S = 120.0
 
 
 def role_pids(out: Path) -> dict[str, int]:
@@ -61,7 +61,7 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(calm: Path, runs: Runs) -> None:
     config, out = calm.parent / "config.toml", calm.parent / "killed"
     rng = random.Random(7)
@@ -85,7 +85,7 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
             run = runs.start(config, out)
         else:
             os.kill(pids[victim], signal.SIGKILL)
-    assert run.wait() == 0, (calm.parent / "killed.log").read_text()[-3000:]
+    assert run.wait(500) == 0, (calm.parent / "killed.log").read_text()[-3000:]
     used = read_lineage(out / "checkpoints")
     assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
     known = {name: Key.load(key_path(out, name)).address for name in ("trainer", "validator", "worker-0", "worker-1")}
@@ -99,7 +99,7 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
 def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: Runs) -> None:
     config, out = calm.parent / "config.toml", calm.parent / "interrupted"
     run = runs.start(config, out)
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + CHECKPOINT_S
     while not list((out / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     pids = list(role_pids(out).values())
@@ -112,7 +112,7 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: 
     assert "Traceback" not in log
 
     run = runs.start(config, out)
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + CHECKPOINT_S
     notes = ""
     while "going on with step" not in notes and time.monotonic() < deadline:
         time.sleep(0.1)
