@@ -80,7 +80,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "config.toml").write_text(CONFIG)
     with Runs(folder / "cache") as runs:
-        ended = runs.start(folder / "config.toml", folder / "calm").wait()
+        ended = runs.start(folder / "config.toml", folder / "calm").wait(400)
     assert ended == 0, (folder / "calm.log").read_text()[-3000:]
     return folder / "calm"
 
