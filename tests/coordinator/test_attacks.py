@@ -128,6 +128,19 @@ def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(s
     world.trainer._link.announce(1, "ef" * 32)
 
 
+def test_a_version_beyond_the_end_of_the_run_is_refused(small_world: World) -> None:
+    """Each step before it would be noted for the ledger, also without files: half a billion rows fill any machine."""
+    world = small_world
+    world.announce()
+    steps = world.coordinator.terms.steps
+    for number in (steps + 1, 484_895_953):
+        body = json.dumps({"root": "cd" * 32}).encode()
+        headers = signed(world, TRAINER, "PUT", f"/v1/versions/{number}", body) | {"Content-Type": "application/json"}
+        answer = world.send("PUT", f"/v1/versions/{number}", body, headers)
+        refused(answer, 422, f"version {number}: this run ends with version {steps}")
+    assert world.send("GET", "/v1/versions", b"", {}).json()["newest"] == 0
+
+
 def test_of_a_hundred_copies_of_a_request_at_once_one_is_taken(small_world: World) -> None:
     small_world.store(A)
     data = json.dumps({"doing": "x"}).encode()

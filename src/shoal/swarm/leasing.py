@@ -53,6 +53,10 @@ def announce(
         raise Refusal(
             "taken", f"version {number}: is announced as {known[:12]}, not {root[:12]}; retract it before another one"
         )
+    if number > terms.steps:
+        raise Refusal(
+            "malformed", f"version {number}: this run ends with version {terms.steps}; is its config the trainer's?"
+        )
     if (table is not None) != bool(terms.tables):
         which = (
             "by a table of weights, which must come with it" if terms.tables else "alike, without a table of weights"
