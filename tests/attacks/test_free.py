@@ -71,13 +71,13 @@ def test_fair_draws_have_little_evidence_against_them(peaked: World) -> None:
     assert np.mean(scores > 2) < np.exp(-2)
 
 
-def test_one_answer_that_is_hardly_possible_is_caught_alone(world: World) -> None:
-    """The other samples of a long file do not hide it."""
-    honest = world.honest(groups=4)
-    sample = honest.rollouts[3]
-    worst = [world.workers.vocab - 1] * 11 + [1]
+def test_one_answer_that_is_hardly_possible_is_caught_alone(peaked: World) -> None:
+    """The other samples of a long file do not hide it, nor do log-probs that are right."""
+    honest = peaked.honest(groups=4)
+    worst = [peaked.workers.vocab - 1] * 11 + [1]
+    assert honest.rollouts[3].completion != worst
     forged = with_sample(honest, 3, completion=worst, logprobs=[0.0] * 12)
-    assert sample.completion != worst
-    finding = next(world.checks.costly([forged]))
+    [own] = replay(peaked.checks.policy, [forged.rollouts[3]], None, 0.4, 4096)
+    finding = next(peaked.checks.costly([with_sample(forged, 3, logprobs=own.logprobs_T.tolist())]))
     assert finding is not None
     assert (finding.check, finding.sample) == ("sampling", 3)

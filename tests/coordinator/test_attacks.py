@@ -68,7 +68,6 @@ def busy(run_of_two: World) -> Iterator[World]:
 
 
 def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
-    busy.book.keep(busy.database)  # the ledger knows `a`
     paths = httpx2.get(f"{busy.url}/v1/openapi.json").json()["paths"]
     open_routes = []
     for path, methods in paths.items():
@@ -77,7 +76,7 @@ def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
             target = target.replace("{address}", A.address)
             query = "?signal=1&first=0&last=0&before=0&after=0"
             answer = busy.send(method.upper(), target + query, b"{}", {"Content-Type": "application/json"})
-            if answer.status_code == 200:
+            if answer.status_code in (200, 404):  # the ledger has no account of a node without an accepted file
                 open_routes.append((method, path))
             else:
                 assert answer.status_code in (401, 422), (method, path, answer.text)

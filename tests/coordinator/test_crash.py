@@ -28,9 +28,6 @@ KILLS = 2
 NODES = 4
 
 
-pytestmark = pytest.mark.alone  # kills a real process again and again, and waits for it
-
-
 class Command:
     """`shoal coordinator`, which can be killed and started again on the same port."""
 
