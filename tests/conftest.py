@@ -26,13 +26,13 @@ from hypothesis import settings
 from shoal.bench.anvil import Anvil, anvil
 from shoal.config import TinyConfig
 from shoal.errors import BenchError, RolloutError
-from shoal.exchange.interfaces import RolloutStore
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Limits, Rollout, Submission
-from shoal.tasks.gym import ReasoningGym
-from shoal.validate.finding import Finding, Verdict
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import RolloutStore
+from shoal.protocol.submission import Limits, Rollout, Submission
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.tasks.sources.gym.source import ReasoningGym
 from tests.runs import CONFIG, Runs
 
 # A busy machine is no failure: pytest-timeout ends what hangs.

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from shoal.watch.metrics import read_steps
+from shoal.telemetry.metrics import read_steps
 
 STEPS = 120
 CONFIG = f"""

@@ -11,15 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config
-from shoal.exchange.interfaces import Version
-from shoal.exchange.rollouts import DirectoryStore
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import load
-from shoal.rollout.engine import TorchEngine
-from shoal.rollout.maker import Maker
-from shoal.rollout.worker import Worker
+from shoal.protocol.directory_store import DirectoryStore
+from shoal.protocol.stores import Version
+from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of, prepare_run
 from shoal.tasks.source import InProcess, Split, Task, TaskSource
-from shoal.watch.metrics import Entry, read_metrics
+from shoal.telemetry.metrics import Entry, read_metrics
 
 from .conftest import judge_formats
 

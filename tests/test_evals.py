@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 
 from shoal.errors import StorageError, TaskError
-from shoal.evals import Evaluation, by_target, evaluate, start_evaluator
+from shoal.evals.stats import wilson
 from shoal.files import locked
-from shoal.measure.stats import wilson
 from shoal.models.load import Policy
+from shoal.roles.evaluator import Evaluation, by_target, evaluate, start_evaluator
+from shoal.roles.trainer import start_trainer
 from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess
-from shoal.train.trainer import start_trainer
 from shoal.watch.show import print_status
 from shoal.watch.summary import summarise
 
@@ -72,7 +72,7 @@ def test_a_prompt_that_is_too_long_names_the_setting_and_what_it_takes(tiny_poli
 
 
 def test_a_second_evaluator_is_refused(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.evals.TAKEOVER_S", 0.1)
+    monkeypatch.setattr("shoal.roles.evaluator.TAKEOVER_S", 0.1)
     run = make_run(tmp_path / "run", make_config(tiny_dir))
     with locked(run.path / "locks" / "evaluator", "taken"), pytest.raises(StorageError, match="another one is at work"):
         start_evaluator(run)
@@ -110,7 +110,7 @@ def test_the_trainer_waits_for_no_evaluation_and_every_chosen_version_is_evaluat
         assert trained.wait(60)
         return evaluate(*arguments)
 
-    monkeypatch.setattr("shoal.evals.evaluate", slow)
+    monkeypatch.setattr("shoal.roles.evaluator.evaluate", slow)
     evaluator = threading.Thread(target=start_evaluator, args=(run,), daemon=True)
     evaluator.start()
     assert began.wait(60)  # two threads cannot load models at once

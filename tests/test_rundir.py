@@ -14,7 +14,7 @@ from shoal.config import RunConfig, check_config, to_toml
 from shoal.errors import ConfigError, ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models.load import WEIGHTS, load
-from shoal.rollout.record import Limits, write_rollouts
+from shoal.protocol.submission import Limits, write_rollouts
 from shoal.rundir import RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
 
 from .conftest import judge_formats, make_submission

@@ -16,18 +16,18 @@ from torch import Tensor
 from shoal.attacks import ATTACKS
 from shoal.config import RunConfig, TinyConfig
 from shoal.errors import RolloutError
-from shoal.exchange.interfaces import Version
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
-from shoal.rollout.engine import TorchEngine
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission, groups_with_signal, read_rollouts, write_rollouts
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
+from shoal.protocol.verdict import Finding
 from shoal.rundir import limits_of
-from shoal.tasks.gym import ReasoningGym
 from shoal.tasks.source import InProcess
+from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.validate.checks import Checks
-from shoal.validate.finding import Finding
 
 from .conftest import WORDS, make_lease
 from .swarm import make_config

@@ -15,10 +15,10 @@ from shoal.errors import BannedError, ConfigError, ShoalError, StorageError
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_words, set_defaults
 
 if TYPE_CHECKING:
+    from shoal.client.credits import Teller
     from shoal.config import RunConfig
-    from shoal.ledger.record import Record
+    from shoal.ledger.reader import Record
     from shoal.rundir import RunDir
-    from shoal.swarm.credits import Teller
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models over machines that nobody has to trust.\n\n"
@@ -74,7 +74,7 @@ def run(
         resolved = locate_run(config, changes, out, console).config if is_run else load_config(config, changes)
         typer.echo(to_toml(resolved), nl=False)
         return
-    from shoal.run import run_config
+    from shoal.roles.supervisor import run_config
 
     run_config(config, settings or [], out, console)
 
@@ -88,8 +88,8 @@ def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out 
     from shoal.rundir import locate_run
 
     located = locate_run(run, settings or [], out, console)  # before torch: a typo is told at once
-    from shoal.swarm.member import Reach
-    from shoal.train.trainer import start_trainer
+    from shoal.roles.session import Reach
+    from shoal.roles.trainer import start_trainer
 
     start_trainer(located, Reach(join or ""))
 
@@ -116,11 +116,11 @@ def worker(
 
     To lend this machine to a run: shoal worker --join URL. All else comes from the run card.
     """
-    from shoal.swarm.lending import lend, machine
+    from shoal.roles.join import lend, machine
 
     located, reach = lend("worker", run, join, key, home, relays or [], settings or [], out, console, allow_code)
     located = machine(located, batch, threads, dtype)
-    from shoal.rollout.worker import start_worker
+    from shoal.roles.worker import start_worker
 
     start_worker(located, name, attack, reach)
 
@@ -140,10 +140,10 @@ def validator(
 
     With --join from anywhere, if the run's owner has your address (shoal identity show) in swarm.validators.
     """
-    from shoal.swarm.lending import lend
+    from shoal.roles.join import lend
 
     located, reach = lend("validator", run, join, key, home, relays or [], settings or [], out, console, allow_code)
-    from shoal.validate.validator import start_validator
+    from shoal.roles.validator import start_validator
 
     start_validator(located, reach)
 
@@ -163,12 +163,12 @@ def planter(
     shoal run starts one if ledger.plants is above 0. Elsewhere: shoal planter RUN --join URL, on a machine that nobody
     else can read: whoever has its key knows what is planted.
     """
-    from shoal.swarm.lending import lend
+    from shoal.roles.join import lend
 
     if run is None and (key is None or not key.is_file()):
         raise ConfigError("planter: give --key with a copy of RUN/keys/planter.key; with another, bad files are cheats")
     located, reach = lend("planter", run, join, key, home, relays or [], [], None, console)
-    from shoal.rollout.planter import start_planter
+    from shoal.roles.planter import start_planter
 
     start_planter(located, reach)
 
@@ -183,7 +183,7 @@ def replay(
     """
     if not bundle.is_file():
         raise ConfigError(f"replay {bundle}: no such file; give a bundle out of a run's evidence directory")
-    from shoal.validate.again import replay_bundle
+    from shoal.validate.replay import replay_bundle
 
     sys.exit(0 if replay_bundle(bundle, console) else 1)
 
@@ -238,12 +238,12 @@ def evaluate(
     # Before torch: a typo is told at once.
     if follow:
         run = open_run(target)
-        from shoal.evals import start_evaluator
+        from shoal.roles.evaluator import start_evaluator
 
         start_evaluator(run)
     else:
         measured = _run_or_config(target, config, settings or [])
-        from shoal.evals import evaluate_target
+        from shoal.roles.evaluator import evaluate_target
 
         evaluate_target(target, measured, version, tasks, console)
 
@@ -251,7 +251,7 @@ def evaluate(
 def _evaluate_suite(
     target: Path, against: Path | None, name: str, tasks: int | None, samples: int | None, as_json: bool
 ) -> None:
-    from shoal.measure.suites import find_suite
+    from shoal.evals.suites import find_suite
 
     suite = find_suite(name)
     changes = {"tasks": tasks, "samples": samples}
@@ -262,7 +262,7 @@ def _evaluate_suite(
         models[number] = model / "model" if (model / "model" / "config.json").is_file() else model
         if not (models[number] / "config.json").is_file():
             raise ConfigError(f"eval {model}: no model directory, and no run that is done")
-    from shoal.measure.suite import evaluate_suite
+    from shoal.evals.suite import evaluate_suite
 
     evaluate_suite(models, suite, "float32", as_json, console)
 
@@ -296,8 +296,8 @@ def filter_tasks(
     Stopped half-way, the same command goes on from there, also with another number of workers.
     """
     from shoal.config import TaskConfig, load_config
-    from shoal.measure.filter import parse_keep
-    from shoal.tasks.filtered import Header
+    from shoal.evals.filter import parse_keep
+    from shoal.tasks.sources.filtered import Header
 
     lines = [TaskConfig(source=source, reward=reward)] if not source.endswith(".toml") else []
     if not lines:
@@ -308,8 +308,8 @@ def filter_tasks(
     _check_model(model)
     import torch
 
-    from shoal.measure.answers import Drawing
-    from shoal.measure.filter import filter_source
+    from shoal.evals.answers import Drawing
+    from shoal.evals.filter import filter_source
 
     torch.set_num_threads(threads)
     drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
@@ -380,7 +380,7 @@ def status(
     if (run is None) == (join is None):
         raise ConfigError("status: give a run directory, or --join URL with a coordinator's URL")
     if join is not None:
-        from shoal.swarm.ask import print_swarm
+        from shoal.client.ask import print_swarm
 
         print_swarm(join, console)
         return
@@ -399,7 +399,7 @@ def why(
     """Say what became of a submission: the verdict, the rule that was broken, what was claimed and what was found."""
     if (run is None) == (join is None):
         raise ConfigError(f"why {submission}: give the run's directory, or --join URL with its coordinator's URL")
-    from shoal.swarm.ask import ask_coordinator, ask_directory, print_why
+    from shoal.client.ask import ask_coordinator, ask_directory, print_why
 
     print_why(ask_directory(run, submission) if run else ask_coordinator(str(join), submission), console)
 
@@ -499,7 +499,7 @@ def origin(
     from shoal.rundir import RUN_FILE, open_run
 
     if (directory / RUN_FILE).is_file():
-        from shoal.exchange.cast import start_origin
+        from shoal.roles.origin import start_origin
 
         start_origin(open_run(directory), port)
         return
@@ -555,8 +555,8 @@ def relay(
             )
         if host in ("0.0.0.0", "::") and join is not None and url is None:
             raise ConfigError(f"relay: --host {host} listens everywhere; give --url with the URL that others reach")
-        from shoal.exchange.cast import start_relay
-        from shoal.swarm.lending import lend
+        from shoal.roles.join import lend
+        from shoal.roles.relay import start_relay
 
         located, reach = lend("relay", run_directory, join, key, home, [], [], None, console)
         start_relay(located, sources or [], host, port, url, reach, tls)
@@ -615,8 +615,8 @@ def coordinator(
     Its state lies in the run's directory, or in PostgreSQL if swarm.database says so; it may be killed at any time.
     """
     from shoal.config import load_config
+    from shoal.coordinator.command import serve_coordinator
     from shoal.rundir import default_path, open_run, settled
-    from shoal.swarm.commands import serve_coordinator
 
     if run.is_dir():
         if settings or out:
@@ -638,7 +638,7 @@ OwnKey = Annotated[
 @identity.command("show")
 def identity_show(key: OwnKey = None) -> None:
     """Print this machine's address; a key is made at first use."""
-    from shoal.swarm.identity import default_key, show
+    from shoal.client.identity import default_key, show
 
     show(key or default_key(), console)
 
@@ -648,7 +648,7 @@ def identity_export(
     key: OwnKey = None, to: Annotated[Path | None, typer.Option(help="File to write; else it is printed.")] = None
 ) -> None:
     """Give out the private key, to keep it elsewhere or to take it to another machine. Whoever has it is you."""
-    from shoal.swarm.identity import default_key, export
+    from shoal.client.identity import default_key, export
 
     export(key or default_key(), to, console)
 
@@ -662,7 +662,7 @@ def identity_import(
     replace: Annotated[bool, typer.Option("--replace", help="Put a key that is there aside.")] = False,
 ) -> None:
     """Make a private key this machine's own."""
-    from shoal.swarm.identity import bring_in, default_key
+    from shoal.client.identity import bring_in, default_key
 
     try:
         text = source.read_text() if source else sys.stdin.read(200)
@@ -676,7 +676,7 @@ def identity_forget(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where another coordinator is to be joined now.")],
 ) -> None:
     """Forget which coordinator was found at a URL, when the run's owner says that it is another one now."""
-    from shoal.swarm.identity import forget_coordinator
+    from shoal.client.identity import forget_coordinator
 
     forget_coordinator(url, console)
 
@@ -717,10 +717,10 @@ def _record(where: str) -> "Record":
     """A ledger, checked from its first entry to its last."""
     with console.status(f"verifying the ledger of {where}"):
         if where.startswith(("http://", "https://")):
-            from shoal.swarm.history import record_at
+            from shoal.client.ledger import record_at
 
             return record_at(where)
-        from shoal.ledger.record import read_record
+        from shoal.ledger.reader import read_record
 
         return read_record(Path(where))
 
@@ -778,9 +778,9 @@ def ledger_gas(
     Whoever sends a transaction pays its gas: the coordinator for joining, work and settling, a validator for its votes,
     which ledger.gas gives it, a node for taking out what it earned, a challenger and the arbiter for theirs.
     """
+    from shoal.client.gas import show_gas
     from shoal.config import load_config
     from shoal.rundir import default_path, open_run
-    from shoal.swarm.purses import show_gas
 
     if run.is_dir():
         show_gas(open_run(run).config, run, dev, console)
@@ -800,9 +800,9 @@ def ledger_challenge(
     key: NodeKey = None,
 ) -> None:
     """Object to a verdict within its window. You must have joined; the arbiter judges the file itself, and rules."""
+    from shoal.client.challenge import challenge
+    from shoal.client.identity import default_key
     from shoal.keys import Key
-    from shoal.swarm.challenge import challenge
-    from shoal.swarm.identity import default_key
 
     challenge(join, submission, claim, evidence, Key.load(key or default_key()), console)
 
@@ -812,10 +812,10 @@ def _teller(
     join: str | None, run: str | None, rpc: str | None, contract: str | None, created: str | None, key: Path | None
 ) -> "Iterator[Teller]":
     """A person's hand on the ledger that these options name."""
+    from shoal.client.credits import teller
+    from shoal.client.identity import default_key
+    from shoal.client.ledger_access import Where
     from shoal.keys import Key
-    from shoal.swarm.credits import teller
-    from shoal.swarm.identity import default_key
-    from shoal.swarm.reach_ledger import Where
 
     with teller(Where(join, run, rpc, contract, created), Key.load(key or default_key()), console) as found:
         yield found
@@ -954,10 +954,9 @@ def ledger_arbitrate(
     The bytes and the signed lease come from the coordinator, the config and the versions from RUN. A challenge whose
     bytes, lease or version are gone is left open.
     """
+    from shoal.client.challenge import arbitrate
     from shoal.keys import Key
-    from shoal.rundir import open_run
-    from shoal.swarm.challenge import arbitrate
-    from shoal.swarm.member import key_path
+    from shoal.rundir import key_path, open_run
     from shoal.validate.arbiter import open_arbiter
 
     own = Key.load(key or key_path(run, "coordinator"))

@@ -10,26 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
-from shoal.exchange.interfaces import Version, WeightSource, roots_of
-from shoal.exchange.rollouts import DirectoryStore, Rules
-from shoal.exchange.weights import TABLE, DirectoryChannel
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
-from shoal.rollout.lease import NODE_NAME
-from shoal.rollout.record import Limits
-from shoal.tasks.sampler import Sampler, Table
+from shoal.protocol.directory_store import DirectoryStore, Rules
+from shoal.protocol.lease import NODE_NAME
+from shoal.protocol.stores import Version, WeightSource, roots_of
+from shoal.protocol.submission import Limits
+from shoal.protocol.version_directory import TABLE, DirectoryChannel
+from shoal.tasks.difficulty import Sampler, Table
 from shoal.tasks.source import draw
-from shoal.watch.metrics import MetricsWriter
-from shoal.watch.status import StatusFile
-
-if TYPE_CHECKING:
-    from shoal.exchange.cast import CastChannel
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import StatusFile
 
 RUN_FILE = "run.json"
 LOCK = "lock"
@@ -81,26 +77,6 @@ class RunDir:
 
     def channel(self) -> DirectoryChannel:
         return DirectoryChannel(self.path / "weights", self.config.keep.versions)
-
-    @contextmanager
-    def weights(self, role: str, relays: Sequence[str], metrics: MetricsWriter) -> Iterator[WeightSource]:
-        """Where a role has versions from: relays, or, where none is given, this directory itself."""
-        if not relays:
-            yield self.channel()
-            return
-        with self.cast(role, relays, metrics, self.origin_key.address) as channel:
-            yield channel
-
-    @contextmanager
-    def cast(
-        self, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int = 0
-    ) -> Iterator["CastChannel"]:
-        """Versions that `origin` signed, from relays, none of which lies nearer than `nearest`."""
-        from shoal.exchange.cast import CastChannel
-
-        path, wait_s = self.path / "nodes" / role, self.config.wait_s
-        with CastChannel(path, relays, origin, self.config.name, role, wait_s, metrics, nearest) as channel:
-            yield channel
 
     def base_version(self, source: WeightSource) -> Version:
         base = source.version(0)
@@ -323,3 +299,18 @@ def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def key_path(run: Path, name: str) -> Path:
+    """Where the key of a role lies that runs in a run's own directory."""
+    return run / "keys" / f"{name}.key"
+
+
+def role_key(run: Path, name: str) -> Key:
+    """The key itself, made at first use."""
+    return Key.load_or_create(key_path(run, name))
+
+
+def is_own(run: Path) -> bool:
+    """Whether a run's coordinator works in this directory, where its key is."""
+    return key_path(run, "coordinator").exists()

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from shoal.keys import Key
-from shoal.shardcast.guard import sign_request
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.serve.rate_limit import sign_request
+from shoal.shardcast.serve.server import Server, serving
 
 
 def ask(server: Server, host: str, headers: dict[str, str]) -> tuple[int, bytes]:

@@ -12,28 +12,28 @@ import pytest
 from rich.console import Console
 from safetensors.torch import save_file
 
+from shoal.client.challenge import Rulings, arbitrate, challenge
+from shoal.client.rollout_store import SwarmStore
+from shoal.client.voting import Juror
+from shoal.coordinator.retention import drop_rejected
 from shoal.errors import RolloutError
-from shoal.exchange.interfaces import Version
 from shoal.ledger.acts import Deposit
 from shoal.ledger.state import State
 from shoal.models.load import load
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.verdict import Finding
+from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
-from shoal.swarm.challenge import Rulings, arbitrate, challenge
-from shoal.swarm.juror import Juror
-from shoal.swarm.keeping import drop_rejected
-from shoal.swarm.store import SwarmStore
 from shoal.tasks.source import InProcess
-from shoal.validate import again
-from shoal.validate.again import replay_bundle
+from shoal.validate import replay as again
 from shoal.validate.arbiter import Arbiter
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import bundle_name, read_bundle
-from shoal.validate.finding import Finding
-from shoal.validate.validator import Validator
-from shoal.validate.votes import Vote, Votes
+from shoal.validate.replay import replay_bundle
+from shoal.validate.vote_log import Vote, Votes
 
 from ..coordinator.world import COORDINATOR, VALIDATOR, key_of, world_at
 from ..coordinator.world import World as Swarm
@@ -121,7 +121,7 @@ class Trial:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+    monkeypatch.setattr("shoal.client.rollout_store.LONG_POLL_S", 0.02)
     monkeypatch.setattr(again, "Scorer", InThisProcess)
 
 

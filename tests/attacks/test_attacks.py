@@ -7,7 +7,7 @@ from shoal import toploc
 from shoal.attacks import ATTACKS, attack_named
 from shoal.attacks.texts import EditedTokens
 from shoal.errors import ConfigError
-from shoal.rollout.engine import Request
+from shoal.generate.engine import Request
 
 from ..world import VERSIONS, World, build_world, lease_of, weights
 

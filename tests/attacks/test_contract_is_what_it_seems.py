@@ -8,10 +8,10 @@ import pytest
 
 from shoal.bench.anvil import Anvil
 from shoal.errors import LedgerError
-from shoal.ledger.contract import compiled
-from shoal.ledger.creation import creation_input
-from shoal.ledger.evm import EvmLedger
-from shoal.ledger.rpc import Chain
+from shoal.ledger.evm.contract import compiled
+from shoal.ledger.evm.creation import creation_input
+from shoal.ledger.evm.ledger import EvmLedger
+from shoal.ledger.evm.rpc import Chain
 
 from ..conftest import chain_or_skip
 from ..ledger.world import COORDINATOR, RUN, evm_ledger, make_terms

@@ -4,7 +4,7 @@ cannot be seen."""
 import numpy as np
 import pytest
 
-from shoal.validate.prefill import replay
+from shoal.validate.recompute import replay
 from shoal.validate.sampling import check_free, surprise
 
 from ..world import World, build_world, lease_of, with_sample

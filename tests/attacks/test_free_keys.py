@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from shoal.client.client import MOST_ANSWER
+from shoal.client.ledger import follow
+from shoal.coordinator.db.schema import nodes
+from shoal.coordinator.http.api import MAX_LINES_BYTES
 from shoal.keys import Key
 from shoal.ledger.acts import Withdraw
 from shoal.ledger.entry import Statement
 from shoal.ledger.store import SqliteLedger
-from shoal.rollout.lease import Lease
-from shoal.swarm.api import MAX_LINES_BYTES
-from shoal.swarm.client import MOST_ANSWER
-from shoal.swarm.history import follow
-from shoal.swarm.signing import Recipient, sign_request
-from shoal.swarm.tables import nodes
-from shoal.validate.finding import Verdict
+from shoal.protocol.lease import Lease
+from shoal.protocol.signed_request import Recipient, sign_request
+from shoal.protocol.verdict import Verdict
 
 from ..coordinator.strangers import Stranger
 from ..coordinator.world import COORDINATOR, TRAINER, VALIDATOR, World, good_file, key_of, world_at
@@ -213,7 +213,7 @@ def test_a_long_ledger_is_never_more_than_a_follower_reads_at_once(
     for number in range(1, 9):
         busy.announce(number)
     busy.book.keep(busy.database)
-    monkeypatch.setattr("shoal.swarm.api.MAX_LINES_BYTES", 1500)
+    monkeypatch.setattr("shoal.coordinator.http.api.MAX_LINES_BYTES", 1500)
     with busy.link(key_of("reader")) as link:
         first = link.get("/v1/ledger/entries?first=0")["lines"]
         history = follow(link)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from shoal.client.rollout_store import SwarmStore
 from shoal.errors import UnreadError
-from shoal.exchange.interfaces import Upload
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission
-from shoal.swarm.store import SwarmStore
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Upload
+from shoal.protocol.submission import Submission
+from shoal.roles.trainer import start_trainer
 from shoal.tasks.source import Score, Split, Task
-from shoal.train.trainer import start_trainer
-from shoal.validate.turns import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
-from shoal.validate.votes import Votes
+from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
+from shoal.validate.vote_log import Votes
 
 from ..coordinator.world import good_file, key_of, world_at
 from ..swarm import entries, make_config, make_run, make_worker, notes, working

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 
 from shoal.cli import _refuse
+from shoal.client.client import Link
 from shoal.config import TaskConfig
+from shoal.coordinator import coordinator
 from shoal.errors import SwarmError, TaskError
 from shoal.keys import Key
-from shoal.swarm import coordinator
-from shoal.swarm.client import Link
-from shoal.swarm.member import join_run
-from shoal.swarm.messages import UploadOut
-from shoal.tasks import confine, gym
-from shoal.tasks.forms import TEXT_OPTIONS
-from shoal.tasks.scorer import Scorer, _Lost, _score
-from shoal.tasks.versions import PYTHON, check_packages, packages_of
+from shoal.protocol.messages import UploadOut
+from shoal.roles.session import join_run
+from shoal.tasks.isolation import landlock as confine
+from shoal.tasks.package_versions import PYTHON, check_packages, packages_of
+from shoal.tasks.rewards.scorer import Scorer, _Lost, _score
+from shoal.tasks.sources.gym import source as gym
+from shoal.tasks.sources.gym.safe_answers import TEXT_OPTIONS
 
 from ..coordinator.world import world_at
 
@@ -62,9 +63,9 @@ def test_a_run_card_cannot_make_a_lender_read_its_key(composite: bool, key: Path
 
 UNCHECKED = """
 import runpy
-from shoal.tasks import gym
+from shoal.tasks.sources.gym import source as gym
 gym.foreign_option = lambda generator, options: None
-runpy.run_module("shoal.tasks.scorer_child", run_name="__main__")
+runpy.run_module("shoal.tasks.rewards.scorer_child", run_name="__main__")
 """
 
 
@@ -76,7 +77,8 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_unchecked(command: list[str], **rest: Any) -> subprocess.Popen[bytes]:
         return start(
-            [sys.executable, "-P", "-c", UNCHECKED] if "shoal.tasks.scorer_child" in command else command, **rest
+            [sys.executable, "-P", "-c", UNCHECKED] if "shoal.tasks.rewards.scorer_child" in command else command,
+            **rest,
         )
 
     monkeypatch.setattr(subprocess, "Popen", start_unchecked)
@@ -99,7 +101,7 @@ def test_what_makes_tasks_cannot_read_the_key_even_if_nobody_looks_at_options(ke
 CONFINED = """
 import ctypes, json, os, resource, socket, subprocess, sys
 from pathlib import Path
-from shoal.tasks.confine import confine
+from shoal.tasks.isolation.landlock import confine
 key, table = map(Path, sys.argv[1:])
 libc = ctypes.CDLL(None, use_errno=True)
 def call(*arguments):
@@ -181,8 +183,8 @@ WATCHED = """
 import json, sys
 import reasoning_gym
 from shoal.errors import SwarmError, TaskError
-from shoal.tasks.forms import TEXT_OPTIONS
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.sources.gym.safe_answers import TEXT_OPTIONS
+from shoal.tasks.sources.gym.source import ReasoningGym
 import dataclasses
 key = sys.argv[1]
 opened = []
@@ -245,8 +247,9 @@ def test_a_card_cannot_have_anything_else_installed(said: dict[str, str]) -> Non
 
 BROKERED = """
 import os, sys
-from shoal.tasks import broker, sandbox
-from shoal.tasks.confine import confine
+from shoal.tasks.isolation import broker
+from shoal.tasks.isolation import sandbox
+from shoal.tasks.isolation.landlock import confine
 # The sandbox itself may not be there; who asks for it and who makes it are.
 broker.find_bubblewrap = sandbox.find_bubblewrap = lambda: "bwrap"
 sandbox._run = lambda path, program, given, bounds, main: sandbox.Outcome(
@@ -269,7 +272,7 @@ def test_a_confined_process_has_programs_run_by_one_that_can_make_sandboxes(tmp_
 
 
 def test_a_chains_node_that_a_card_names_is_told_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rpc = pytest.importorskip("shoal.ledger.rpc")
+    rpc = pytest.importorskip("shoal.ledger.evm.rpc")
     (tmp_path / ".netrc").write_text("default login me password secret\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))

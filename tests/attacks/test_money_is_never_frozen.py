@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.anvil import Anvil
+from shoal.client.credits import Teller
+from shoal.client.ledger import OnChain
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
 from shoal.ledger.chain import TamperedError
-from shoal.ledger.evm import EvmLedger
-from shoal.swarm.credits import Teller
-from shoal.swarm.history import OnChain
+from shoal.ledger.evm.ledger import EvmLedger
 
 from ..conftest import chain_or_skip
 from ..ledger.world import (
@@ -121,7 +121,7 @@ def test_files_that_a_coordinator_enters_and_hides_keep_nobody_from_its_stake(
     court = Court(ledger)
     court.begin()
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.ledger.evm.packed", lambda _leaves: b"")
+        patch.setattr("shoal.ledger.evm.ledger.packed", lambda _leaves: b"")
         with pytest.raises(TamperedError):
             court.work(leaf(0, NODES[1]))
     read = EvmLedger(ledger.chain, ledger.address, ledger.created, RUN)

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.client.credits import teller
+from shoal.client.ledger import access
+from shoal.client.ledger_access import Where
+from shoal.client.rollout_store import SwarmStore
+from shoal.client.voting import Juror
 from shoal.config import PLANTS
+from shoal.coordinator.command import open_coordinator
+from shoal.coordinator.outbox import remember_end
+from shoal.coordinator.vote_deadline import Patience
 from shoal.errors import AwayError, BannedError, ConfigError
 from shoal.ledger.acts import Deposit, Unbond
 from shoal.ledger.state import State
-from shoal.swarm.commands import open_coordinator
-from shoal.swarm.credits import teller
-from shoal.swarm.history import access
-from shoal.swarm.juror import Juror
-from shoal.swarm.outbox import remember_end
-from shoal.swarm.patience import Patience
-from shoal.swarm.reach_ledger import Where
-from shoal.swarm.store import SwarmStore
-from shoal.validate.finding import Finding, Verdict
-from shoal.validate.votes import Vote, Votes
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.validate.vote_log import Vote, Votes
 
 from ..coordinator.test_book import announce, history, keep
 from ..coordinator.world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
@@ -33,7 +33,7 @@ JUDGES = [key_of(f"judge-{n}") for n in range(3)]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for files that do not come."""
-    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+    monkeypatch.setattr("shoal.client.rollout_store.LONG_POLL_S", 0.02)
 
 
 class Judge:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import TaskError
-from shoal.tasks import sandbox
-from shoal.tasks.coding import Called, Spoken, Test, judge_program
-from shoal.tasks.sandbox import Bounds, find_bubblewrap, run_program
-from shoal.tasks.seccomp import MACHINES, seccomp_filter
+from shoal.tasks.isolation import sandbox
+from shoal.tasks.isolation.sandbox import Bounds, find_bubblewrap, run_program
+from shoal.tasks.isolation.seccomp import MACHINES, seccomp_filter
+from shoal.tasks.rewards.code import Called, Spoken, Test, judge_program
 
 BOUNDS = Bounds(seconds=0.5, memory=256 << 20, output=1 << 16)
 SECRET = "the-answer-nobody-may-read-61803398"
@@ -88,12 +88,12 @@ for number in range(1, 65):
 while True: pass
 """,
     "stop itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
-    "import the scorer": "import shoal.tasks.coding\nshoal.tasks.coding.judge_program = lambda *_: 1",
+    "import the scorer": "import shoal.tasks.rewards.code\nshoal.tasks.coding.judge_program = lambda *_: 1",
     "import the scorer from the host": """
 import sys
 sys.path += {paths!r}
-import shoal.tasks.coding
-shoal.tasks.coding._alike = lambda *_: True
+import shoal.tasks.rewards.code
+shoal.tasks.rewards.code._alike = lambda *_: True
 """,
     "patch the tests": """
 import builtins, json, sys

@@ -14,11 +14,11 @@ import pytest
 
 from shoal.errors import ShardcastError, WaitError
 from shoal.keys import Key
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.records import MIB, Head, signed_head
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.records import MIB, Head, signed_head
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.serve.server import Server, serving
 from tests.attacks.relays import Answer, Evil, Twist, evil_relay, late
 
 SIZE = 12 * MIB + 12345
@@ -247,8 +247,8 @@ from pathlib import Path
 from contextlib import suppress
 import resource
 from shoal.errors import ShoalError
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.store import Store
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with Puller(Store(Path(sys.argv[1])), [sys.argv[2]], sys.argv[3], "run", stall_s=1.0) as puller, suppress(ShoalError):
     puller.fetch(1, wait_s=2)

@@ -9,23 +9,23 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.client.rollout_store import _signal
+from shoal.coordinator import nodes as registry
+from shoal.coordinator.coordinator import MAX_ROOMS
+from shoal.coordinator.http.body_limits import Scope
+from shoal.coordinator.http.rate_limit import neighbours_of
+from shoal.coordinator.http.server import Slots
 from shoal.errors import UnreadError
-from shoal.exchange.interfaces import roots_of
-from shoal.rollout import decode
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission, groups_with_signal, read_rollouts, write_rollouts
+from shoal.protocol import parquet_reader as decode
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import roots_of
+from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.roles.session import Reach, swarm_store
+from shoal.roles.trainer import start_trainer
+from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
-from shoal.swarm import registry
-from shoal.swarm.bounds import Scope
-from shoal.swarm.coordinator import MAX_ROOMS
-from shoal.swarm.guard import neighbours_of
-from shoal.swarm.member import Reach, swarm_store
-from shoal.swarm.server import Slots
-from shoal.swarm.store import _signal
 from shoal.tasks.source import Score, Split, Task
-from shoal.train.trainer import start_trainer
-from shoal.validate.finding import Finding, Verdict
-from shoal.validate.validator import Validator
 
 from ..conftest import LIMITS, make_lease, make_submission
 from ..coordinator.strangers import Stranger

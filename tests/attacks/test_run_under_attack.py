@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from shoal.coordinator.archive import reading
+from shoal.coordinator.db.schema import nodes, submissions
 from shoal.ledger.export import verify_file
 from shoal.rundir import open_run
-from shoal.swarm.past import reading
-from shoal.swarm.tables import nodes, submissions
-from shoal.watch.metrics import read_metrics
+from shoal.telemetry.metrics import read_metrics
 from tests.runs import CONFIG, Runs, reward_at
 
 STEPS = 40

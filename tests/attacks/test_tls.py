@@ -14,15 +14,15 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.client.client import Link
+from shoal.client.known_coordinators import remember, trusted
 from shoal.errors import IdentityError, ShoalError, SwarmError
 from shoal.keys import Key
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
-from shoal.shardcast.wire import Connection, Pace, SourceError
-from shoal.swarm.card import Join
-from shoal.swarm.client import Link
-from shoal.swarm.known import remember, trusted
+from shoal.protocol.run_card import Join
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.fetch.http import Connection, Pace, SourceError
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.serve.server import Server, serving
 from shoal.tls import UnvouchedError, make_certificate, server_context, vouched_by
 
 from ..coordinator.world import COORDINATOR, World, key_of, world_at
@@ -201,7 +201,7 @@ def test_somebody_in_the_middle_for_a_moment_ends_no_node(secure: World, tmp_pat
 
 
 def test_a_stalled_handshake_holds_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.swarm.server.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("shoal.coordinator.http.server.MOST_CONNECTIONS", 8)
     path = f"sqlite:///{tmp_path / 'state.db'}"
     with world_at(tmp_path, path, tls=True, pause_s=PAUSE_S) as world, ExitStack() as stack:
         address = ("127.0.0.1", port_of(world.url))
@@ -301,7 +301,7 @@ def test_the_card_names_the_address_that_a_relay_joined_with(secure: World) -> N
 
 
 def test_half_open_handshakes_keep_nobody_from_a_relay(tmp_path: Path) -> None:
-    from shoal.shardcast.guard import Limits
+    from shoal.shardcast.serve.rate_limit import Limits
 
     with origin_at(tmp_path) as origin, ExitStack() as stack:
         origin.publish(0, 1)

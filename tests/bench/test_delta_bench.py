@@ -15,7 +15,7 @@ from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult
 from shoal.bench.run import find_bench
 from shoal.config import RunConfig
-from shoal.shardcast import delta_kernels
+from shoal.shardcast.delta import kernels as delta_kernels
 
 from ..swarm import make_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.bench.generation import Generate, Ours, Work, ragged_work, stopwatch
 from shoal.models.load import load
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.sources.gym.source import ReasoningGym
 
 
 def work() -> Work:

@@ -7,8 +7,8 @@ import pytest
 
 from shoal.bench.laptop import changed, checkout_config
 from shoal.bench.length import CONFIG, conclude
-from shoal.evals import Evaluation
 from shoal.models.base import base_model_dir
+from shoal.roles.evaluator import Evaluation
 from shoal.tasks.build import build_source
 from shoal.tasks.length import budgeted
 from shoal.tasks.source import score

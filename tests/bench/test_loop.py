@@ -16,7 +16,7 @@ from shoal.errors import BenchError
 from shoal.models.load import load
 from shoal.rundir import RunDir, prepare_run
 from shoal.tasks.build import build_source
-from shoal.watch.metrics import read_metrics
+from shoal.telemetry.metrics import read_metrics
 
 
 @pytest.fixture

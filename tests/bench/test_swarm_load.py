@@ -12,7 +12,7 @@ from shoal.bench.swarm_load import CONFIG, coordinator_of, figures, play
 from shoal.bench.swarm_nodes import Load, Tally, percentile
 from shoal.config import check_config
 from shoal.errors import BenchError
-from shoal.swarm.member import key_path
+from shoal.rundir import key_path
 
 
 def test_a_percentile_is_one_of_the_waits() -> None:

@@ -21,7 +21,7 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for files that do not come."""
-    monkeypatch.setattr("shoal.swarm.store.LONG_POLL_S", 0.02)
+    monkeypatch.setattr("shoal.client.rollout_store.LONG_POLL_S", 0.02)
 
 
 @pytest.fixture(autouse=True, scope="session")

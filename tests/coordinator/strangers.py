@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx2
 
+from shoal.coordinator.http.api import make_app
 from shoal.keys import Key
-from shoal.swarm.api import make_app
-from shoal.swarm.signing import Recipient, sign_request
+from shoal.protocol.signed_request import Recipient, sign_request
 
 from .world import HERE, World, key_of
 

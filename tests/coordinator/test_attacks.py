@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select
 
+from shoal.coordinator.db.schema import metadata
 from shoal.keys import Key
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import BODY, SIGNATURE, Recipient, Signed, sign_request
-from shoal.swarm.tables import metadata
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
 
 from .world import COORDINATOR, HERE, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.client.challenge import Rulings, arbitrate, challenge
+from shoal.client.voting import Juror
+from shoal.coordinator import ledger_writer as book_module
 from shoal.errors import LedgerError, RolloutError
 from shoal.keys import Key
 from shoal.ledger.acts import Deposit, Reveal
@@ -16,15 +19,12 @@ from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
 from shoal.ledger.store import SqliteLedger
-from shoal.rollout.lease import Lease
+from shoal.protocol.lease import Lease
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir
-from shoal.swarm import book as book_module
-from shoal.swarm.challenge import Rulings, arbitrate, challenge
-from shoal.swarm.juror import Juror
-from shoal.swarm.leases import SignedLease
-from shoal.swarm.refusal import Refusal
-from shoal.validate.finding import Finding, Verdict
-from shoal.validate.votes import Vote, Votes
+from shoal.validate.vote_log import Vote, Votes
 
 from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client.client import Link
 from shoal.errors import IdentityError, SwarmError, WaitError
-from shoal.rollout.pacing import StepCount
-from shoal.swarm.card import Join, SignedCard, read_card
-from shoal.swarm.client import Link
-from shoal.swarm.refusal import Refusal
+from shoal.protocol.pacing import StepCount
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.run_card import Join, SignedCard, read_card
 from tests.faults.net import Mischief, Network, Proxy
 
 from .world import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config
@@ -136,7 +136,7 @@ def test_join_wants_a_url() -> None:
 
 
 def test_the_signature_of_a_card_covers_its_config() -> None:
-    from shoal.swarm.card import SCHEMA, Card, sign_card
+    from shoal.protocol.run_card import SCHEMA, Card, sign_card
 
     def card(**changes: object) -> SignedCard:
         fields = {

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
+from shoal.coordinator.coordinator import Coordinator
 from shoal.keys import Key, checksummed, short
-from shoal.swarm.coordinator import Coordinator
-from shoal.swarm.member import key_path
-from shoal.validate.finding import Finding, Verdict
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.rundir import key_path
 
 from .world import World, key_of
 
@@ -74,7 +74,7 @@ def test_what_is_no_key_is_not_taken(tmp_path: Path, text: str, reason: str) -> 
 
 
 def test_the_swarm_imports_no_torch() -> None:
-    code = "import shoal.swarm.commands, shoal.swarm.store, sys; print(*sys.modules)"
+    code = "import shoal.coordinator.command, shoal.client.rollout_store, sys; print(*sys.modules)"
     found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert found & {"torch", "transformers", "reasoning_gym"} == set()
 
@@ -95,7 +95,7 @@ def test_a_coordinator_prints_the_line_that_others_join_with(
         started()
         listener.close()
 
-    monkeypatch.setattr("shoal.swarm.commands.serve", serve)
+    monkeypatch.setattr("shoal.coordinator.command.serve", serve)
     run = tmp_path / "runs" / "a"  # of which nothing is there yet
     public = ["--set", "swarm.public=run.example.org", "--set", f"swarm.tls={tls}"]
     result = shoal(tmp_path, "coordinator", str(config), "--out", str(run), *public)

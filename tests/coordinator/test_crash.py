@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client.client import Link
+from shoal.client.rollout_store import SwarmStore
 from shoal.config import to_toml
 from shoal.files import sha256_file
 from shoal.keys import Key
-from shoal.swarm.client import Link
-from shoal.swarm.member import role_key
-from shoal.swarm.store import SwarmStore
+from shoal.rundir import role_key
 
 from ..conftest import LIMITS, ROOT, judge_formats
 from .world import good_file, key_of, make_config

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from shoal.bench.anvil import Anvil
+from shoal.client.voting import Juror
+from shoal.coordinator import ledger_writer as book
 from shoal.keys import checksummed
-from shoal.ledger import deployed
+from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
-from shoal.swarm import book
-from shoal.swarm.juror import Juror
-from shoal.validate.votes import Votes
+from shoal.validate.vote_log import Votes
 
 from ..conftest import chain_or_skip
 from .test_book import TOKENS, announce, judge, keep, state
@@ -149,7 +149,7 @@ def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
     assert known is not None
     by_hand = ("--run", "test", "--rpc", chain.url, "--contract", known.contract, "--created", known.created)
     joined = ("--run", str(tmp_path / "joined"))
-    monkeypatch.setattr("shoal.swarm.reach_ledger.ASK_S", 0.5)
+    monkeypatch.setattr("shoal.client.ledger_access.ASK_S", 0.5)
     assert "A contract can be used without its coordinator: in place of --join, give --run DIR" in refused(
         home, "withdraw", "--join", world.url
     )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from shoal.config import SwarmConfig
+from shoal.coordinator.http.body_limits import Receive, Scope, Send
+from shoal.coordinator.http.rate_limit import BURST_S, Guard, network_of
 from shoal.keys import Key
-from shoal.swarm.bounds import Receive, Scope, Send
-from shoal.swarm.guard import BURST_S, Guard, network_of
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import sign_request
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_request import sign_request
 
 from .world import HERE, TRAINER, World, key_of, world_at
 

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.client.ask import print_why
+from shoal.client.client import Link
+from shoal.client.rollout_store import SwarmStore
 from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
 from shoal.keys import Key
-from shoal.rollout.lease import Lease
-from shoal.swarm.ask import print_why
-from shoal.swarm.card import SCHEMA, Card, SignedCard
-from shoal.swarm.client import Link
-from shoal.swarm.leases import SignedLease
-from shoal.swarm.lending import lend
-from shoal.swarm.member import Heart, join_run
-from shoal.swarm.store import SwarmStore
-from shoal.tasks.versions import packages_of
-from shoal.watch.status import StatusFile
+from shoal.protocol.lease import Lease
+from shoal.protocol.run_card import SCHEMA, Card, SignedCard
+from shoal.protocol.signed_lease import SignedLease
+from shoal.roles.join import lend
+from shoal.roles.session import Heart, join_run
+from shoal.tasks.package_versions import packages_of
+from shoal.telemetry.status import StatusFile
 
 from ..conftest import answering
 from .world import COORDINATOR, ORIGIN, key_of, make_config

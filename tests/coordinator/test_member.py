@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.client.announce import AnnouncedChannel
+from shoal.client.client import Link
 from shoal.errors import ConfigError, SwarmError
-from shoal.exchange.weights import DirectoryChannel
-from shoal.run import ports_of
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.protocol.version_directory import DirectoryChannel
+from shoal.roles.join import lend, machine
+from shoal.roles.session import Heart, Reach, join_run
+from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
-from shoal.swarm.announce import AnnouncedChannel
-from shoal.swarm.client import Link
-from shoal.swarm.lending import lend, machine
-from shoal.swarm.member import Heart, Reach, join_run
-from shoal.validate.finding import Finding, Verdict
-from shoal.watch.metrics import MetricsWriter
-from shoal.watch.status import StatusFile
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import StatusFile
 
 from .world import TRAINER, World, key_of, world_at
 

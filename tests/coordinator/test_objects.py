@@ -8,8 +8,8 @@ import httpx2
 import pytest
 from moto.server import ThreadedMotoServer
 
+from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.errors import ConfigError
-from shoal.swarm.objects import Objects, incoming_name, object_name
 
 from ..conftest import judge_formats
 from .world import World, good_file, key_of, world_at

@@ -10,29 +10,30 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.anvil import Anvil, anvil
+from shoal.client import ledger as history
+from shoal.client.ask import _ledger_says
+from shoal.client.challenge import Rulings, arbitrate, challenge
+from shoal.client.credits import teller
+from shoal.client.gas import show_gas
+from shoal.client.ledger import record_at
+from shoal.client.ledger_access import Where
+from shoal.client.voting import Juror
+from shoal.coordinator import ledger_writer as book
+from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.policy import Terms
 from shoal.errors import LedgerError
 from shoal.keys import Key
-from shoal.ledger import deployed
 from shoal.ledger.commands import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
-from shoal.ledger.evm import EvmLedger
+from shoal.ledger.evm import deployed
+from shoal.ledger.evm.ledger import EvmLedger
+from shoal.ledger.evm.rpc import ChainError, NoGasError
 from shoal.ledger.interface import Standing
-from shoal.ledger.record import read_record
-from shoal.ledger.rpc import ChainError, NoGasError
+from shoal.ledger.reader import read_record
 from shoal.ledger.state import State
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.verdict import Verdict
 from shoal.rundir import RunDir
-from shoal.swarm import book, history
-from shoal.swarm.ask import _ledger_says
-from shoal.swarm.book import Book
-from shoal.swarm.challenge import Rulings, arbitrate, challenge
-from shoal.swarm.credits import teller
-from shoal.swarm.history import record_at
-from shoal.swarm.juror import Juror
-from shoal.swarm.purses import show_gas
-from shoal.swarm.reach_ledger import Where
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.terms import Terms
-from shoal.validate.finding import Verdict
-from shoal.validate.votes import Vote, Votes
+from shoal.validate.vote_log import Vote, Votes
 
 from ..conftest import chain_or_skip
 from .test_book import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.swarm.objects import Objects, incoming_name, object_name, place_in
-from shoal.swarm.orphans import Orphans
+from shoal.coordinator.orphaned_uploads import Orphans
+from shoal.coordinator.uploads import Objects, incoming_name, object_name, place_in
 
 from ..conftest import judge_formats
 from .world import World, good_file, key_of
@@ -27,7 +27,7 @@ def uploads(world: World) -> list[str]:
 @contextmanager
 def tidying(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A coordinator, started again, that looks for orphans all the time."""
-    monkeypatch.setattr("shoal.swarm.coordinator.TIDY_EVERY_S", 0.02)
+    monkeypatch.setattr("shoal.coordinator.coordinator.TIDY_EVERY_S", 0.02)
     world.stop()
     world.start()
     yield

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
+from shoal.client.rollout_store import SwarmStore
+from shoal.client.voting import Juror
+from shoal.coordinator import ledger_writer as book_module
+from shoal.coordinator.command import open_coordinator
+from shoal.coordinator.plants import LIFE, MOST_KEYS, Plants
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH
 from shoal.ledger.commands import planters
 from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing
-from shoal.swarm import book as book_module
-from shoal.swarm.commands import open_coordinator
-from shoal.swarm.juror import Juror
-from shoal.swarm.member import role_key
-from shoal.swarm.plants import LIFE, MOST_KEYS, Plants
-from shoal.swarm.store import SwarmStore
-from shoal.validate.finding import Finding, Verdict
-from shoal.validate.votes import Vote, Votes
+from shoal.protocol.verdict import Finding, Verdict
+from shoal.rundir import role_key
+from shoal.validate.vote_log import Vote, Votes
 
 from ..conftest import ROOT
 from .test_book import keep

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.swarm.registry import sweep
-from shoal.swarm.states import LOST_S, QUIET_S, SUSPENDED_S
+from shoal.coordinator.node_states import LOST_S, QUIET_S, SUSPENDED_S
+from shoal.coordinator.nodes import sweep
 
 from .world import VALIDATOR, World, key_of
 
@@ -65,7 +65,7 @@ def test_a_suspended_worker_waits_for_work_and_does_not_end(
     small_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = small_world
-    monkeypatch.setattr("shoal.swarm.store.SUSPENDED_RETRY_S", 0.0)
+    monkeypatch.setattr("shoal.client.rollout_store.SUSPENDED_RETRY_S", 0.0)
     world.announce()
     for _ in range(3):
         world.take("a")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import (
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_request import (
     BODY,
     EMPTY,
     NONCE,

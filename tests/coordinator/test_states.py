@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.swarm.states import RULES, Event, State, after, holds_leases, may_lease
+from shoal.coordinator.node_states import RULES, Event, State, after, holds_leases, may_lease
 
 EVENTS = st.lists(st.sampled_from(Event), max_size=40)
 STATES = st.sampled_from(State)

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.errors import BannedError, RolloutError, StorageError
 from shoal.ledger.acts import Deposit
-from shoal.rollout.pacing import StepCount
-from shoal.validate.finding import Finding, Verdict
+from shoal.protocol.pacing import StepCount
+from shoal.protocol.verdict import Finding, Verdict
 
 from ..conftest import judge_formats
 from .world import TRAINER, VALIDATOR, World, good_file, key_of, world_at
@@ -142,7 +142,7 @@ def test_the_time_for_which_the_coordinator_was_down_is_not_held_against_a_lease
 
 
 def test_a_large_file_that_is_refused_is_told_why_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.swarm.store._signal", lambda _: 0)
+    monkeypatch.setattr("shoal.client.rollout_store._signal", lambda _: 0)
     world.announce()
     lease = world.take("a")
     world.clock.ahead = 601
@@ -251,7 +251,7 @@ def test_versions_that_are_taken_back_can_be_announced_with_other_content(world:
 def test_a_second_coordinator_on_the_same_database_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.swarm.database.TAKEOVER_S", 0.2)
+    monkeypatch.setattr("shoal.coordinator.db.database.TAKEOVER_S", 0.2)
     with (
         pytest.raises(StorageError, match="a run has one coordinator"),
         world_at(tmp_path / "second", world.url_of_database),

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.signing import sign_request
-from shoal.swarm.tables import nodes
-from shoal.validate.finding import Finding, Verdict
+from shoal.coordinator.db.schema import nodes
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_request import sign_request
+from shoal.protocol.verdict import Finding, Verdict
 
 from .strangers import Stranger
 from .world import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
@@ -85,7 +85,7 @@ def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_
 def test_joining_again_and_again_does_not_make_looking_costly(
     small_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.swarm.coordinator.OVERVIEW_S", 60.0)
+    monkeypatch.setattr("shoal.coordinator.coordinator.OVERVIEW_S", 60.0)
     world = small_world
     looked = set()
     for _ in range(3):

@@ -10,15 +10,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from shoal.client.announce import AnnouncedChannel
+from shoal.client.client import Link
+from shoal.client.rollout_store import SwarmStore
 from shoal.errors import RolloutError, SwarmError, WaitError
-from shoal.exchange.weights import TABLE, DirectoryChannel
 from shoal.keys import Key
-from shoal.swarm.announce import AnnouncedChannel
-from shoal.swarm.client import Link
-from shoal.swarm.refusal import Refusal
-from shoal.swarm.signed_table import SignedTable
-from shoal.swarm.store import SwarmStore
-from shoal.tasks.sampler import MOST_BINS, Part, Table
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.task_weights import SignedTable
+from shoal.protocol.version_directory import TABLE, DirectoryChannel
+from shoal.tasks.difficulty import MOST_BINS, Part, Table
 
 from ..conftest import LIMITS, ROOT, answering, make_lease
 from .world import COORDINATOR, TRAINER, World, key_of, world_at

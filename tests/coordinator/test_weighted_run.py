@@ -5,17 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.exchange.interfaces import roots_of
 from shoal.models.load import load
+from shoal.protocol.stores import roots_of
+from shoal.roles.session import Reach
+from shoal.roles.trainer import start_trainer
+from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
-from shoal.swarm.member import Reach
 from shoal.tasks.build import build_source
-from shoal.tasks.sampler import Table
+from shoal.tasks.difficulty import Table
 from shoal.tasks.source import InProcess
-from shoal.train.trainer import start_trainer
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-from shoal.validate.validator import Validator
 
 from ..swarm import base_version, entries, make_config, make_run, make_worker, mixed_tasks
 from .world import TRAINER, VALIDATOR, World, key_of

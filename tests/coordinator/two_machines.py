@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pyroute2 import IPRoute, NetNS
 
+from shoal.client.client import Link
 from shoal.errors import ShoalError
 from shoal.keys import Key
-from shoal.swarm.client import Link
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 WAIT_S = 240.0

@@ -13,21 +13,21 @@ from typing import Any
 
 import httpx2
 
+from shoal.client.client import Link
+from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig, check_config
+from shoal.coordinator.coordinator import Coordinator
+from shoal.coordinator.db.database import Database
+from shoal.coordinator.http.server import serving
+from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.plants import Plants
+from shoal.coordinator.policy import Terms
+from shoal.coordinator.uploads import Objects
 from shoal.keys import Key
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Limits, write_rollouts
-from shoal.swarm.book import Book
-from shoal.swarm.client import Link
-from shoal.swarm.coordinator import Coordinator
-from shoal.swarm.database import Database
-from shoal.swarm.objects import Objects
-from shoal.swarm.plants import Plants
-from shoal.swarm.server import serving
-from shoal.swarm.signing import Recipient, sign_request
-from shoal.swarm.store import SwarmStore
-from shoal.swarm.terms import Terms
-from shoal.tasks.sampler import Table
+from shoal.protocol.lease import Lease
+from shoal.protocol.signed_request import Recipient, sign_request
+from shoal.protocol.submission import Limits, write_rollouts
+from shoal.tasks.difficulty import Table
 from shoal.tls import server_context
 
 from ..conftest import LIMITS, ROOT, make_submission

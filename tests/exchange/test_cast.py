@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client.weight_source import CastChannel
 from shoal.config import load_config
 from shoal.errors import WeightsError
-from shoal.exchange.cast import CastChannel, start_origin
-from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import MANIFEST, DirectoryChannel
+from shoal.protocol.stores import Version
+from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
+from shoal.roles.origin import start_origin
 from shoal.rundir import RunDir
-from shoal.shardcast.follow import Follower
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
-from shoal.shardcast.versions import Versions
-from shoal.watch.metrics import MetricsWriter
-from shoal.watch.status import read_status
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.follow import Follower
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.origin.versions import Versions
+from shoal.shardcast.serve.server import Server, serving
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import read_status
 
 from ..shardcast.world import KEY, RUN, contents, relay_at
 

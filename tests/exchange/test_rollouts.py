@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import RolloutError
-from shoal.exchange.rollouts import DirectoryStore, Rules
 from shoal.files import sha256_file
-from shoal.rollout.lease import Lease
-from shoal.rollout.pacing import StepCount
-from shoal.rollout.record import Submission, write_rollouts
-from shoal.validate.finding import Verdict
+from shoal.protocol.directory_store import DirectoryStore, Rules
+from shoal.protocol.lease import Lease
+from shoal.protocol.pacing import StepCount
+from shoal.protocol.submission import Submission, write_rollouts
+from shoal.protocol.verdict import Verdict
 
 from ..conftest import LIMITS, ROOT, judge_formats, make_lease, make_rollout, make_submission
 
@@ -223,7 +223,7 @@ def test_leases_taken_by_others_while_a_node_counts_are_not_overlooked(tmp_path:
 TAKE = """
 import sys, time
 from pathlib import Path
-from shoal.exchange.rollouts import DirectoryStore, Rules
+from shoal.protocol.directory_store import DirectoryStore, Rules
 path, me, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 rules = Rules("test", 7, 1000, 2, 40, 400, 2, 600.0)
 store = DirectoryStore(path, rules)

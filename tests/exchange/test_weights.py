@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import WeightsError
-from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import MANIFEST, DirectoryChannel
+from shoal.protocol.stores import Version
+from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
 
 PUBLISH_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from shoal.exchange.weights import DirectoryChannel
+from shoal.protocol.version_directory import DirectoryChannel
 channel = DirectoryChannel(Path(sys.argv[1]), keep=1000)
 for number in itertools.count((channel.numbers() or [-1])[-1] + 1):
     with channel.publish(number) as staging:

@@ -19,17 +19,17 @@ from typing import Any
 import pyarrow.parquet as pq
 from sqlalchemy import Row, select
 
+from shoal.coordinator.archive import reading
+from shoal.coordinator.db.schema import leases, nodes, outbox, submissions, versions
+from shoal.coordinator.uploads import object_name
 from shoal.errors import ShoalError
-from shoal.exchange.weights import RETRACTED
 from shoal.files import sha256_file
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
+from shoal.protocol.verdict import Verdict
+from shoal.protocol.version_directory import RETRACTED
 from shoal.rundir import RunDir
-from shoal.swarm.objects import object_name
-from shoal.swarm.past import reading
-from shoal.swarm.tables import leases, nodes, outbox, submissions, versions
-from shoal.validate.finding import Verdict
-from shoal.watch.status import RoleStatus, read_status
+from shoal.telemetry.status import RoleStatus, read_status
 
 Place = tuple[int, int]
 """Step and number of a submission."""

@@ -126,10 +126,6 @@ def _serve(parent_pipe: str) -> None:
     from shoal.process import set_defaults
 
     set_defaults()
-    import shoal.cli
-    import shoal.rollout.worker
-    import shoal.train.trainer
-    import shoal.validate.validator  # noqa: F401
 
     waiting = b""
     while True:

@@ -26,16 +26,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from shoal.client.client import Link
 from shoal.config import check_config
+from shoal.coordinator.archive import HOME, UPLOADS
+from shoal.coordinator.uploads import object_name
 from shoal.errors import BannedError, RolloutError
 from shoal.keys import Key
 from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
-from shoal.rollout.lease import Lease
-from shoal.rundir import prepare_run
-from shoal.swarm.client import Link
-from shoal.swarm.member import key_path
-from shoal.swarm.objects import object_name
-from shoal.swarm.past import HOME, UPLOADS
+from shoal.protocol.lease import Lease
+from shoal.rundir import key_path, prepare_run
 from tests.conftest import own_mounts
 from tests.faults.checks import Checker, People, read_lineage, read_records
 from tests.faults.net import Cutter, Network, Proxy

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.keys import Key
-from shoal.rundir import open_run
-from shoal.swarm.member import key_path
-from shoal.swarm.past import HOME, UPLOADS
-from shoal.watch.status import read_status
+from shoal.rundir import key_path, open_run
+from shoal.telemetry.status import read_status
 from tests.faults.checks import Checker, People, read_lineage
 from tests.runs import STEPS, Runs, reward_at
 

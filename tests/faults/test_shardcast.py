@@ -16,10 +16,10 @@ import pytest
 
 from shoal.errors import WaitError
 from shoal.keys import Key
-from shoal.shardcast.guard import Limits
-from shoal.shardcast.manifest import Index
-from shoal.shardcast.records import MIB, Piece, read_head, read_line, signed_head, signed_line
-from shoal.shardcast.store import Store
+from shoal.shardcast.format.manifest import Index
+from shoal.shardcast.format.records import MIB, Piece, read_head, read_line, signed_head, signed_line
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.serve.rate_limit import Limits
 from tests.conftest import run_on_small_disk
 from tests.shardcast.world import (
     KEY,
@@ -182,8 +182,8 @@ def test_a_stalled_relay_is_dropped_in_the_middle_and_its_pieces_come_from_anoth
 FETCH = """
 import sys
 from pathlib import Path
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.store import Store
 with Puller(Store(Path(sys.argv[1])), sys.argv[3:], sys.argv[2], stall_s=2) as puller:
     print(puller.fetch(1, wait_s=20), flush=True)
 """
@@ -221,9 +221,9 @@ PUBLISH = """
 import sys, time
 from pathlib import Path
 from shoal.keys import Key
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.serve.server import Server, serving
+from shoal.shardcast.format.store import Store
 store = Store(Path(sys.argv[1]))
 with Publisher(store, Key(bytes.fromhex("11" * 32)), "test") as publisher:
     with serving(Server(store, port=int(sys.argv[2]))):
@@ -326,8 +326,8 @@ ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path
 from shoal.errors import StorageError
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.store import Store
 mount = Path(sys.argv[1])
 (mount / "filler").write_bytes(bytes(6 << 20))
 store = Store(mount / "store")

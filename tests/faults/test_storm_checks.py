@@ -15,20 +15,22 @@ from rich.console import Console
 from sqlalchemy import Connection, update
 
 from shoal.config import check_config
+from shoal.coordinator import leases as leasing
+from shoal.coordinator import nodes as registry
+from shoal.coordinator import verdicts as judging
+from shoal.coordinator.archive import HOME, STATE, UPLOADS
+from shoal.coordinator.db.database import Database
+from shoal.coordinator.db.schema import leases, nodes, outbox, submissions, versions
+from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.outbox import remember_steps
+from shoal.coordinator.policy import Terms
+from shoal.coordinator.uploads import object_name
 from shoal.keys import Key
-from shoal.rollout.record import write_rollouts
+from shoal.protocol.signed_request import Signed
+from shoal.protocol.submission import write_rollouts
+from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir, prepare_run
-from shoal.swarm import judging, leasing, registry
-from shoal.swarm.book import Book
-from shoal.swarm.database import Database
-from shoal.swarm.objects import object_name
-from shoal.swarm.outbox import remember_steps
-from shoal.swarm.past import HOME, STATE, UPLOADS
-from shoal.swarm.signing import Signed
-from shoal.swarm.tables import leases, nodes, outbox, submissions, versions
-from shoal.swarm.terms import Terms
-from shoal.validate.finding import Finding, Verdict
-from shoal.watch.status import RoleStatus
+from shoal.telemetry.status import RoleStatus
 from tests.conftest import make_submission
 from tests.faults import checks
 from tests.faults.checks import Checker, People

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from shoal.ledger.acts import Challenge, Commit, Deposit, Rule, Settle, vote_hash
-from shoal.ledger.planting import planted
+from shoal.ledger.plant_draw import planted
 from shoal.ledger.state import in_standing
 from shoal.ledger.store import SqliteLedger
 

@@ -21,10 +21,10 @@ from shoal.ledger.acts import (
     plants_hash,
     vote_hash,
 )
-from shoal.ledger.evm import EvmLedger
+from shoal.ledger.evm.ledger import EvmLedger
+from shoal.ledger.evm.rpc import Chain
 from shoal.ledger.interface import Ledger, Standing
 from shoal.ledger.refusal import Refused
-from shoal.ledger.rpc import Chain
 from shoal.ledger.store import SqliteLedger
 
 

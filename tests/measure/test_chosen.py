@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import DirectoryChannel
-from shoal.measure.chosen import Chosen
+from shoal.evals.kept_versions import Chosen
+from shoal.protocol.stores import Version
+from shoal.protocol.version_directory import DirectoryChannel
 
 
 @pytest.fixture

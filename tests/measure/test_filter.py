@@ -14,11 +14,11 @@ from rich.console import Console
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError, TaskError
-from shoal.measure import chunks
-from shoal.measure.answers import Drawing
-from shoal.measure.filter import filter_source, histogram, judge_rate, parse_keep, summary
+from shoal.evals import chunks
+from shoal.evals.answers import Drawing
+from shoal.evals.filter import filter_source, histogram, judge_rate, parse_keep, summary
 from shoal.tasks.build import build_source
-from shoal.tasks.filtered import Header, Rated, read_filtered
+from shoal.tasks.sources.filtered import Header, Rated, read_filtered
 
 ODD = """
 def task(index):
@@ -111,9 +111,9 @@ def test_two_processes_and_one_that_goes_on_after_a_kill_find_what_one_finds(hea
 import io
 from pathlib import Path
 from rich.console import Console
-from shoal.measure.answers import Drawing
-from shoal.measure.filter import filter_source
-from shoal.tasks.filtered import Header
+from shoal.evals.answers import Drawing
+from shoal.evals.filter import filter_source
+from shoal.tasks.sources.filtered import Header
 header = Header.from_json({header.to_json()!r})
 filter_source(header, {DRAWING!r}, 320, Path({str(out)!r}), Console(file=io.StringIO()), workers=2)
 """

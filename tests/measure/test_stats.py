@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.measure.stats import compare, mean_of_tasks, pass_at_k, rank_correlation, wilson
+from shoal.evals.stats import compare, mean_of_tasks, pass_at_k, rank_correlation, wilson
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shoal.errors import ModelError
+from shoal.generate.engine import TorchEngine
 from shoal.models.attention import MAX_PADDING, Packed, SharedPrompt, _similar
 from shoal.models.load import Policy, load
-from shoal.rollout.engine import TorchEngine
 
 from .architectures import VOCAB, plain_model, save_random
 

@@ -15,8 +15,8 @@ from shoal.config import TinyConfig
 from shoal.errors import ModelError, TaskError
 from shoal.models.load import WEIGHTS, Policy, load
 from shoal.models.tiny import ASK, COMMON, DEMONSTRATIONS, EOS, PAD, SURVEY, build_tiny, build_tokenizer, warm_start
-from shoal.tasks.gym import ReasoningGym
 from shoal.tasks.source import Split, Task
+from shoal.tasks.sources.gym.source import ReasoningGym
 
 EASY = {"min_word_len": 3, "max_word_len": 4}
 

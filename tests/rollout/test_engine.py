@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shoal.errors import ModelError
+from shoal.generate import engine as engine_module
+from shoal.generate.engine import Completion, Request, TorchEngine
+from shoal.generate.sampling import NoiseStream
 from shoal.models.load import Policy, load
-from shoal.rollout import engine as engine_module
-from shoal.rollout.engine import Completion, Request, TorchEngine
-from shoal.rollout.sampling import NoiseStream
 
 from ..models.architectures import plain_model, save_random
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import RolloutError
-from shoal.rollout.lease import Lease
+from shoal.protocol.lease import Lease
 
 from ..conftest import make_lease
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.rollout.pacing import RATE_FLOOR, Grant, StepCount, next_grant, signal_rate
+from shoal.protocol.pacing import RATE_FLOOR, Grant, StepCount, next_grant, signal_rate
 
 
 @st.composite

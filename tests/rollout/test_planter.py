@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from shoal.config import check_config
+from shoal.coordinator.plants import Plants
 from shoal.errors import ConfigError, RolloutError
-from shoal.exchange.interfaces import Version
-from shoal.rollout.engine import TorchEngine
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker, start_planter, ways
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.roles.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker, start_planter, ways
+from shoal.roles.session import Reach
 from shoal.rundir import RunDir
-from shoal.swarm.member import Reach
-from shoal.swarm.plants import Plants
 from shoal.tasks.source import InProcess
 from shoal.validate.checks import Checks
 

@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import RolloutError, UnreadError
-from shoal.rollout import decode, record
-from shoal.rollout.decode import READER, Reader
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import (
+from shoal.protocol import parquet_reader as decode
+from shoal.protocol import submission as record
+from shoal.protocol.lease import Lease
+from shoal.protocol.parquet_reader import READER, Reader
+from shoal.protocol.submission import (
     SCHEMA,
     Limits,
     Rollout,
@@ -284,9 +285,9 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from shoal.errors import RolloutError
-from shoal.rollout.decode import READER
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Limits, read_rollouts
+from shoal.protocol.parquet_reader import READER
+from shoal.protocol.lease import Lease
+from shoal.protocol.submission import Limits, read_rollouts
 try:
     read_rollouts(Path(sys.argv[1]), Lease.from_json(sys.argv[2]), Limits(*map(int, sys.argv[3:])))
 except RolloutError as error:

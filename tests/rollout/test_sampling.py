@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ModelError
-from shoal.rollout.sampling import NoiseStream, Words, choose, greedy, gumbel, words
+from shoal.generate.sampling import NoiseStream, Words, choose, greedy, gumbel, words
 
 MASK = 2**64 - 1
 # Upper 0.1 % points of the chi-square distribution with 7 degrees of freedom (any table).

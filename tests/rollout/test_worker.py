@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.errors import ModelError, TaskError, WeightsError
-from shoal.exchange.interfaces import Version
 from shoal.models.load import WEIGHTS, Policy, read_weights
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.rl.advantages import group_advantages
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
-from shoal.rollout.worker import Worker
+from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.shardcast.choose import Belief, choose, weights
+from shoal.shardcast.fetch.selection import Belief, choose, weights
 
 BELIEFS = st.builds(Belief, st.none() | st.floats(0, 1e12, allow_nan=False), st.floats(0, 1, allow_nan=False))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoal.errors import DeltaError, StorageError
 from shoal.files import STAGING
-from shoal.shardcast import delta
+from shoal.shardcast.delta import delta
 
 GENERATOR = torch.Generator().manual_seed(0)
 

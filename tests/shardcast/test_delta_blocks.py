@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shoal.errors import DeltaError
-from shoal.shardcast import delta_kernels as kernels
-from shoal.shardcast.delta_blocks import BLOCK, PADDING, Bits, apply_tensor, encode_tensor
+from shoal.shardcast.delta import kernels
+from shoal.shardcast.delta.blocks import BLOCK, PADDING, Bits, apply_tensor, encode_tensor
 
 # Zeros, least and largest denormals, least normal, 1, largest finite, infinities, quiet and signalling NaNs.
 SPECIAL = [
@@ -204,6 +204,6 @@ def test_what_is_wrong_is_said(delta: bytes, why: str) -> None:
 
 
 def test_importing_the_library_imports_neither_numba_nor_torch() -> None:
-    code = "import sys, shoal.shardcast.delta; print([m for m in ('numba', 'torch') if m in sys.modules])"
+    code = "import sys, shoal.shardcast.delta.delta; print([m for m in ('numba', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr

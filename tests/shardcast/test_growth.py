@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from shoal.shardcast.growth import Watch, state
+from shoal.shardcast.serve.file_watch import Watch, state
 
 
 def test_a_waiter_is_woken_by_a_change_and_not_before(tmp_path: Path) -> None:

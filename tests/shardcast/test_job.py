@@ -8,8 +8,8 @@ import pytest
 from blake3 import blake3
 
 from shoal.errors import StorageError
-from shoal.shardcast.job import Job
-from shoal.shardcast.records import MIB, Entry, Opening, Piece, signed_line
+from shoal.shardcast.fetch.package import Job
+from shoal.shardcast.format.records import MIB, Entry, Opening, Piece, signed_line
 from tests.shardcast.world import KEY, RUN
 
 URL = "http://127.0.0.1:1"

@@ -13,8 +13,8 @@ import pytest
 
 from shoal.bench.programs import find_program
 from shoal.errors import BenchError, ShardcastError
-from shoal.shardcast.nginx import nginx_config
-from shoal.shardcast.records import MIB
+from shoal.shardcast.format.records import MIB
+from shoal.shardcast.serve.nginx import nginx_config
 from tests.shardcast.world import client_of, contents, origin_at
 
 

@@ -14,8 +14,8 @@ import pytest
 from shoal.bench.casts import await_port, free_port, running
 from shoal.bench.programs import find_program
 from shoal.errors import ShoalError
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.store import Store
 from tests.shardcast.world import KEY, RUN, Origin, contents, origin_at
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import StorageError
-from shoal.shardcast import publish
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.store import Store
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin import publish
+from shoal.shardcast.origin.publish import Publisher
 from tests.shardcast.world import KEY, RUN, write_version
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ShardcastError, StorageError, WaitError
-from shoal.shardcast.guard import Limits
-from shoal.shardcast.manifest import Index, append_line, verified_lines
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.records import MIB
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import HEAD, Store
-from shoal.shardcast.wire import distance
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.fetch.http import distance
+from shoal.shardcast.format.manifest import Index, append_line, verified_lines
+from shoal.shardcast.format.records import MIB
+from shoal.shardcast.format.store import HEAD, Store
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.serve.rate_limit import Limits
+from shoal.shardcast.serve.server import Server, serving
 from tests.shardcast.world import (
     KEY,
     RUN,
@@ -298,7 +298,7 @@ def test_a_package_that_is_being_hashed_keeps_nobody_waiting(tmp_path: Path, mon
         half.mkdir(parents=True)
         lines = (origin.store.path / half.name / "manifest.jsonl").read_bytes().splitlines(keepends=True)
         (half / "manifest.jsonl").write_bytes(lines[0])
-        monkeypatch.setattr("shoal.shardcast.job.verified_lines", slow)
+        monkeypatch.setattr("shoal.shardcast.fetch.package.verified_lines", slow)
         try:
             with Puller(Store(tmp_path / "relay"), [origin.server.url], KEY.address, RUN, mirror=True) as relay:
                 origin.publish(2, mib=0.1)
@@ -312,7 +312,7 @@ def test_a_package_that_is_being_hashed_keeps_nobody_waiting(tmp_path: Path, mon
 
 
 def test_a_head_that_the_disk_refuses_is_taken_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.shardcast.intake.REST_S", 0.05)
+    monkeypatch.setattr("shoal.shardcast.fetch.downloader.REST_S", 0.05)
     with origin_at(tmp_path) as origin:
         made = origin.publish(1, mib=0.1)
         client = client_of(tmp_path / "client", origin.server.url)
@@ -338,7 +338,7 @@ def test_a_package_whose_end_the_disk_refuses_is_ended_by_the_next_fetch(
             raise StorageError("the disk is full")
         append_line(folder, line)
 
-    monkeypatch.setattr("shoal.shardcast.job.append_line", refuse)
+    monkeypatch.setattr("shoal.shardcast.fetch.package.append_line", refuse)
     with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
         made = origin.publish(1, mib=0.1)
         with pytest.raises(StorageError, match="the disk is full"):
@@ -369,7 +369,7 @@ def test_a_source_that_comes_later_is_taken_as_well(tmp_path: Path) -> None:
 def test_sources_that_come_under_ever_new_names_take_no_more_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.shardcast.sources.MOST_SOURCES", 4)
+    monkeypatch.setattr("shoal.shardcast.fetch.sources.MOST_SOURCES", 4)
     with origin_at(tmp_path / "o") as origin:
         folder = origin.publish(1)
         with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN) as puller:

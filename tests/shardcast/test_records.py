@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ShardcastError
 from shoal.keys import Key
-from shoal.shardcast.records import (
+from shoal.shardcast.format.records import (
     MIB,
     Closing,
     Head,

@@ -1,7 +1,7 @@
 """Which packages to fetch, and which to keep."""
 
-from shoal.shardcast.records import Base, Entry, Kind
-from shoal.shardcast.route import retained, route
+from shoal.shardcast.format.package_plan import retained, route
+from shoal.shardcast.format.records import Base, Entry, Kind
 
 
 def root(number: int) -> str:

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from shoal.keys import Key
-from shoal.shardcast.guard import AllowList, Limits, Rates, sign_request
-from shoal.shardcast.records import MIB
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.tree import walk
+from shoal.shardcast.format.records import MIB
+from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates, sign_request
+from shoal.shardcast.serve.server import Server, serving
+from shoal.shardcast.serve.tree import walk
 from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.shardcast.manifest import Index
-from shoal.shardcast.store import Store, take_hold
+from shoal.shardcast.format.manifest import Index
+from shoal.shardcast.format.store import Store, take_hold
 from tests.shardcast.world import KEY, origin_at
 
 NAME = "000001-full-00112233aabbccdd"

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.errors import DeltaError, ShardcastError
-from shoal.shardcast.assemble import find_version
-from shoal.shardcast.pull import KEEP_MADE
-from shoal.shardcast.records import Base
-from shoal.shardcast.store import Store
-from shoal.shardcast.versions import Versions
+from shoal.shardcast.delta.assemble import find_version
+from shoal.shardcast.fetch.client import KEEP_MADE
+from shoal.shardcast.format.records import Base
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.versions import Versions
 from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
 
-pytest.importorskip("shoal.shardcast.delta")
+pytest.importorskip("shoal.shardcast.delta.delta")
 
 
 def random_bits() -> torch.Tensor:
@@ -108,7 +108,7 @@ def test_a_delta_that_does_not_give_its_version_is_refused_and_the_full_one_fetc
     def refuse(*_: object, **__: object) -> None:
         raise DeltaError("damaged")
 
-    monkeypatch.setattr("shoal.shardcast.delta.apply", refuse)
+    monkeypatch.setattr("shoal.shardcast.delta.delta.apply", refuse)
     trainer = Trainer(origin, tmp_path, full_every=2)
     with client_of(tmp_path / "client", origin.server.url) as client:
         for number in range(3):

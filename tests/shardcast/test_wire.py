@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from shoal.errors import ShardcastError
-from shoal.shardcast.store import HEAD
-from shoal.shardcast.tree import Node, Seen, walk
-from shoal.shardcast.wire import Connection, Pace, Response
+from shoal.shardcast.fetch.http import Connection, Pace, Response
+from shoal.shardcast.format.store import HEAD
+from shoal.shardcast.serve.tree import Node, Seen, walk
 from tests.shardcast.world import KEY, RUN, origin_at
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from shoal.keys import Key
-from shoal.shardcast.guard import Limits
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.records import MIB
-from shoal.shardcast.server import Server, serving
-from shoal.shardcast.store import Store
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.records import MIB
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.serve.rate_limit import Limits
+from shoal.shardcast.serve.server import Server, serving
 from tests.conftest import answering
 
 KEY = Key(b"\x11" * 32)

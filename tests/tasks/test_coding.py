@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import TaskError
-from shoal.tasks.answers import last_python
-from shoal.tasks.coding import Called, Spoken, judge_program, read_tests
-from shoal.tasks.sandbox import Bounds, find_bubblewrap
+from shoal.tasks.isolation.sandbox import Bounds, find_bubblewrap
+from shoal.tasks.rewards.code import Called, Spoken, judge_program, read_tests
+from shoal.tasks.rewards.extract import last_python
 
 ADD = "def add(a, b):\n    print('noise')\n    return a + b\n"
 SUM = "a, b = map(int, input().split())\nprint(a + b)\n"

@@ -13,24 +13,24 @@ import reasoning_gym
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
-from shoal.tasks.gym import ReasoningGym
-from shoal.tasks.mended import MENDED
 from shoal.tasks.source import Score, Split, Task, score
-from shoal.tasks.steady import SIZES, UNSTEADY
+from shoal.tasks.sources.gym.determinism import SIZES, UNSTEADY
+from shoal.tasks.sources.gym.fixes import MENDED
+from shoal.tasks.sources.gym.source import ReasoningGym
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
 WORDS = {"min_word_len": 3, "max_word_len": 8}
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 TELL = """
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.sources.gym.source import ReasoningGym
 for generator in {generators}:
     source = ReasoningGym(generator, {{}})
     for split in ("train", "heldout"):
         print([(source.task(split, i).prompt, source.task(split, i).answer) for i in (12345, 0, 7, 2**31)])
 """
 ASK = """
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.sources.gym.source import ReasoningGym
 for generator in {generators}:
     source = ReasoningGym(generator, {{}})
     print([source.task("train", i).prompt for i in range(8)])

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.config import LengthConfig, check_config
 from shoal.errors import ConfigError
-from shoal.rollout.record import read_parts
+from shoal.protocol.submission import read_parts
 from shoal.tasks.length import budgeted, target_of, with_length
 from shoal.tasks.source import Score, Task
 

@@ -11,10 +11,10 @@ import yaml
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.measure.suites import find_suite
+from shoal.evals.suites import find_suite
 from shoal.tasks.build import build_source, files_of, pinned
-from shoal.tasks.kept import check_foreign
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.files import check_foreign
+from shoal.tasks.rewards.scorer import Scorer
 
 # The settings of the published task gsm8k, but for where its data lie.
 GSM8K = r"""

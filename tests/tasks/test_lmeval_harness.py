@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import TaskError
-from shoal.tasks.lmeval.docs import read_docs
-from shoal.tasks.lmeval.prompts import prompts
-from shoal.tasks.lmeval.recipe import Recipe, read_recipe
+from shoal.tasks.sources.lmeval.docs import read_docs
+from shoal.tasks.sources.lmeval.prompts import prompts
+from shoal.tasks.sources.lmeval.recipe import Recipe, read_recipe
 
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 lm_eval = pytest.importorskip("lm_eval")

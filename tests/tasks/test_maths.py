@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import TaskError
-from shoal.tasks.maths import MAX_CHARS, same
+from shoal.tasks.rewards.math import MAX_CHARS, same
 
 TABLE = Path(__file__).parents[1] / "data" / "math_answers.tsv"
 PAIRS = [tuple(line.split("\t")) for line in TABLE.read_text("utf-8").splitlines()]
@@ -80,7 +80,7 @@ def test_the_question_is_not_its_own_answer(question: str) -> None:
 
 @pytest.mark.parametrize("answer", HEAVY)
 def test_a_heavy_expression_ends_in_time(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.tasks.maths.LIMIT_S", 0.3)
+    monkeypatch.setattr("shoal.tasks.rewards.math.LIMIT_S", 0.3)
     assert not _judged("x^2+1", answer)
 
 
@@ -109,7 +109,7 @@ def _judged(right: str, answer: str) -> bool:
 
 
 def test_what_takes_too_long_to_tell_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.tasks.maths.LIMIT_S", 0.2)
+    monkeypatch.setattr("shoal.tasks.rewards.math.LIMIT_S", 0.2)
     with pytest.raises(TaskError, match=r"takes more than 0.2 s to compare with the right one"):
         same("x^2+1", "(1+x)^{500}(1-y)^{500}")
 

@@ -9,13 +9,13 @@ import pytest
 
 from shoal.config import LengthConfig, RewardConfig, TaskConfig, check_config
 from shoal.errors import ConfigError, TaskError
-from shoal.rollout.record import MAX_TEXT, write_parts
+from shoal.protocol.submission import MAX_TEXT, write_parts
 from shoal.tasks.build import build_source
-from shoal.tasks.filtered import Header, Rated
+from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.length import with_length
-from shoal.tasks.sandbox import find_bubblewrap
-from shoal.tasks.scorer import Scorer, seconds_to_score
+from shoal.tasks.rewards.scorer import Scorer, seconds_to_score
 from shoal.tasks.source import InProcess, Score, Task, TaskSource, score
+from shoal.tasks.sources.filtered import Header, Rated
 
 HEAVY = "(1+x)^{500}(1-y)^{500}"
 POLITE = """

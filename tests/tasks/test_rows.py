@@ -11,8 +11,8 @@ import pytest
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, pinned
-from shoal.tasks.rows import Rows
 from shoal.tasks.source import Task, TaskSource, score
+from shoal.tasks.sources.table import Rows
 
 SUMS = [{"problem": f"{a}+{a}=", "solution": str(2 * a), "level": a % 3} for a in range(60)]
 COLUMNS = {"question": "problem", "answer": "solution"}

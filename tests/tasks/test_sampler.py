@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.config import LengthConfig, SamplerConfig
 from shoal.errors import RolloutError, TaskError
-from shoal.rollout.lease import asked, checked_table
-from shoal.tasks.rows import Rows
-from shoal.tasks.sampler import (
+from shoal.protocol.lease import asked, checked_table
+from shoal.tasks.difficulty import (
     MOST_BINS,
     MOST_BYTES,
     MOST_WEIGHT,
@@ -32,6 +31,7 @@ from shoal.tasks.sampler import (
     rates_to_tree,
 )
 from shoal.tasks.source import Mixture, Split, Task, TaskSource, draw
+from shoal.tasks.sources.table import Rows
 
 from ..conftest import make_lease
 

@@ -17,10 +17,10 @@ import pytest
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
-from shoal.tasks.forms import FORMS
-from shoal.tasks.gym import ReasoningGym
-from shoal.tasks.scorer import MAX_ANSWER, Scorer
+from shoal.tasks.rewards.scorer import MAX_ANSWER, Scorer
 from shoal.tasks.source import InProcess, Judge, Score, Task, TaskSource, score
+from shoal.tasks.sources.gym.safe_answers import FORMS
+from shoal.tasks.sources.gym.source import ReasoningGym
 
 WORDS = [TaskConfig(source="reasoning-gym/spell_backward")]
 INTEGRALS = [TaskConfig(source="reasoning-gym/simple_integration")]
@@ -176,7 +176,7 @@ ORPHAN = """
 import sys, time
 from shoal.config import TaskConfig
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 lines = [TaskConfig(source="reasoning-gym/simple_integration")]
 task = build_source(lines).task("train", 0)
 scorer = Scorer(lines, score_s=2.0)
@@ -280,6 +280,6 @@ def test_a_composite_is_no_generator() -> None:
 
 
 def test_a_scorer_whose_role_was_killed_before_it_said_anything_ends_without_a_word() -> None:
-    command = [sys.executable, "-P", "-m", "shoal.tasks.scorer_child"]
+    command = [sys.executable, "-P", "-m", "shoal.tasks.rewards.scorer_child"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.tasks.seccomp import ALLOW, CLONE_THREAD, KILL, MACHINES, REFUSE, seccomp_filter
+from shoal.tasks.isolation.seccomp import ALLOW, CLONE_THREAD, KILL, MACHINES, REFUSE, seccomp_filter
 
 TABLE = Path(__file__).parents[1] / "data" / "system_calls.tsv"
 # linux/elf-em.h and linux/audit.h: the ELF machine, 64 bits, little-endian.

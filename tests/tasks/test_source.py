@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
-from shoal.tasks.gym import ReasoningGym
 from shoal.tasks.source import Mixture, Score, Split, Task, draw, score, split_of
+from shoal.tasks.sources.gym.source import ReasoningGym
 
 
 @dataclass

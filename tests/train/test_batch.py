@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.rollout.record import Rollout, Submission
+from shoal.protocol.submission import Rollout, Submission
 from shoal.train.batch import Group, MicroBatch, deal, pack, sort_groups
 
 from ..conftest import make_lease, make_rollout, make_submission

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shoal.config import RunConfig
+from shoal.generate.engine import Request, TorchEngine
 from shoal.models.load import load
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.loss_config import Family
-from shoal.rollout.engine import Request, TorchEngine
 from shoal.train.batch import Group
 from shoal.train.step import train_step
 

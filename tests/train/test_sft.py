@@ -11,7 +11,7 @@ from rich.console import Console
 
 from shoal.errors import ConfigError, DivergedError
 from shoal.models.load import Policy, load
-from shoal.tasks.gym import ReasoningGym
+from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.train.batch import pack
 from shoal.train.sft import SftConfig, example, fit, fit_model, from_conversations, from_source
 from shoal.train.step import logprobs

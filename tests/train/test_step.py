@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from shoal.config import RunConfig
+from shoal.generate.engine import Request, TorchEngine
 from shoal.models.load import Policy, load
+from shoal.protocol.submission import Rollout
 from shoal.rl.advantages import group_advantages
-from shoal.rollout.engine import Request, TorchEngine
-from shoal.rollout.record import Rollout
 from shoal.train.batch import Group, pack
 from shoal.train.step import StepResult, learning_rate, logprobs, train_step
 

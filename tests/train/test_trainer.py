@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from shoal.errors import DivergedError, NoSignalError
-from shoal.exchange.weights import MANIFEST
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
-from shoal.rollout.record import groups_with_signal
-from shoal.rollout.worker import Worker
+from shoal.protocol.submission import groups_with_signal
+from shoal.protocol.version_directory import MANIFEST
+from shoal.roles.trainer import start_trainer
+from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
+from shoal.telemetry.patience import Patience
+from shoal.telemetry.status import read_status
 from shoal.train.step import train_step
-from shoal.train.trainer import start_trainer
-from shoal.watch.patience import Patience
-from shoal.watch.status import read_status
 
 from ..conftest import judge_formats
 from ..swarm import Coin, base_version, entries, judging_store, make_config, make_run, make_worker, notes, working
@@ -205,7 +205,7 @@ def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
 ) -> None:
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
     prefilled(run, make_worker(run))
-    monkeypatch.setattr("shoal.train.trainer.load", load_poisoned)
+    monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* --set train\.lr=0\.0001 --out NEWDIR"):
         start_trainer(run)
     assert [entry["skipped"] for entry in steps_of(run)] == [True, True]
@@ -219,7 +219,7 @@ def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at
     config = make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2})
     run = make_run(tmp_path / "run", config)
     prefilled(run, make_worker(run))
-    monkeypatch.setattr("shoal.train.trainer.load", load_poisoned)
+    monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
     with pytest.raises(DivergedError, match="up to step 1 "):
         start_trainer(run)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* this run ends here"):
@@ -413,10 +413,10 @@ def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_th
         return train_step(*arguments)
 
     with working(run, make_worker(run)):
-        monkeypatch.setattr("shoal.train.trainer.train_step", killed_at_step_3)
+        monkeypatch.setattr("shoal.roles.trainer.train_step", killed_at_step_3)
         with pytest.raises(KeyboardInterrupt):
             start_trainer(run)
-        monkeypatch.setattr("shoal.train.trainer.train_step", train_step)
+        monkeypatch.setattr("shoal.roles.trainer.train_step", train_step)
         lost = [run.channel().version(2), run.channel().version(3)]
         for version in (2, 3):
             shutil.rmtree(folder(run, version))

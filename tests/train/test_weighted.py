@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from shoal.exchange.weights import TABLE
+from shoal.protocol.version_directory import TABLE
+from shoal.roles.trainer import start_trainer
 from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
-from shoal.tasks.sampler import Sampler, Table, rates_from_tree
-from shoal.train.trainer import start_trainer
+from shoal.tasks.difficulty import Sampler, Table, rates_from_tree
 
 from ..swarm import entries, make_config, make_run, make_worker, mixed_tasks, notes, working
 

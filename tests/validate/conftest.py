@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.rollout.record import Submission, groups_with_signal
+from shoal.protocol.submission import Submission, groups_with_signal
 
 from ..world import World, build_world
 

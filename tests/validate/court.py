@@ -7,17 +7,17 @@ from typing import Any, Self
 
 from safetensors.torch import save_file
 
-from shoal.exchange.interfaces import Version
-from shoal.exchange.rollouts import DirectoryStore
 from shoal.models.load import load
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.directory_store import DirectoryStore
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.verdict import Verdict
+from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-from shoal.validate.finding import Verdict
-from shoal.validate.validator import Validator
 
 from ..swarm import base_version, make_config, make_run
 from ..world import SAMPLING, TASKS, World, gym, model_dir, weights

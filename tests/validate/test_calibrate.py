@@ -10,9 +10,9 @@ from rich.console import Console
 
 from shoal.config import ThresholdsConfig, check_config
 from shoal.errors import ConfigError
+from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import load
-from shoal.rollout.engine import Request, TorchEngine
-from shoal.rollout.plain import PlainEngine
 from shoal.validate.calibrate import FLOORS, SAFETY, UNITS, Measured, calibrate, resolve, to_toml
 
 TASKS = [{"source": "reasoning-gym/spell_backward"}]

@@ -11,13 +11,13 @@ import torch
 
 from shoal.config import ThresholdsConfig
 from shoal.errors import TaskError
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding, Verdict, shown
 from shoal.rl.advantages import group_advantages
-from shoal.rollout.record import Submission
 from shoal.tasks.source import Score, Split, Task
 from shoal.validate.checks import noise_keys
-from shoal.validate.computation import check_computation, check_lengths
-from shoal.validate.finding import Finding, Verdict, shown
-from shoal.validate.prefill import TILTS, UNLIKELY, Replayed, replay
+from shoal.validate.proofs import check_computation, check_lengths
+from shoal.validate.recompute import TILTS, UNLIKELY, Replayed, replay
 from shoal.validate.rewards import check_rewards
 from shoal.validate.sampling import check_free, check_logprobs, check_seeded, surprise
 from shoal.validate.tasks import check_tasks

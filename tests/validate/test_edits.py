@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_rollouts
+from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
 
 from ..world import World, with_sample
 

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
+from shoal.protocol.verdict import Finding
 from shoal.tasks.source import InProcess
-from shoal.validate import again, evidence
-from shoal.validate.again import replay_bundle
+from shoal.validate import evidence
+from shoal.validate import replay as again
 from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
-from shoal.validate.finding import Finding
+from shoal.validate.replay import replay_bundle
 
 from ..world import World, gym, with_sample
 from .court import Court, InThisProcess, open_court

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from shoal.errors import RolloutError
-from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
-from shoal.validate.computation import check_computation, check_lengths
-from shoal.validate.prefill import replay
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
+from shoal.validate.proofs import check_computation, check_lengths
+from shoal.validate.recompute import replay
 
 from ..world import World
 

@@ -15,16 +15,16 @@ import pytest
 
 from shoal.config import TaskConfig
 from shoal.errors import BannedError, ConfigError, RolloutError
-from shoal.rollout.bounds import MAX_BYTES
-from shoal.rollout.record import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.size_limits import MAX_BYTES
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.verdict import Verdict
 from shoal.rundir import check_worker_name
 from shoal.tasks.build import build_source
-from shoal.tasks.forms import in_form
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess, Score, Split, Task
+from shoal.tasks.sources.gym.safe_answers import in_form
 from shoal.validate.checks import noise_keys
-from shoal.validate.finding import Verdict
-from shoal.validate.prefill import replay
+from shoal.validate.recompute import replay
 
 from ..world import World, gym
 from .court import Court, open_court

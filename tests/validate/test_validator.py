@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import BannedError
-from shoal.exchange.interfaces import Version, WeightSource
-from shoal.rollout.maker import Maker
-from shoal.validate.finding import Verdict
-from shoal.validate.validator import past_strikes
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.stores import Version, WeightSource
+from shoal.protocol.verdict import Verdict
+from shoal.roles.validator import past_strikes
 
 from ..swarm import entries
 from ..world import World, with_sample

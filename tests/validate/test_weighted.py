@@ -12,22 +12,22 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from shoal.errors import RolloutError, TaskError
-from shoal.exchange.interfaces import roots_of
-from shoal.exchange.rollouts import DirectoryStore
-from shoal.exchange.weights import TABLE
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import load
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
+from shoal.protocol.directory_store import DirectoryStore
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import roots_of
+from shoal.protocol.verdict import Verdict
+from shoal.protocol.version_directory import TABLE
+from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.build import build_source
-from shoal.tasks.sampler import Answered, Sampler, Table
+from shoal.tasks.difficulty import Answered, Sampler, Table
 from shoal.tasks.source import InProcess, TaskSource
-from shoal.validate.again import judge_again, replay_bundle
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import read_bundle
-from shoal.validate.finding import Verdict
-from shoal.validate.validator import Validator
+from shoal.validate.replay import judge_again, replay_bundle
 
 from ..swarm import base_version, make_config, make_run, make_worker, mixed_tasks
 from ..world import SAMPLING, model_dir, weights
@@ -127,7 +127,7 @@ def test_who_draws_by_another_table_is_found_out_and_anybody_can_see_it(
     own = Table(parts=tuple(part.model_copy(update={"share": 1}) for part in hall.tables[1].parts))
     tables = {"older": hall.tables[0], "newer": hall.tables[2], "its own": own, "none": None}
     if drawn_by == "none":
-        monkeypatch.setattr("shoal.rollout.maker.checked_table", lambda *_: None)
+        monkeypatch.setattr("shoal.generate.submission_builder.checked_table", lambda *_: None)
     lease = hall.hand_in("cheat", lambda _: tables[drawn_by])
     verdict = hall.verdict(lease)
     assert not verdict.accept

@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from shoal.watch.metrics import Entry, MetricsWriter
+from shoal.telemetry.metrics import Entry, MetricsWriter
 
 STEPS = 40
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import StorageError
-from shoal.watch.metrics import MetricsWriter, Tail, number, read_metrics, read_steps
+from shoal.telemetry.metrics import MetricsWriter, Tail, number, read_metrics, read_steps
 
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
-from shoal.watch.metrics import MetricsWriter
+from shoal.telemetry.metrics import MetricsWriter
 writer = MetricsWriter(Path(sys.argv[1]))
 filling = ["x" * 1000] * 300
 for step in range(10**9):

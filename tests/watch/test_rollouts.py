@@ -10,8 +10,8 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from shoal.errors import ConfigError, ModelError
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, groups_with_signal, write_rollouts
+from shoal.protocol.lease import Lease
+from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
 from shoal.rundir import RunDir
 from shoal.watch.rollouts import print_rollouts
 

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from shoal.errors import ShoalError
+from shoal.telemetry.status import RoleStatus, State
 from shoal.watch.show import condition, print_status
-from shoal.watch.status import RoleStatus, State
 from shoal.watch.summary import print_summary, summarise
 
 from .conftest import append, put_status

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import StorageError
 from shoal.files import locked
-from shoal.watch.status import RoleStatus, State, StatusFile, read_status, waits
+from shoal.telemetry.status import RoleStatus, State, StatusFile, read_status, waits
 
 from .conftest import hold_lock, put_status
 
@@ -94,7 +94,7 @@ def test_a_wait_still_going_on_counts_in_each_period(tmp_path: Path) -> None:
 
 def test_a_role_whose_process_is_gone_is_dead(tmp_path: Path) -> None:
     script = "import sys; from pathlib import Path; from shoal.files import locked\n"
-    script += "from shoal.watch.status import StatusFile\n"
+    script += "from shoal.telemetry.status import StatusFile\n"
     script += "with locked(Path(sys.argv[1]) / 'locks/worker-0', 'taken'):\n"
     script += "    StatusFile(Path(sys.argv[1]) / 'status/worker-0.json', 'worker-0').working('generating')\n"
     script += "    print('up', flush=True); input()"

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 from rich.console import Console
 
-from shoal.watch.history import History, one_line, seconds_per_step
-from shoal.watch.metrics import MetricsWriter
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.text import one_line
+from shoal.watch.history import History, seconds_per_step
 from shoal.watch.panels import clock, sparkline
 from shoal.watch.view import LiveView, Plan, plan
 

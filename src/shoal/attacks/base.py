@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from shoal.errors import ConfigError
+from shoal.generate.engine import Completion, Request
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy
-from shoal.rollout.engine import Completion, Request
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Rollout
-from shoal.validate.prefill import replay
+from shoal.protocol.submission import Rollout
+from shoal.validate.recompute import replay
 
 ATTACKS: dict[str, type[Maker]] = {}
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.attacks.base import attack
-from shoal.exchange.interfaces import Version
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission
 from shoal.tasks.source import Score, Task
 
 

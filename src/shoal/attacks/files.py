@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.attacks.base import attack
-from shoal.exchange.interfaces import Version
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission
 
 
 @attack

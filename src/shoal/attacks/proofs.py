@@ -9,11 +9,11 @@ from torch import Tensor
 
 from shoal import toploc
 from shoal.attacks.base import attack
-from shoal.exchange.interfaces import Version
-from shoal.rollout.engine import Completion, Request
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Rollout, Submission
+from shoal.generate.engine import Completion, Request
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Rollout, Submission
 
 CHUNK = 32
 

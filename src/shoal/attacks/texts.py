@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.base import attack, fewer_layers, through_the_right_model
-from shoal.rollout.engine import Completion, Request, TorchEngine
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
+from shoal.generate.engine import Completion, Request, TorchEngine
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
 from shoal.tasks.source import Task
 
 CANDIDATES = 4

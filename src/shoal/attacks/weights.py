@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.base import attack, changed, fewer_layers
-from shoal.exchange.interfaces import Version
-from shoal.rollout.engine import Completion, Request
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Submission
+from shoal.generate.engine import Completion, Request
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission
 
 # A neighbour's weights differ by this share of a matrix's spread, as after a short fine-tuning.
 NEIGHBOUR = 0.01

@@ -24,7 +24,7 @@ from shoal.bench.result import BenchResult
 from shoal.bench.roles import Roles
 from shoal.config import RunConfig
 from shoal.rundir import RunDir, prepare_run
-from shoal.watch.metrics import Entry, read_metrics
+from shoal.telemetry.metrics import Entry, read_metrics
 
 FINAL_SHARE = 0.2
 # Student's t at 97.5 % by the number of seeds: two levels of n seeds leave 2 n - 2 degrees of freedom.

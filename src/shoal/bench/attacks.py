@@ -25,12 +25,12 @@ from shoal.bench.price import price
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure, Op
 from shoal.config import AuditConfig, RunConfig
+from shoal.generate.engine import Engine, TorchEngine
+from shoal.generate.reference_engine import PlainEngine
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
-from shoal.rollout.engine import Engine, TorchEngine
-from shoal.rollout.plain import PlainEngine
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.validate.calibrate import threads
 
 # These begin with honest answers and change them; all others that answer in their own way generate.

@@ -19,19 +19,19 @@ from torch import Tensor
 from shoal.attacks.weights import OlderVersion
 from shoal.config import RunConfig
 from shoal.errors import RolloutError, UnreadError
-from shoal.exchange.interfaces import Version
+from shoal.generate.engine import Completion, Engine, Request, TorchEngine
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, trainable
-from shoal.rollout.engine import Completion, Engine, Request, TorchEngine
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import Rollout, Submission, read_rollouts
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Rollout, Submission, read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.source import Judge, TaskSource
 from shoal.train.batch import sort_groups
 from shoal.train.step import train_step
 from shoal.validate import checks as checks_module
 from shoal.validate.checks import Checks
-from shoal.validate.prefill import Replayed, replay
+from shoal.validate.recompute import Replayed, replay
 
 Memory: TypeAlias = dict[tuple[object, ...], Replayed]
 ROOT = "5a" * 32

@@ -30,15 +30,15 @@ from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult, Figure, Op
 from shoal.config import RunConfig
 from shoal.errors import BenchError
-from shoal.exchange.interfaces import Version
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, load, trainable
-from shoal.rollout.engine import TorchEngine
-from shoal.rollout.lease import Lease
-from shoal.rollout.maker import Maker
-from shoal.shardcast import delta
-from shoal.shardcast.delta_blocks import Bits
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import Version
+from shoal.shardcast.delta import delta
+from shoal.shardcast.delta.blocks import Bits
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.train.batch import Group, sort_groups
 from shoal.train.step import train_step
 

@@ -24,8 +24,8 @@ from shoal.errors import ModelError
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.process import KEEP_FREED_MEMORY
-from shoal.rl.packing import fill, first_fit_decreasing
-from shoal.rollout.record import Rollout
+from shoal.protocol.submission import Rollout
+from shoal.rl.bins import fill, first_fit_decreasing
 from shoal.tasks.build import build_source
 from shoal.train.batch import Group, pack
 

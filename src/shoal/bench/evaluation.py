@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shoal.bench.laptop import base_model, laptop_config
 from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult
-from shoal.measure.suite import measure_suite
-from shoal.measure.suites import BUILT_IN, Suite
+from shoal.evals.suite import measure_suite
+from shoal.evals.suites import BUILT_IN, Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, split_up
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge
 
 

@@ -22,13 +22,13 @@ from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult
 from shoal.bench.roles import Roles
 from shoal.config import RunConfig
-from shoal.measure.answers import Drawing, answer_tasks
-from shoal.measure.filter import filter_source
+from shoal.evals.answers import Drawing, answer_tasks
+from shoal.evals.filter import filter_source
 from shoal.models.load import load, read_weights
 from shoal.rundir import RunDir, prepare_run
 from shoal.tasks.build import build_source
-from shoal.tasks.filtered import Header
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.sources.filtered import Header
 
 # Student's t at 97.5 % for the mean of n seeds: n - 1 degrees of freedom.
 T_975 = {2: 12.706, 3: 4.303}

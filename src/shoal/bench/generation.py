@@ -19,11 +19,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from shoal.bench.peers import Peer
+from shoal.generate import engine as engine_module
+from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.sampling import NoiseStream
 from shoal.models.load import Policy
 from shoal.process import KEEP_FREED_MEMORY, NO_HUB, SLEEP_WHEN_IDLE
-from shoal.rollout import engine as engine_module
-from shoal.rollout.engine import Request, TorchEngine
-from shoal.rollout.sampling import NoiseStream
 from shoal.tasks.source import TaskSource
 
 SHORTEST = 8

@@ -26,9 +26,9 @@ from shoal.bench.roles import SwarmRoles
 from shoal.errors import BenchError
 from shoal.keys import Key
 from shoal.ledger.acts import Act, Commit, Deposit, Fund, Leaf, Reveal, Settle, Terms, Work, beacons, vote_hash
-from shoal.ledger.evm import EvmLedger
+from shoal.ledger.evm.ledger import EvmLedger
+from shoal.ledger.evm.rpc import Chain
 from shoal.ledger.export import verify_file
-from shoal.ledger.rpc import Chain
 from shoal.ledger.store import SqliteLedger
 from shoal.rundir import prepare_run
 

@@ -13,11 +13,11 @@ from shoal.bench.progress import Progress
 from shoal.bench.result import BenchResult
 from shoal.bench.roles import Roles
 from shoal.config import RunConfig
-from shoal.evals import Evaluation, evaluate
 from shoal.models.load import load, read_weights
+from shoal.roles.evaluator import Evaluation, evaluate
 from shoal.rundir import prepare_run
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 
 CONFIG = "length.toml"
 HELDOUT = 1024

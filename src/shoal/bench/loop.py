@@ -32,11 +32,11 @@ from shoal.bench.roles import Roles
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.files import cache_dir
-from shoal.rollout.lease import Lease
+from shoal.protocol.lease import Lease
 from shoal.rundir import RunDir, prepare_run
 from shoal.tasks.build import build_source
 from shoal.tasks.source import draw
-from shoal.watch.metrics import Entry
+from shoal.telemetry.metrics import Entry
 
 PROMPTS, GROUP, LENGTH = 8, 8, 32
 MAX_PROMPT = 256

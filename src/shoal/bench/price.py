@@ -16,14 +16,14 @@ from shoal.bench.laptop import changed
 from shoal.bench.usage import cpu_below
 from shoal.config import RunConfig
 from shoal.errors import BenchError
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
-from shoal.rollout.engine import TorchEngine
-from shoal.rollout.maker import Maker
-from shoal.rollout.record import read_rollouts
+from shoal.protocol.submission import read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.validate.calibrate import threads
 from shoal.validate.checks import Checks
 

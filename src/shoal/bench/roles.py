@@ -14,7 +14,7 @@ from typing import Self
 from shoal.errors import BenchError, WaitError
 from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import RunDir
-from shoal.watch.metrics import Entry, Tail
+from shoal.telemetry.metrics import Entry, Tail
 
 LOOK_S = 0.05
 # Also covers the start of the roles, which import torch and load the model.

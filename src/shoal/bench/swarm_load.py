@@ -31,7 +31,7 @@ from shoal.bench.swarm_nodes import Load
 from shoal.config import RunConfig, check_config, to_toml
 from shoal.errors import BenchError
 from shoal.process import Child, free_ports, stop_all
-from shoal.swarm.member import key_path
+from shoal.rundir import key_path
 
 SHARE = 0.5
 HURRIED = 32

@@ -18,7 +18,7 @@ from shoal.bench.result import Figure
 from shoal.bench.roles import Roles, SwarmRoles
 from shoal.config import RunConfig
 from shoal.rundir import prepare_run
-from shoal.watch.metrics import read_metrics
+from shoal.telemetry.metrics import read_metrics
 
 SIDES: dict[str, type[Roles]] = {"directories": Roles, "swarm": SwarmRoles}
 TASK = {

@@ -15,7 +15,7 @@ from shoal.ledger.chain import find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
-from shoal.ledger.record import Record, is_on_chain, ledger_file
+from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 
 LEAST_PREFIX = 6  # characters of an address, 0x among them
@@ -50,7 +50,7 @@ def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other:
 
 def verify_contract(run: Path, coordinator: str | None, console: Console) -> None:
     """Folds the contract's log by the rules, and compares every balance with what the contract itself has."""
-    from shoal.ledger.deployed import reading, remembered
+    from shoal.ledger.evm.deployed import reading, remembered
 
     known = remembered(run)
     assert known is not None

@@ -12,7 +12,7 @@ from shoal.ledger.acts import (
     plants_hash,
     vote_hash,
 )
-from shoal.ledger.draw import draw
+from shoal.ledger.jury import draw
 from shoal.ledger.merkle import keccak_words
 from shoal.ledger.refusal import Refused
 from shoal.ledger.state import FULL_STANDING, Batch, Judge, State, in_standing

@@ -12,14 +12,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from shoal.errors import ConfigError, ShardcastError
 from shoal.files import remove, write_whole
 from shoal.keys import Key, checked_address, checksummed
-from shoal.shardcast.follow import Follower, follow
-from shoal.shardcast.nginx import nginx_config
-from shoal.shardcast.publish import Publisher
-from shoal.shardcast.pull import Puller
-from shoal.shardcast.server import Server, until_stopped
-from shoal.shardcast.store import Store
-from shoal.shardcast.tree import walk
-from shoal.shardcast.versions import Versions
+from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.follow import Follower, follow
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.origin.versions import Versions
+from shoal.shardcast.serve.nginx import nginx_config
+from shoal.shardcast.serve.server import Server, until_stopped
+from shoal.shardcast.serve.tree import walk
 from shoal.tls import server_context, speaks_tls
 
 FOLLOW_S = 0.02  # between looks at an origin's directory

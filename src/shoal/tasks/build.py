@@ -7,10 +7,10 @@ from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.filtered import Filtered, layers, read_filtered
-from shoal.tasks.kept import held, is_loose, keep, keep_bytes, named
-from shoal.tasks.rewards import rewarded
+from shoal.tasks.files import held, is_loose, keep, keep_bytes, named
+from shoal.tasks.rewards.combine import rewarded
 from shoal.tasks.source import Mixture, TaskSource, content_of
+from shoal.tasks.sources.filtered import Filtered, layers, read_filtered
 
 KINDS = (
     "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py "
@@ -53,11 +53,11 @@ def _pinned(task: TaskConfig) -> TaskConfig:
 
 def _as_file(task: TaskConfig) -> TaskConfig:
     """A dataset as a table of our own, for machines that cannot get at it; a task of lm-eval likewise."""
-    from shoal.tasks.rows import read_dataset
+    from shoal.tasks.sources.table import read_dataset
 
     kind, _, place = task.source.partition("/")
     if kind == "lm-eval":
-        from shoal.tasks.lmeval.source import bundle
+        from shoal.tasks.sources.lmeval.source import bundle
 
         title, data = bundle(Path(place), **_extras(task))
         name = f"{Path(place).stem}.jsonl"
@@ -129,7 +129,7 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
     options: dict[str, Any] = dict(task.options)
     match kind:
         case "reasoning-gym":
-            from shoal.tasks.gym import ReasoningGym
+            from shoal.tasks.sources.gym.source import ReasoningGym
 
             if not isinstance(task.difficulty, list):
                 return ReasoningGym(
@@ -142,28 +142,28 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
                     difficulty=task.difficulty,
                 )
         case "file":
-            from shoal.tasks.rows import Rows, read_rows
+            from shoal.tasks.sources.table import Rows, read_rows
 
             rows = read_rows(held(rest, task.files), task.columns)
             return Rows(task.name or Path(rest).stem, rows, place=task.answer, template=task.template)
         case "dataset":
-            from shoal.tasks.rows import Rows, read_dataset
+            from shoal.tasks.sources.table import Rows, read_dataset
 
             rows = read_dataset(rest, options, task.columns)
             return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
         case "lm-eval":
-            from shoal.tasks.lmeval.source import LmEval
+            from shoal.tasks.sources.lmeval.source import LmEval
 
             return LmEval(held(rest, task.files), name=task.name, template=task.template, **_extras(task))
         case "filtered":
             header, rated = read_filtered(held(rest, task.files))
             return Filtered(Path(rest), header, build_source(header.tasks), rated)
         case "verifiers":
-            from shoal.tasks.environments import Environment
+            from shoal.tasks.sources.verifiers import Environment
 
             return Environment(rest, options, name=task.name or rest, template=task.template)
         case "python":
-            from shoal.tasks.own import Own
+            from shoal.tasks.sources.user_python import Own
 
             name = task.name or Path(rest).stem
             where = held(rest, task.files)

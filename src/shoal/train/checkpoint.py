@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.errors import ModelError
 from shoal.files import numbered, parse_json, read_regular, remove_staging, sha256_file, whole_directory
 from shoal.models.load import WEIGHTS, Policy, trainable
-from shoal.tasks.sampler import Rates, rates_from_tree, rates_to_tree
+from shoal.tasks.difficulty import Rates, rates_from_tree, rates_to_tree
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"

@@ -21,7 +21,7 @@ from shoal.errors import ConfigError, DivergedError, TaskError
 from shoal.files import whole_directory
 from shoal.models.load import Policy, load
 from shoal.models.tiny import DEMONSTRATIONS
-from shoal.rollout.record import Rollout
+from shoal.protocol.submission import Rollout
 from shoal.tasks.source import TaskSource
 from shoal.train.batch import Group, pack
 from shoal.train.step import logprobs

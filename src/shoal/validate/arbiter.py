@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import RolloutError, WeightsError
-from shoal.exchange.interfaces import Version
 from shoal.models.load import Policy, load, read_weights
-from shoal.rollout.lease import Lease, no_table
-from shoal.rollout.record import Submission, read_rollouts
+from shoal.protocol.lease import Lease, no_table
+from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, read_rollouts
+from shoal.protocol.verdict import Finding, is_blame
 from shoal.rundir import RunDir, limits_of
-from shoal.swarm.leases import SignedLease
-from shoal.tasks.sampler import Table
-from shoal.tasks.scorer import Scorer
+from shoal.tasks.difficulty import Table
+from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import find_version
-from shoal.validate.finding import Finding, is_blame
 
 TableOf = Callable[[Lease], Table | None]
 EVIDENCE = "evidence"

@@ -24,13 +24,13 @@ from shoal import toploc
 from shoal.config import RunConfig, ThresholdsConfig, check_config, load_config
 from shoal.errors import ConfigError
 from shoal.files import write_whole
+from shoal.generate.engine import Completion, Engine, Request, TorchEngine
+from shoal.generate.reference_engine import PlainEngine
 from shoal.models.base import ensure_base_model
 from shoal.models.load import Policy, load
-from shoal.rollout.engine import Completion, Engine, Request, TorchEngine
-from shoal.rollout.plain import PlainEngine
-from shoal.rollout.record import Rollout
+from shoal.protocol.submission import Rollout
 from shoal.tasks.build import build_source
-from shoal.validate.prefill import Replayed, replay
+from shoal.validate.recompute import Replayed, replay
 from shoal.validate.sampling import surprise
 
 # Thresholds are the worst that was seen, times this: a calibration sees some thousand tokens on one machine, a run sees

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.models.load import Policy
-from shoal.rollout.lease import Lease, checked_table, no_table
-from shoal.rollout.record import Submission
+from shoal.protocol.lease import Lease, checked_table, no_table
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding
+from shoal.tasks.difficulty import Table, check_fits
 from shoal.tasks.length import target_of, with_lengths
-from shoal.tasks.sampler import Table, check_fits
 from shoal.tasks.source import Judge, TaskSource, part_of
-from shoal.validate.computation import check_computation, check_lengths
-from shoal.validate.finding import Finding
 from shoal.validate.margin import graded, widened
-from shoal.validate.prefill import Replayed, replay
+from shoal.validate.proofs import check_computation, check_lengths
+from shoal.validate.recompute import Replayed, replay
 from shoal.validate.rewards import CHECK as REWARDS
 from shoal.validate.rewards import check_rewards
 from shoal.validate.sampling import check_free, check_logprobs, check_seeded

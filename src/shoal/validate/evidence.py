@@ -20,8 +20,6 @@ from pydantic import TypeAdapter
 
 from shoal.config import RunConfig, check_config, public_tree
 from shoal.errors import RolloutError, WeightsError
-from shoal.exchange.interfaces import Version
-from shoal.exchange.weights import DirectoryChannel, folder_name, write_manifest
 from shoal.files import (
     make_directory,
     numbered,
@@ -31,13 +29,15 @@ from shoal.files import (
     whole_directory,
     write_whole,
 )
-from shoal.rollout.bounds import MAX_BYTES
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission
-from shoal.shardcast.assemble import link_or_copy
-from shoal.shardcast.store import files_of
-from shoal.tasks.sampler import Table
-from shoal.validate.finding import Finding
+from shoal.protocol.lease import Lease
+from shoal.protocol.size_limits import MAX_BYTES
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Rollout, Submission
+from shoal.protocol.verdict import Finding
+from shoal.protocol.version_directory import DirectoryChannel, folder_name, write_manifest
+from shoal.shardcast.delta.assemble import link_or_copy
+from shoal.shardcast.format.store import files_of
+from shoal.tasks.difficulty import Table
 
 FORMAT = 2
 MAX_FILE = 1 << 20

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.config import ThresholdsConfig
-from shoal.validate.finding import MARGIN, Finding
+from shoal.protocol.verdict import MARGIN, Finding
 
 # Far more than machines differ by: honest values are hundreds of times below the thresholds.
 TIMES = 2.0

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from shoal.protocol.submission import Submission, read_parts, write_parts
+from shoal.protocol.verdict import Finding
 from shoal.rl.advantages import group_advantages
-from shoal.rollout.record import Submission, read_parts, write_parts
 from shoal.tasks.source import Score
-from shoal.validate.finding import Finding
 from shoal.validate.margin import graded
 
 CHECK = "rewards"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.config import ThresholdsConfig
-from shoal.rollout.record import Submission
-from shoal.validate.finding import Finding
-from shoal.validate.prefill import TILTS, UNLIKELY, Floats, Replayed
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding
+from shoal.validate.recompute import TILTS, UNLIKELY, Floats, Replayed
 
 CHECK = "sampling"
 # Ending is likely from this probability on (INTELLECT-2's termination check).

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from shoal.config import LengthConfig
-from shoal.rollout.lease import asked
-from shoal.rollout.record import Submission
-from shoal.tasks.sampler import Table
+from shoal.protocol.lease import asked
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding, shown
+from shoal.tasks.difficulty import Table
 from shoal.tasks.source import TaskSource
-from shoal.validate.finding import Finding, shown
 
 CHECK = "tasks"
 NO_BUDGET = LengthConfig()

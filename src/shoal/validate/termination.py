@@ -1,7 +1,7 @@
 """Where an answer ends: in its only end token, or at the length limit without one."""
 
-from shoal.rollout.record import Rollout, Submission
-from shoal.validate.finding import Finding
+from shoal.protocol.submission import Rollout, Submission
+from shoal.protocol.verdict import Finding
 
 CHECK = "termination"
 

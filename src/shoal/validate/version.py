@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from shoal.rollout.record import Submission
-from shoal.validate.finding import Finding
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding
 
 CHECK = "version"
 

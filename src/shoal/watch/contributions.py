@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.keys import short
-from shoal.watch.history import SUPERVISOR, one_line
-from shoal.watch.metrics import Entry, number, read_metrics
+from shoal.telemetry.metrics import Entry, number, read_metrics
+from shoal.text import one_line
+from shoal.watch.history import SUPERVISOR
 
 CONTRIBUTIONS = "contributions"  # the event
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import ShoalError
-from shoal.watch.metrics import Entry, Tail, number
+from shoal.telemetry.metrics import Entry, Tail, number
+from shoal.text import one_line
 
 SUPERVISOR = "supervisor"
 
@@ -89,11 +90,6 @@ def note_of(role: str, entry: Entry) -> str | None:
         case {"event": "restart", **rest}:
             return one_line(f"{rest.get('role', 'a role')} ended with code {rest.get('code', '?')} and was restarted")
     return None
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and terminal escapes: reasons and file names come from strangers."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def seconds_per_step(times: Sequence[float], last: int = 10) -> float | None:

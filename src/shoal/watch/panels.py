@@ -6,9 +6,10 @@ from itertools import pairwise
 from rich.table import Table
 from rich.text import Text
 
-from shoal.watch.history import History, one_line
-from shoal.watch.metrics import Entry, number
-from shoal.watch.status import RoleStatus
+from shoal.telemetry.metrics import Entry, number
+from shoal.telemetry.status import RoleStatus
+from shoal.text import one_line
+from shoal.watch.history import History
 
 BARS = "▁▂▃▄▅▆▇█"
 NONE = "–"

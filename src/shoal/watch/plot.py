@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import StorageError
+from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
 from shoal.watch.history import run_directory
-from shoal.watch.metrics import Entry, number, read_metrics, read_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

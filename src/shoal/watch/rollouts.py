@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from shoal.coordinator.archive import Kept, has_coordinator, kept_files, kept_steps, reading
 from shoal.errors import ConfigError, ModelError, RolloutError, UnreadError
 from shoal.files import parse_json
-from shoal.rollout.lease import Lease
-from shoal.rollout.record import Rollout, Submission, read_rollouts
+from shoal.protocol.lease import Lease
+from shoal.protocol.submission import Rollout, Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
-from shoal.swarm.past import Kept, has_coordinator, kept_files, kept_steps, reading
-from shoal.watch.history import one_line
+from shoal.text import one_line
 
 # Token ids are not checked against the vocabulary here: the model is not loaded.
 ANY_TOKEN = 2**31

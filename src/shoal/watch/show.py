@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from shoal.telemetry.metrics import number
+from shoal.telemetry.status import RoleStatus, read_status, seconds, waits
+from shoal.text import one_line
 from shoal.watch import panels
-from shoal.watch.history import History, note_of, one_line, run_directory
-from shoal.watch.metrics import number
-from shoal.watch.status import RoleStatus, read_status, seconds, waits
+from shoal.watch.history import History, note_of, run_directory
 from shoal.watch.view import suite_line
 
 NOTES_SHOWN = 5

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
+from shoal.telemetry.status import role_order
 from shoal.watch.contributions import Contribution, contributions_table, read_contributions
 from shoal.watch.history import SUPERVISOR, run_directory
-from shoal.watch.metrics import Entry, number, read_metrics, read_steps
 from shoal.watch.panels import NONE, clock, drawn
-from shoal.watch.status import role_order
 from shoal.watch.view import suite_line
 
 Interval = tuple[float, float]

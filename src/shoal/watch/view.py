@@ -16,11 +16,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from shoal.telemetry.metrics import Entry, number
+from shoal.telemetry.status import RoleStatus, read_status, waits
+from shoal.text import one_line
 from shoal.watch import panels
-from shoal.watch.history import SUPERVISOR, History, note_of, one_line, seconds_per_step
-from shoal.watch.metrics import Entry, number
+from shoal.watch.history import SUPERVISOR, History, note_of, seconds_per_step
 from shoal.watch.panels import clock, figure
-from shoal.watch.status import RoleStatus, read_status, waits
 
 NOTES_SHOWN = 3
 QUIET_S = 30.0

@@ -1,0 +1,1 @@
+"""A node's side of the coordinator: signed requests, leases and uploads, versions, votes, credits."""

@@ -1,0 +1,133 @@
+"""What people ask a coordinator: how a run is, and what became of a submission."""
+
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoal.client.client import Link
+from shoal.client.known_coordinators import trusted
+from shoal.coordinator.archive import has_coordinator, reading
+from shoal.coordinator.verdicts import explain
+from shoal.errors import LedgerError, SwarmError
+from shoal.keys import Key, checksummed, short
+from shoal.ledger.commands import explain as sentences
+from shoal.ledger.reader import is_on_chain, read_record
+from shoal.ledger.store import LEDGER_FILE
+from shoal.protocol import messages as m
+from shoal.rundir import open_run
+from shoal.text import one_line
+
+ASK_S = 10.0
+LEAST_WIDTH = 130
+SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
+    """What a coordinator knows of a submission, STEP/NUMBER."""
+    step, number = named_submission(submission)
+    with _link(join) as link:
+        return link.look(m.ExplanationOut, f"/v1/submissions/{step}/{number}").model_dump()
+
+
+def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
+    """The same of a run that lies here, also when it is over."""
+    run = open_run(run_dir)
+    if not has_coordinator(run):
+        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
+    with reading(run) as db:
+        told = asdict(explain(db, *named_submission(submission)))
+    told["ledger"] = _ledger_says(run_dir, told["step"], told["submission"])
+    if told["verdict"] and told["verdict"]["evidence"]:
+        told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
+    return told
+
+
+def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
+    """What the ledger has of a submission; nothing while its step is not entered."""
+    if not is_on_chain(run_dir) and not (run_dir / LEDGER_FILE).exists():
+        return []
+    state = read_record(run_dir).state
+    try:
+        return sentences(state, step, submission)[1:]
+    except LedgerError:
+        return ["its step is not entered yet"]
+
+
+def named_submission(submission: str) -> tuple[int, int]:
+    named = SUBMISSION.fullmatch(submission)
+    if named is None:
+        raise SwarmError(f"submission {submission!r:.40}: must read STEP/NUMBER, as in 12/3")
+    return int(named[1]), int(named[2])
+
+
+def print_why(told: dict[str, Any], console: Console) -> None:
+    """Prints the verdict on a submission and its evidence."""
+    for line in explanation(told, time.time()):
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def explanation(told: dict[str, Any], now: float) -> list[str]:
+    """What is known of a submission, a line for each thing."""
+    lines = [
+        f"submission {told['submission']} of step {told['step']}, handed in by {checksummed(told['node'])} "
+        f"{now - told['received']:.0f} s ago, hash {told['sha256'][:12]}"
+    ]
+    verdict = told["verdict"]
+    if verdict is None:
+        return [*lines, "no verdict yet: it waits for a validator"]
+    how = "computed again" if verdict["audited"] else "checked without computing it again"
+    lines.append(f"{'accepted' if verdict['accept'] else 'rejected'} by {checksummed(told['judge'])}, {how}")
+    if finding := verdict["finding"]:
+        where = "" if finding["sample"] is None else f" in sample {finding['sample']}"
+        lines.append(f"check: {finding['check']}{where}")
+        lines.append(f"rule: {finding['rule']}")
+        lines.append(f"claimed: {finding['claimed']}")
+        lines.append(f"found: {finding['found']}")
+    if verdict["evidence"]:
+        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE computes it again")
+    lines += [f"ledger: {line}" for line in told.get("ledger", [])]
+    return lines
+
+
+def print_swarm(join: str, console: Console) -> None:
+    """Prints the state of a run: how far it is, its nodes, and who waits on whom."""
+    with _link(join) as link:
+        status = link.look(m.StatusOut, "/v1/status").model_dump()
+    console.print(
+        f"run {one_line(status['run'])}: version {status['version']} of {status['steps']}; "
+        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} wait for a verdict",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for step, count in status["counts"].items():
+        console.print(
+            f"step {step} needs {status['needed']} groups: {count['seen']} arrived, {count['signal']} of them with "
+            f"signal, {count['leased']} out on leases",
+            highlight=False,
+        )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("node", "role", "state", "heard", "leases", "files", "refused", "abandoned"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("doing", no_wrap=True, overflow="ellipsis")
+    for node in status["nodes"]:
+        name = f"{node['name']} {short(checksummed(node['address']))}".strip()
+        waits = f" (waits on {node['waits_on']})" if node["waits_on"] else ""
+        doing = node["reason"] if node["state"] in ("banned", "suspended") else node["doing"] + waits
+        counted = ("leases", "accepted", "rejected", "abandoned")
+        counts = (node[name] if node["role"] == "worker" else "" for name in counted)
+        cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
+        table.add_row(*(Text(one_line(str(cell))) for cell in cells))
+    if console.width < LEAST_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
+        table.width = LEAST_WIDTH
+    console.print(table, crop=False)
+
+
+def _link(join: str) -> Link:
+    """For questions that anybody may ask: the key signs nothing."""
+    return Link(trusted(join), Key.create(), wait_s=ASK_S)

@@ -1,0 +1,1 @@
+"""The coordinator: grants leases, takes uploads, records verdicts, and writes the ledger."""

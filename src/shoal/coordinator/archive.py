@@ -1,0 +1,96 @@
+"""What a run's coordinator has written down, read without it: the coordinator may be at work, or long gone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from shoal.coordinator.db.schema import leases, submissions
+from shoal.coordinator.leases import lease_of
+from shoal.coordinator.uploads import object_name
+from shoal.errors import ConfigError, RolloutError, StorageError, first_line
+from shoal.files import read_regular, sha256_file
+from shoal.protocol.lease import Lease
+from shoal.rundir import RunDir
+
+HOME = "coordinator"
+STATE = "state.db"
+UPLOADS = "uploads"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that was handed in and is still there."""
+
+    lease: Lease
+    path: Path
+    accept: bool | None
+    """None while it waits for a verdict."""
+
+
+def has_coordinator(run: RunDir) -> bool:
+    return bool(run.config.swarm.database) or (run.path / HOME / STATE).exists()
+
+
+@contextmanager
+def reading(run: RunDir) -> Iterator[Connection]:
+    """The coordinator's database, to read only."""
+    file = (run.path / HOME / STATE).resolve()
+    url = run.config.swarm.database.replace("postgresql://", "postgresql+psycopg://", 1)
+    engine = create_engine(url or f"sqlite:///file:{file}?mode=ro&uri=true")
+    try:
+        with engine.connect() as db:
+            yield db
+    except SQLAlchemyError as error:
+        raise StorageError(
+            f"run {run.path}: its coordinator's database cannot be read ({first_line(error)})"
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | None:
+    """The lease and the file's hash that a run has on record for a submission; None if it has none (any more)."""
+    if has_coordinator(run):
+        query = (
+            select(leases, submissions.c.sha256)
+            .join(
+                submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission)
+            )
+            .where(submissions.c.step == step, submissions.c.submission == submission)
+        )
+        with reading(run) as db:
+            row = db.execute(query).first()
+        return (lease_of(run.config.name, row), row.sha256) if row is not None else None
+    folder = run.path / "rollouts" / f"step-{step:06d}"
+    try:
+        lease = Lease.from_json(read_regular(folder / f"{submission:04d}.lease.json"))
+        return lease, sha256_file(folder / f"{submission:04d}.parquet")
+    except (OSError, RolloutError):
+        return None
+
+
+def kept_steps(db: Connection) -> list[int]:
+    """Steps of which files are still there."""
+    query = select(submissions.c.step).where(submissions.c.kept).distinct().order_by(submissions.c.step)
+    return list(db.execute(query).scalars())
+
+
+def kept_files(db: Connection, run: RunDir, step: int) -> list[Kept]:
+    """The files of a step in the order of their numbers."""
+    where = run.config.swarm.store or str(run.path / HOME / UPLOADS)
+    if "://" in where:
+        raise ConfigError(f"run {run.path}: its rollouts lie in {where}; fetch them from there to read them")
+    query = (
+        select(leases, submissions.c.sha256, submissions.c.accept)
+        .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
+        .where(submissions.c.step == step, submissions.c.kept)
+        .order_by(submissions.c.submission)
+    )
+    return [
+        Kept(lease_of(run.config.name, row), Path(where) / object_name(step, row.submission, row.sha256), row.accept)
+        for row in db.execute(query)
+    ]

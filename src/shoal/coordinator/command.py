@@ -1,0 +1,107 @@
+"""What `shoal coordinator` does."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.config import RunConfig
+from shoal.coordinator.archive import HOME, STATE, UPLOADS
+from shoal.coordinator.coordinator import Coordinator
+from shoal.coordinator.db.database import Database
+from shoal.coordinator.http.server import bind, serve, url_of
+from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.outbox import closed_at
+from shoal.coordinator.plants import Plants
+from shoal.coordinator.policy import Terms
+from shoal.coordinator.uploads import Objects
+from shoal.errors import ConfigError
+from shoal.files import free_bytes, locked, make_directory
+from shoal.keys import Key, checked_address, checksummed
+from shoal.ledger.store import LEDGER_FILE
+from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
+from shoal.tls import server_context
+
+LEAST_FREE = 64 << 20
+
+
+def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
+    """The coordinator of a run, with its state in the run's directory unless the config says where.
+
+    Trainer, validator and origin are those whose keys lie in the directory, unless the config names addresses.
+    """
+    swarm = config.swarm
+    home = run / HOME
+    make_directory(home)
+    trainer = checked_address(swarm.trainer) if swarm.trainer else role_key(run, "trainer").address
+    named = frozenset(checked_address(address) for address in swarm.validators)
+    validators = named or frozenset([role_key(run, "validator").address])
+    origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
+    for address in swarm.allow:
+        checked_address(address)
+    plants = Plants(role_key(run, "planter"), config.name) if config.ledger.plants else None
+    key, terms = role_key(run, "coordinator"), Terms.of(config, trainer, validators)
+    if plants and terms.allow is not None:
+        terms = replace(terms, allow=terms.allow | plants.addresses)
+    database = Database(swarm.database or f"sqlite:///{home / STATE}")
+    try:
+        closed = database.ask(closed_at)
+        if closed is not None and closed < config.steps:
+            raise ConfigError(
+                f"run {run}: steps = {config.steps}, but it was over after {closed} and its ledger is closed, so "
+                "nobody would be paid for more; begin another run, with its model as model.source"
+            )
+        objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
+        book = Book.open(run / LEDGER_FILE, key, config, terms)
+        coordinator = Coordinator(config, terms, key, origin, database, objects, book, plants=plants)
+    except BaseException:
+        database.close()
+        raise
+    return coordinator, database
+
+
+def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int | None, console: Console) -> None:
+    """Serves a run until stopped."""
+    if free_bytes(run) < LEAST_FREE:
+        raise ConfigError(
+            f"run {run}: less than {LEAST_FREE >> 20} MiB are free there; free some or give another --out"
+        )
+    taken = f"coordinator: another one is at work in {run}; a run has one coordinator"
+    with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as tell:
+        _serve(config, run, host, port, tell, console)
+
+
+def _serve(
+    config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
+) -> None:
+    swarm = config.swarm.model_copy(update={"host": host} if host else {})
+    key, tls = role_key(run, "coordinator"), swarm.scheme == "https"
+    context = server_context(key, swarm.tls_cert, swarm.tls_key) if tls else None
+    listener = bind(swarm.host, swarm.port if port is None else port)
+    coordinator, database = open_coordinator(config, run)
+
+    def started() -> None:
+        url, address = url_of(listener, tls=tls), key.address
+        join = f"{swarm.scheme}://{swarm.public_host}:{listener.getsockname()[1]}"
+        console.print(f"coordinator of run {config.name} at {url}, address {checksummed(address)}", highlight=False)
+        console.print(f"join with: shoal worker --join {join}#{address}", highlight=False, soft_wrap=True)
+        tell(f"serving at {url}")
+
+    try:
+        serve(coordinator, listener, started, context)
+    finally:
+        coordinator.book.close()
+        database.close()
+
+
+@contextmanager
+def _told(config: RunConfig, run: Path) -> Iterator[Callable[[str], None]]:
+    """Where the coordinator of a run that lies here says what it is doing."""
+    if not (run / RUN_FILE).exists():
+        yield lambda _text: None
+        return
+    with RunDir(run, config).role("coordinator") as (status, _):
+        yield status.working
+        status.done("stopped")

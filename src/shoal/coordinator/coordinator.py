@@ -1,0 +1,536 @@
+"""The coordinator: the front door of a run, without its HTTP.
+
+Each method is one request of a node whose signature is right, and one transaction. What it answers is committed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+from weakref import WeakValueDictionary
+
+from sqlalchemy import Connection, select
+
+from shoal.config import RunConfig, public_tree
+from shoal.coordinator import leases as leasing
+from shoal.coordinator import nodes as registry
+from shoal.coordinator import retention as keeping
+from shoal.coordinator import verdicts as judging
+from shoal.coordinator.db import queries
+from shoal.coordinator.db.database import Database, read_fact, write_fact
+from shoal.coordinator.db.schema import nodes, nonces
+from shoal.coordinator.leases import NoLease, Ticket
+from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.node_states import State
+from shoal.coordinator.nodes import Node, Role
+from shoal.coordinator.orphaned_uploads import Orphans, unnamed
+from shoal.coordinator.plants import Plants
+from shoal.coordinator.policy import Terms
+from shoal.coordinator.status import Overview, overview
+from shoal.coordinator.uploads import Objects, incoming_name, object_name
+from shoal.coordinator.verdicts import Explanation, Filed
+from shoal.keys import Key
+from shoal.ledger.entry import Statement
+from shoal.protocol.pacing import StepCount
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card
+from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.signed_request import Nonces, Signed
+from shoal.protocol.task_weights import SignedTable
+from shoal.protocol.verdict import Verdict
+from shoal.shardcast.serve.rate_limit import Rates
+from shoal.tasks.build import files_of
+from shoal.tasks.difficulty import Table
+from shoal.tasks.package_versions import packages_of
+from shoal.tls import vouched
+
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+SWEEP_S = 1.0
+FORGET_NONCES_S = 10.0
+OVERVIEW_S = 0.5
+DIRECT_S = 600.0  # for which a URL at the object store is good
+TIDY_EVERY_S = 600.0
+# An object that no submission names may still become one's for this long: longer than any upload, and than any lease
+# under which a file was sent to the object store and nothing said of it yet.
+ORPHAN_S = 3600.0
+# All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is
+# some again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
+LEASE_REQUESTS_PER_S = 50.0
+LEAST_RETRY_S = 0.2
+MOST_RELAYS = 64
+# What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
+STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
+# How often a full run looks for room for a newcomer, per network: it looks at all nodes for that.
+ROOMS_PER_S, MAX_ROOMS = 0.2, 20
+# Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
+MOST_COMING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The answer to a heartbeat: what the node is to do."""
+
+    do: Literal["work", "wait", "stop"]
+    reason: str
+    state: str
+    version: int | None
+    """The newest version."""
+    next_s: float
+    """When to say something again."""
+    accepted: int
+    rejected: int
+    refused: str
+    card: str
+
+
+class Coordinator:
+    """One run: its nodes, leases, files and verdicts. No other coordinator may use its database meanwhile."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        terms: Terms,
+        key: Key,
+        origin: str,
+        database: Database,
+        objects: Objects,
+        book: Book,
+        clock: Callable[[], float] = time.time,
+        plants: Plants | None = None,
+    ) -> None:
+        self.terms = terms
+        self.key = key
+        self.objects = objects
+        self.clock = clock
+        self._config = config
+        self._files = files_of(config.tasks)
+        self._origin = origin
+        self._database = database
+        self.book = book
+        self._plants = plants
+        self._seen: tuple[float, Overview] | None = None
+        self._card: tuple[list[str], SignedCard] | None = None
+        self._tables: dict[int, bytes] = {}
+        self._workers = 0
+        self._statements = Rates(STATEMENTS_PER_S, MAX_STATEMENTS)
+        self._rooms = Rates(ROOMS_PER_S, MAX_ROOMS)
+        self._changed: set[asyncio.Event] = set()
+        self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
+        self._coming: Counter[tuple[int, int]] = Counter()
+        self._settling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.members: set[str] = set()
+        """Nodes that have joined and are not banned."""
+        self.nonces = database.ask(self._wake)
+
+    def _wake(self, db: Connection) -> Nonces:
+        """Takes up where the last coordinator ended; the time between counts against nobody."""
+        now = self.clock()
+        alive = float(read_fact(db, "alive") or now)
+        if now > alive:
+            registry.excuse(db, now - alive)
+        write_fact(db, "alive", repr(now))
+        self.members.update(db.execute(select(nodes.c.address).where(nodes.c.state != State.BANNED)).scalars())
+        used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time))
+        return Nonces(used, float(read_fact(db, "horizon") or 0.0))
+
+    # Requests of nodes
+
+    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
+        now = self.clock()
+        is_full = signed.node not in self.members and len(self.members) >= self.terms.most_nodes
+        if is_full and not self._rooms.take(network, time.monotonic()):
+            raise Refusal(
+                "full", f"run {self.terms.run}: is full, and network {network or 'here'} asks for room too often"
+            )
+        forgotten = await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now, network))
+        if forgotten is not None:
+            self.members.discard(forgotten)
+        self.members.add(signed.node)
+
+    async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
+        def work(db: Connection, node: Node, _now: float) -> Order:
+            newest = leasing.newest_version(db)
+            if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
+                db.execute(queries.SAID, {"who": node.address, "said": doing, "waits": waits_on, "has": version})
+            card = self._card[1].signature[-16:] if self._card else ""
+            news = newest, self.terms.heartbeat_s, node.accepted, node.rejected, node.refused, card
+            if newest is not None and newest >= self.terms.steps:
+                return Order("stop", "the run is complete", node.state, *news)
+            if node.state == State.SUSPENDED:
+                return Order("wait", node.reason, node.state, *news)
+            return Order("work", "", State.HEALTHY, *news)
+
+        return await self._act(signed, work)
+
+    async def lease(
+        self, signed: Signed, version: int, holding: Collection[tuple[int, int]], network: str = ""
+    ) -> tuple[SignedLease | NoLease, float]:
+        """A lease or why there is none, and after how many seconds to ask again.
+
+        `network` is where the node asks from (`guard.neighbours_of`).
+        """
+
+        def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
+            may_hold = self._leases_of(node.address)
+            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
+
+        granted = await self._act(signed, work)
+        retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
+        return granted, retry
+
+    def _leases_of(self, node: str) -> int:
+        """How many leases the ledger lets a node hold: one that it does not know has no stake, and holds one."""
+        standing = self.book.standing(node)
+        if standing is None or standing.status == "active":
+            return standing.leases if standing else 1
+        raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
+
+    async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:
+        def work(db: Connection, node: Node, now: float) -> Ticket:
+            return leasing.may_upload(db, node, step, submission, sha256, signal, now)
+
+        return await self._act(signed, work)
+
+    async def take_upload(
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int, began: float
+    ) -> bool:
+        """Makes a file in the store the lease's one. The node was let in when it began."""
+
+        def work(db: Connection) -> bool:
+            node = registry.known(db, signed.node)  # it may have been banned meanwhile
+            return leasing.take_upload(db, node, step, submission, sha256, size, signal, began, self.clock())
+
+        taken = await self._do(work)
+        self._tell_waiters()
+        return taken
+
+    @contextlib.contextmanager
+    def receiving(self, step: int, submission: int) -> Iterator[None]:
+        """A file on its way. A lease is good for one: who sends many at once fills the disk before any is looked at."""
+        lease = (step, submission)
+        if self._coming[lease] >= MOST_COMING:
+            raise Refusal("too-often", f"lease step {step} submission {submission}: {MOST_COMING} files come already")
+        self._coming[lease] += 1
+        try:
+            yield
+        finally:
+            self._coming[lease] -= 1
+            if not self._coming[lease]:
+                del self._coming[lease]
+
+    @contextlib.asynccontextmanager
+    async def storing(self, step: int, submission: int, sha256: str) -> AsyncIterator[str]:
+        """The name under which an upload is stored, which is its own until it is committed.
+
+        Refused, as when a rival file of the same lease was faster, its bytes are removed if they are nobody's.
+        """
+        name = object_name(step, submission, sha256)
+        try:
+            async with self._orphans.holding(name, incoming_name(step, submission, sha256)):
+                yield name
+        except Refusal:
+            await self._orphans.remove([name])
+            raise
+
+    async def direct_upload(
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int
+    ) -> tuple[str | None, bool]:
+        """A URL at the object store for a file, or None if it is to come here; and whether it is here already."""
+        ticket = await self.may_upload(signed, step, submission, sha256, signal)
+        if size > self.terms.max_upload:
+            raise Refusal("too-large", f"a file of {size} bytes, the run takes {self.terms.max_upload}")
+        if ticket.done or not self.objects.is_direct:
+            return None, ticket.done
+        name = incoming_name(step, submission, sha256)
+        return await self.objects.leave_to_put(name, DIRECT_S), False
+
+    async def direct_done(
+        self, signed: Signed, step: int, submission: int, sha256: str, size: int, signal: int
+    ) -> bool:
+        """Takes a file that a node has sent to the object store itself."""
+        began = self.clock()
+        source = incoming_name(step, submission, sha256)
+        # One after the other: what was taken is not written again by a second request that was let in before it.
+        async with self._settling.setdefault(source, asyncio.Lock()):
+            ticket = await self.may_upload(signed, step, submission, sha256, signal)
+            if ticket.done:
+                return False
+            if not self.objects.is_direct:
+                raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
+            async with self.storing(step, submission, sha256) as target:
+                if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
+                    raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
+                return await self.take_upload(signed, step, submission, sha256, size, signal, began)
+
+    # Requests of the trainer and of validators
+
+    async def announce(self, signed: Signed, number: int, root: str, table: Table | None) -> None:
+        def work(db: Connection, node: Node, now: float) -> None:
+            registry.must_train(self.terms, node.address)
+            leasing.must_be_newest(db, signed.time)
+            tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
+            leasing.announce(db, self.terms, number, root, now, tabled)
+            leasing.note_newest(db, signed.time)
+
+        await self._act(signed, work)
+        self._tables = {}
+
+    async def retract(self, signed: Signed, after: int) -> list[int]:
+        def work(db: Connection, node: Node, _now: float) -> list[int]:
+            registry.must_train(self.terms, node.address)
+            leasing.must_be_newest(db, signed.time)
+            gone = leasing.retract(db, after)
+            leasing.note_newest(db, signed.time)
+            return gone
+
+        gone = await self._act(signed, work)
+        self._tables = {}
+        return gone
+
+    async def filed(
+        self, signed: Signed, first: int, last: int, accept: bool | None, beyond: int, wait_s: float
+    ) -> list[Filed]:
+        """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`."""
+
+        def work(db: Connection, node: Node, _now: float) -> list[Filed]:
+            registry.must_read(self.terms, node.address)
+            return judging.filed(db, self.terms, signed.node, first, last, accept)
+
+        with self._watch() as changed:
+            found = await self._act(signed, work)
+            deadline = time.monotonic() + wait_s
+            while len(found) <= beyond and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), left)
+                    changed.clear()
+                    found = await self._do(lambda db: judging.filed(db, self.terms, signed.node, first, last, accept))
+        return found
+
+    async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
+        """An upload's bytes and how many they are."""
+
+        name, size = await self._read(signed, lambda db: judging.place_of(db, step, submission))
+        return await self.objects.get(name), size
+
+    async def issued(self, signed: Signed, step: int, submission: int) -> SignedLease:
+        """The lease that a submission was handed in under: what it is judged by."""
+        return await self._read(signed, lambda db: leasing.issued(db, self.terms, self.key, step, submission))
+
+    async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
+        def work(db: Connection, node: Node, now: float) -> bool:
+            return judging.judge(db, self.terms, node, step, submission, verdict, now)
+
+        entered = await self._act(signed, work)
+        self._tell_waiters()
+        return entered
+
+    async def ban(self, signed: Signed, address: str, reason: str) -> bool:
+        """Whether the node is banned now, or a quorum of validators is yet to ask for it."""
+
+        def work(db: Connection, node: Node, now: float) -> bool:
+            return registry.ban(db, self.terms, node.address, address, reason, now)
+
+        if banned := await self._act(signed, work):
+            self.members.discard(address)
+            self._seen = None
+        return banned
+
+    async def forget(self, signed: Signed, before: int) -> int:
+        """Removes the files of old steps; where several validators decide, not before the ledger has settled them."""
+        if self.terms.quorum > 1:
+            before = min(before, await asyncio.to_thread(self.book.first_unsettled))
+
+        def work(db: Connection, node: Node, _now: float) -> list[str]:
+            registry.must_train(self.terms, node.address)
+            return judging.forget(db, before)
+
+        names = await self._act(signed, work)
+        await self.objects.remove(names)
+        return len(names)
+
+    async def heard(self, signed: Signed) -> None:
+        """Lets a request in that is about the ledger alone: of a node, or of whoever has an account there, for one that
+        is banned takes out what it had earned; or of the arbiter, who need not be a node."""
+        if signed.node != self.book.arbiter and self.book.standing(signed.node) is None:
+            await self._act(signed, lambda _db, _node, _now: None)
+
+    async def take_statement(self, statement: Statement) -> bool:
+        """Enters what its author signed on the ledger; False if it was there already.
+
+        The author has joined, or has an account, and has a budget: every validator follows and checks what is entered,
+        and keys cost nothing. The run's own roles have none to keep to: what they say grows with the work.
+        """
+        author = statement.author
+        if author not in {*self.terms.validators, self.terms.trainer, self.book.arbiter, self.key.address}:
+            if self.book.standing(author) is None and await self._do(lambda db: registry.find(db, author)) is None:
+                raise Refusal("not-joined", f"{author}: has not joined this run, and has no account on its ledger")
+            statement.check()  # first, or anybody could use up another's budget
+            if not self._statements.take(author, time.monotonic()):
+                raise Refusal(
+                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements a second for the ledger; wait"
+                )
+        return await asyncio.to_thread(self.book.take, statement)
+
+    # What anybody may know
+
+    async def count(self, step: int) -> StepCount:
+        return await self._do(lambda db: leasing.count_of(db, self.terms, step, self.clock()))
+
+    async def newest(self) -> int | None:
+        return await self._do(leasing.newest_version)
+
+    async def table(self, number: int) -> bytes:
+        """The signed table of weights that came with a version, as JSON: every node asks for it once a step."""
+        known = self._tables  # which another one replaces when versions change
+        if number not in known:
+            known[number] = (await self._do(lambda db: leasing.table_of(db, number))).encode()
+        return known[number]
+
+    async def explain(self, step: int, submission: int) -> Explanation:
+        return await self._do(lambda db: judging.explain(db, step, submission))
+
+    async def overview(self) -> Overview:
+        """The state of the run, at most half a second old: looking at it costs the run little."""
+        if self._seen is None or time.monotonic() - self._seen[0] > OVERVIEW_S:
+            found = await self._do(lambda db: overview(db, self.terms, self.clock()))
+            self._seen = (time.monotonic(), found)
+        return self._seen[1]
+
+    def task_file(self, sha256: str) -> Path:
+        """A file that the run's tasks are made of."""
+        if (path := self._files.get(sha256)) is None:
+            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name none with that hash")
+        return path
+
+    async def card(self) -> SignedCard:
+        """The run card, with the relays of the config and those that have joined; the key that one of these joined with
+        vouches for its certificate."""
+        query = select(nodes.c.url, nodes.c.address).where(
+            nodes.c.role == "relay", nodes.c.url != "", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        )
+        found = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined))))
+        joined = [vouched(url, address) for url, address in found]
+        relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
+        if self._card is None or self._card[0] != relays:
+            config = self._config.model_copy(update={"ledger": self.book.config})
+            card = Card(
+                schema_version=SCHEMA,
+                run=self.terms.run,
+                coordinator=self.key.address,
+                origin=self._origin,
+                relays=tuple(relays),
+                max_upload=self.terms.max_upload,
+                heartbeat_s=self.terms.heartbeat_s,
+                direct_uploads=self.objects.is_direct,
+                packages=packages_of(self._config.tasks),
+                config=public_tree(config),
+            )
+            self._card = (relays, sign_card(card, self.key))
+        return self._card[1]
+
+    # What time brings
+
+    async def keep(self) -> None:
+        """Sweeps until cancelled."""
+        last = 0.0
+        while True:
+            try:
+                await self._do(self.sweep)
+                if time.monotonic() - last > FORGET_NONCES_S:
+                    last = time.monotonic()
+                    await self.forget_nonces()
+                    await self.drop_rejected()
+                await self.card()  # relays come and go
+            except Exception as error:  # a database that is away comes back
+                LOG.warning("coordinator: %s; trying again", error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def tell(self) -> None:
+        """Tells the ledger until cancelled. It may be on a chain that is slow or away: nothing else waits for it."""
+        said = ""
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self.book.keep, self._database)
+                    said = ""
+                except Exception as error:  # nothing is struck out that was not entered
+                    if str(error) != said:
+                        said = str(error)
+                        LOG.warning("coordinator: %s; trying again", error)
+                await asyncio.sleep(SWEEP_S)
+        finally:
+            self.book.stop()
+
+    async def tidy(self) -> None:
+        """Removes orphans from the object store now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            try:
+                if removed := await self._orphans.sweep(self.clock() - max(ORPHAN_S, 2 * self.terms.lease_s)):
+                    LOG.info("coordinator: %d objects belonged to no submission and were removed", removed)
+            except Exception as error:  # a store that is away comes back
+                LOG.warning("coordinator: %s; trying again", error)
+
+    def sweep(self, db: Connection) -> None:
+        now = self.clock()
+        registry.sweep(db, now)
+        write_fact(db, "alive", repr(now))
+        workers = select(nodes.c.address).where(
+            nodes.c.role == "worker", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        )
+        self._workers = len(db.execute(workers).all())
+
+    async def forget_nonces(self) -> None:
+        horizon = self.nonces.forget(self.clock())
+
+        def work(db: Connection) -> None:
+            db.execute(nonces.delete().where(nonces.c.time <= horizon))
+            write_fact(db, "horizon", repr(horizon))
+
+        await self._do(work)
+
+    async def drop_rejected(self) -> None:
+        """Removes the bytes of rejected files that no challenge can be about any more, and those beyond the budget."""
+        open_from = await asyncio.to_thread(self.book.first_open)
+        budget = self._config.keep.rejected_mib << 20
+        names = await self._do(lambda db: keeping.drop_rejected(db, self.terms.quorum, open_from, budget))
+        # The rows say that they are gone already: a coordinator that is killed here leaves orphans.
+        await self._orphans.remove(names)
+
+    async def _act(self, signed: Signed, work: Callable[[Connection, Node, float], T]) -> T:
+        now = self.clock()
+        return await self._do(lambda db: work(db, registry.enter(db, signed, now), now))
+
+    async def _read(self, signed: Signed, work: Callable[[Connection], T]) -> T:
+        """Something that trainer and validators may read, and the arbiter, who need not be a node."""
+
+        def checked(db: Connection, node: Node, _now: float) -> T:
+            registry.must_read(self.terms, node.address)
+            return work(db)
+
+        return await (self._do(work) if signed.node == self.book.arbiter else self._act(signed, checked))
+
+    async def _do(self, work: Callable[[Connection], T]) -> T:
+        future: Future[T] = self._database.do(work)
+        # Once asked for it is done: who does not wait for the answer any more leaves nothing half done.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            yield changed
+        finally:
+            self._changed.discard(changed)
+
+    def _tell_waiters(self) -> None:
+        for changed in self._changed:
+            changed.set()

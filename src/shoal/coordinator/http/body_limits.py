@@ -1,0 +1,93 @@
+"""Keeps what a stranger sends within bounds while it comes: how much, and how slowly.
+
+Wrapped around the whole API, so that nothing behind it can forget to look.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from shoal.protocol.refusal import Refusal
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_JSON = 1 << 16
+# A body has this long to begin and for every pause; on the whole it comes at least this fast.
+PAUSE_S = 10.0
+LEAST_BYTES_PER_S = 16384.0
+# Seconds, after which everybody may ask something again.
+RETRY_AFTER = b"1"
+
+
+class Bounded:
+    """Ends requests whose body is larger than it may be or comes too slowly, with a reason."""
+
+    def __init__(self, app: App, most_file: int, is_file: Callable[[Scope], bool], pause_s: float = PAUSE_S) -> None:
+        self._app = app
+        self._most_file = most_file
+        self._is_file = is_file
+        self._pause_s = pause_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        most = self._most_file if self._is_file(scope) else MOST_JSON
+        waited, came, over = 0.0, 0, False
+        answered = False
+
+        async def bounded() -> Message:
+            nonlocal waited, came, over
+            if over:  # waiting for the end of the connection, which is no body any more
+                return await receive()
+            allowed = self._pause_s + came / LEAST_BYTES_PER_S - waited
+            began = time.monotonic()  # what the coordinator itself takes is not the sender's fault
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, min(self._pause_s, allowed)))
+            except TimeoutError:
+                raise Refusal(
+                    "too-slow",
+                    f"body: {came} bytes came in {waited + time.monotonic() - began:.0f} s; send it at "
+                    f"{LEAST_BYTES_PER_S:.0f} bytes/s or more, without pauses of {self._pause_s:.0f} s",
+                ) from None
+            waited += time.monotonic() - began
+            came += len(message.get("body", b""))
+            if came > most:
+                raise Refusal("too-large", f"body: more than {most} bytes, which is the most that is taken here")
+            over = not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            if message["type"] == "http.response.start" and not over:
+                # Who is refused half-way does not get to send the rest.
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        try:
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+            if length.isdigit() and int(length) > most:
+                raise Refusal("too-large", f"body: {int(length)} bytes, at most {most} are taken here")
+            if length == b"0" and b"transfer-encoding" not in dict(scope["headers"]):
+                over = True
+            await self._app(scope, bounded, sending)
+        except ClientDisconnect:  # there is nobody to answer, and nothing was done
+            return
+        except Refusal as refusal:
+            if answered:
+                raise
+            body = json.dumps({"error": refusal.code, "reason": refusal.reason}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            if refusal.code == "too-often":
+                headers.append((b"retry-after", RETRY_AFTER))
+            await sending({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await sending({"type": "http.response.body", "body": body})

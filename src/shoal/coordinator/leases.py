@@ -1,0 +1,379 @@
+"""Leases and uploads: who gets work, for which step, and whose file counts as the work done.
+
+Functions of a transaction and a time; each decides before it writes.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection, Row, select
+
+from shoal.coordinator.db import queries
+from shoal.coordinator.db.database import read_fact, write_fact
+from shoal.coordinator.db.schema import versions, weights
+from shoal.coordinator.node_states import Event, State, after, may_lease
+from shoal.coordinator.nodes import Node
+from shoal.coordinator.outbox import remember_end, remember_steps
+from shoal.coordinator.plants import Plants
+from shoal.coordinator.policy import Terms
+from shoal.keys import Key
+from shoal.protocol.lease import Lease
+from shoal.protocol.pacing import StepCount, next_grant
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.task_weights import SignedTable
+
+# Signal rates are judged by this many steps before the newest version's, as in the directory store.
+MEMORY = 4
+ASKED = "versions asked"  # when the last request that changed versions was signed
+# What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
+# disk that they fill, and leaves room for an honest one among many.
+MAX_NEWCOMERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NoLease:
+    """There is no work for a node now, and why."""
+
+    reason: str
+
+
+def announce(
+    db: Connection, terms: Terms, number: int, root: str, now: float, table: SignedTable | None = None
+) -> None:
+    """Makes a version known, and what tasks are drawn by from then on. The same again changes nothing; another content
+    under a known number is refused.
+
+    The step before the one that yielded it is over for everybody by now, and goes to the ledger; at the end all are.
+    """
+    known = db.execute(select(versions.c.root).where(versions.c.number == number)).scalar()
+    if known is not None and known != root:
+        raise Refusal(
+            "taken", f"version {number}: is announced as {known[:12]}, not {root[:12]}; retract it before another one"
+        )
+    if number > terms.steps:
+        raise Refusal(
+            "malformed", f"version {number}: this run ends with version {terms.steps}; is its config the trainer's?"
+        )
+    if (table is not None) != bool(terms.tables):
+        which = (
+            "by a table of weights, which must come with it" if terms.tables else "alike, without a table of weights"
+        )
+        raise Refusal(
+            "malformed", f"version {number}: this run draws tasks {which}; is its sampler.kind the trainer's?"
+        )
+    if table is not None:
+        _keep_table(db, terms, table)
+    if known is None:
+        db.execute(versions.insert().values(number=number, root=root, announced=now))
+        remember_steps(db, number if number >= terms.steps else number - 1)
+        if number >= terms.steps:
+            remember_end(db, terms.steps)
+
+
+def _keep_table(db: Connection, terms: Terms, signed: SignedTable) -> None:
+    """Decides before it writes. Leases draw by the last few; older ones cannot be announced otherwise all the same."""
+    number = signed.version
+    digest = hashlib.sha256(signed.table.to_json().encode()).hexdigest()
+    known = db.execute(select(weights.c.sha256).where(weights.c.version == number)).scalar()
+    if known is not None and known != digest:
+        raise Refusal(
+            "taken", f"version {number}: its table of weights is {known[:12]}, not {digest[:12]}; retract it first"
+        )
+    newest = max(number, newest_version(db) or 0)
+    if known is None:
+        db.execute(weights.insert().values(version=number, sha256=digest))
+    if number > newest - terms.tables:
+        db.execute(weights.update().where(weights.c.version == number).values(signed=signed.model_dump_json()))
+    db.execute(weights.update().where(weights.c.version <= newest - terms.tables).values(signed=None))
+
+
+def table_of(db: Connection, number: int) -> str:
+    """The signed table that came with a version."""
+    found = db.execute(select(weights.c.signed).where(weights.c.version == number)).scalar()
+    if found is None:
+        raise Refusal("unknown", f"version {number}: there is no table of weights of it, or none any more")
+    return str(found)
+
+
+def retract(db: Connection, after_version: int) -> list[int]:
+    """Takes back versions above a number; says which."""
+    gone = versions.c.number > after_version
+    numbers = list(db.execute(select(versions.c.number).where(gone).order_by(versions.c.number)).scalars())
+    if numbers:
+        db.execute(versions.delete().where(gone))
+    db.execute(weights.delete().where(weights.c.version > after_version))
+    return numbers
+
+
+def must_be_newest(db: Connection, asked: float) -> None:
+    """Refuses a request about versions that was signed before one that is done: it lay about on its way, and whoever
+    sent it has long sent it again and gone on."""
+    newest = float(read_fact(db, ASKED) or 0.0)
+    if asked < newest:
+        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it anew")
+
+
+def note_newest(db: Connection, asked: float) -> None:
+    write_fact(db, ASKED, repr(asked))
+
+
+def newest_version(db: Connection) -> int | None:
+    return db.execute(queries.NEWEST).scalar()
+
+
+def record_of(node: Node) -> int:
+    """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it does not."""
+    if node.accepted > node.rejected:
+        return 2
+    return 0 if node.rejected or node.abandoned else 1
+
+
+def counts(
+    db: Connection,
+    first: int,
+    last: int,
+    now: float,
+    record: int = 0,
+    near: tuple[str, int] = ("", 2),
+    *,
+    bad_too: bool = True,
+) -> dict[int, StepCount]:
+    """What steps have: groups that arrived and were not rejected, and groups on leases that are out.
+
+    Leases, and files without a verdict, are counted of nodes with at least this record, or, in the network `near`, with
+    the record there. Keys cost nothing, and each may hold a lease or hand in rubbish: a stranger with many would stop a
+    run if nodes that have shown that they work waited for them, or newcomers for those of another network. What is
+    accepted counts.
+
+    Without `bad_too` files that the planter hands in as bad are not counted: no step waits for them, or ends with them.
+    """
+    asked = {"first": first, "last": last, "record": record, "network": near[0], "near": near[1]}
+    arrived = db.execute(queries.ARRIVED if bad_too else queries.ARRIVED_GOOD, asked)
+    out = db.execute(queries.LEASED if bad_too else queries.LEASED_GOOD, {**asked, "now": now})
+    seen = {step: (int(groups), int(signal)) for step, groups, signal in arrived}
+    leased = {step: int(groups) for step, groups in out}
+    return {
+        step: StepCount(*seen.get(step, (0, 0)), leased.get(step, 0)) for step in sorted(seen.keys() | leased.keys())
+    }
+
+
+def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
+    """What one step has. Where it has all the groups that it may, leases of newcomers hold it up no longer."""
+    count = counts(db, step, step, now).get(step, StepCount())
+    if count.seen >= terms.most_groups:
+        proven = counts(db, step, step, now, record=2).get(step, StepCount())
+        return StepCount(count.seen, count.signal, proven.leased)
+    return count
+
+
+def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: float) -> str:
+    """Why a newcomer of a network gets nothing for now; empty if it does.
+
+    Newcomers of one network share what one newcomer may have under way: free keys on one machine are one newcomer. Each
+    node there that has shown that it works makes room for one more, so that a thousand behind one router are all in
+    after ten rounds of doubling. Where the run has a list of nodes, or on this machine, keys are not free.
+
+    A file that was refused keeps its room for as long as a lease lasts: rubbish that is found out at once would
+    otherwise come as fast as it is judged, with a new key each time, and fill the tables and the validator's time.
+    """
+    if not network or terms.allow is not None:
+        return ""
+    lately = {"lately": now - terms.lease_s, "recent": newest - MEMORY}
+    where = {"network": network, "now": now, "first": newest}
+    out = db.execute(queries.NEWCOMERS_LEASES, where).scalar_one()
+    unjudged = db.execute(queries.NEWCOMERS_FILES, where).scalar_one()
+    most = terms.probation_files + db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one()
+    refused = db.execute(queries.NEWCOMERS_REFUSED, {"network": network, **lately}).scalar_one()
+    if out + unjudged + refused < most:
+        return ""
+    return (
+        f"new nodes of network {network} have {out} leases, {unjudged} files without a verdict, and {refused} refused "
+        f"in the last {terms.lease_s:.0f} s; {most} may be"
+    )
+
+
+def grant(
+    db: Connection,
+    terms: Terms,
+    key: Key,
+    node: Node,
+    version: int,
+    holding: Collection[tuple[int, int]],
+    may_hold: int,
+    now: float,
+    plants: Plants | None = None,
+    network: str = "",
+) -> SignedLease | NoLease:
+    """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
+
+    `version` is the newest that the node has, `may_hold` how many leases its stake allows, `network` where it asks
+    from, empty for this machine.
+    """
+    if node.role != "worker":
+        raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
+    state = after(State(node.state), Event.SEEN)
+    if not may_lease(state):
+        raise Refusal("suspended", f"{node.address}: is {state} because it {node.reason}; it gets no leases for now")
+    newest = newest_version(db)
+    if newest is None or version > newest:
+        return NoLease(f"version {version} is not announced by the trainer yet")
+    last = min(version + terms.async_level, terms.steps - 1)
+    first = max(version, newest)
+    own = db.execute(queries.OWN_LEASES, {"who": node.address, "now": now, "first": first, "last": last}).all()
+    for row in own:
+        if (row.step, row.submission) not in holding:
+            return _signed(db, terms, key, row)
+    if len(own) >= may_hold:
+        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
+    # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
+    trust = max(terms.probation_files, node.accepted)
+    unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
+    if unjudged >= trust:
+        return NoLease(f"{unjudged} files of {node.address} wait for a verdict, and {trust} may; they come first")
+    record = record_of(node)
+    if record < 2 and (crowded := _is_crowded(db, terms, network, newest, now)):
+        return NoLease(crowded)
+    found = counts(db, max(0, newest - MEMORY), last, now, 2, (network, record), bad_too=False)
+    granted = next_grant(
+        found,
+        version=version,
+        async_level=terms.async_level,
+        steps=terms.steps,
+        needed=terms.groups_per_step,
+        most_seen=terms.most_groups,
+        submission_groups=terms.groups_per_submission,
+        first_step=newest,
+        online_filter=terms.online_filter,
+    )
+    if granted is None:
+        return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
+    if record < 2 and network:
+        all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
+        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
+            return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
+    number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
+    lease = Lease(
+        run=terms.run,
+        node=node.address,
+        step=granted.step,
+        submission=0 if number is None else number + 1,
+        oldest=max(0, granted.step - terms.async_level),
+        newest=granted.step,
+        groups=granted.groups,
+        beacon=secrets.randbits(63),  # drawn now: nobody can choose an address, or a lease, that suits it
+        deadline=now + terms.lease_s,
+    )
+    fields = {name: value for name, value in asdict(lease).items() if name != "run"}
+    given = {**fields, "issued": now, "until": lease.deadline, "status": "open", "network": network}
+    db.execute(queries.ADD_LEASE, given)
+    if node.network != network:
+        db.execute(queries.MOVED, {"who": node.address, "network": network})
+    letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
+    if letter != ".":
+        db.execute(queries.ADD_PLANT, {"step": lease.step, "submission": lease.submission, "letter": letter})
+    return SignedLease.sign(lease, _roots(db, lease), key)
+
+
+def _roots(db: Connection, lease: Lease) -> dict[int, str]:
+    return dict(db.execute(queries.ROOTS, {"first": lease.oldest, "last": lease.newest}).all())
+
+
+def lease_of(run: str, row: Row[tuple[object, ...]]) -> Lease:
+    """The lease in a row, as it was signed."""
+    return Lease(
+        run=run,
+        node=row.node,
+        step=row.step,
+        submission=row.submission,
+        oldest=row.oldest,
+        newest=row.newest,
+        groups=row.groups,
+        beacon=row.beacon,
+        deadline=row.deadline,
+    )
+
+
+def _signed(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]) -> SignedLease:
+    lease = lease_of(terms.run, row)
+    return SignedLease.sign(lease, _roots(db, lease), key)
+
+
+def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -> SignedLease:
+    """A lease that was given, with the root hashes of the versions that it allows as they are announced now."""
+    row = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).first()
+    if row is None:
+        raise Refusal("unknown", f"lease step {step} submission {submission}: was never issued")
+    return _signed(db, terms, key, row)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Leave to send a lease's file; `done` if these bytes are here already."""
+
+    groups: int
+    done: bool
+    network: str
+
+
+def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: str, signal: int, now: float) -> Ticket:
+    """Whether the node may hand in a file with this hash under this lease; a Refusal says why not."""
+    place = {"at_step": step, "at_submission": submission}
+    row = db.execute(queries.LEASE, place).first()
+    name = f"lease step {step} submission {submission}"
+    if row is None:
+        raise Refusal("unknown", f"{name}: was never issued; ask for a lease first")
+    if row.node != node.address:
+        raise Refusal("not-yours", f"{name}: was issued to {row.node}, not to {node.address}")
+    if row.status == "used":
+        if db.execute(queries.FILE, place).one().sha256 != sha256:
+            raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
+        return Ticket(row.groups, True, row.network)
+    if now > row.until:
+        raise Refusal("expired", f"{name}: expired {now - row.until:.0f} s ago; its work went elsewhere")
+    if signal > row.groups:
+        raise Refusal("malformed", f"{name}: is for {row.groups} groups, {signal} with signal cannot be")
+    return Ticket(row.groups, False, row.network)
+
+
+def take_upload(
+    db: Connection,
+    node: Node,
+    step: int,
+    submission: int,
+    sha256: str,
+    size: int,
+    signal: int,
+    began: float,
+    now: float,
+) -> bool:
+    """Makes a file that lies in the store the lease's one; False if it was that already.
+
+    What counts is when it began to come: an honest file is not lost to a slow line.
+    """
+    ticket = may_upload(db, node, step, submission, sha256, signal, began)
+    if ticket.done:
+        return False
+    db.execute(
+        queries.ADD_FILE,
+        {
+            "step": step,
+            "submission": submission,
+            "node": node.address,
+            "sha256": sha256,
+            "size": size,
+            "groups": ticket.groups,
+            "signal": signal,
+            "received": now,
+            "kept": True,
+            "tokens": 0,
+            "entered": False,
+            "network": ticket.network,
+        },
+    )
+    db.execute(queries.USED, {"at_step": step, "at_submission": submission})
+    if node.expired:
+        db.execute(queries.WORKED, {"who": node.address})
+    return True

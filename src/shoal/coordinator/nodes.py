@@ -1,0 +1,207 @@
+"""Nodes: who has joined, what state each is in, and what it means to be heard or not.
+
+Functions of a transaction and a time; each decides before it writes.
+"""
+
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, update
+
+from shoal.coordinator.db import queries
+from shoal.coordinator.db.schema import bans, leases, nodes, submissions, versions
+from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
+from shoal.coordinator.policy import Terms
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.signed_request import Signed
+
+Role = Literal["worker", "validator", "trainer", "relay"]
+# A node that asks often is not written down as seen each time.
+SEEN_EVERY_S = 1.0
+Node = Row  # of the table of nodes
+
+
+def join(
+    db: Connection, terms: Terms, signed: Signed, role: Role, name: str, url: str, now: float, network: str = ""
+) -> str | None:
+    """Makes the signer a node of the run. A second time changes nothing but its role, name and URL.
+
+    Gives the address of the node that had to be forgotten for it, if any.
+    """
+    address = signed.node
+    found = find(db, address)
+    if found is not None and found.state == State.BANNED:
+        raise _banned(found)
+    if role == "trainer" and address != terms.trainer:
+        raise Refusal("not-allowed", f"{address}: is not this run's trainer, which is {terms.trainer}")
+    if role == "validator" and address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators; ask who runs it to add it")
+    trusted = address == terms.trainer or address in terms.validators
+    if terms.allow is not None and not trusted and address not in terms.allow:
+        raise Refusal("not-allowed", f"{address}: is not on this run's list of nodes; ask who runs it to add it")
+    if found is not None:
+        use_nonce(db, signed)
+        db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
+        _hear(db, found, now)
+        return None
+    forgotten = None
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
+        forgotten = _make_room(db, terms, network)
+        if forgotten is None:
+            raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
+    use_nonce(db, signed)
+    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
+    fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
+    times = {"joined": now, "seen": now, "since": now}
+    place = {"name": name, "url": url, "network": network}
+    row = {"address": address, "role": role, "state": State.JOINED, **place, **fresh, **times}
+    db.execute(queries.ADD_NODE, row)
+    return forgotten
+
+
+def _make_room(db: Connection, terms: Terms, network: str) -> str | None:
+    """Forgets a node that has had no file accepted; says which, or None if all may stay.
+
+    First one that is gone. Then one of the network that has most of them, if that is not the newcomer's own: keys that
+    one machine keeps alive fill no run. A node that is forgotten may join again; what it has under way is waited for.
+    """
+    newest = select(func.coalesce(func.max(versions.c.number), 0)).scalar_subquery()
+    awaited = exists().where(
+        submissions.c.node == nodes.c.address, submissions.c.accept.is_(None), submissions.c.step >= newest
+    )
+    own = nodes.c.address.in_([terms.trainer, *terms.validators])
+    idle = (nodes.c.accepted == 0) & (nodes.c.state != State.BANNED) & ~own & ~awaited
+    found = _forget_oldest(db, idle & (nodes.c.state == State.GONE))
+    if found is not None:
+        return found
+    crowds = select(nodes.c.network, func.count().label("many")).where(idle).group_by(nodes.c.network)
+    sizes: dict[str, int] = dict(db.execute(crowds).all())
+    largest = max(sizes, key=lambda name: sizes[name], default=network)
+    if sizes.get(largest, 0) <= sizes.get(network, 0) + 1:
+        return None
+    works = exists().where(leases.c.node == nodes.c.address, leases.c.status == "open")
+    return _forget_oldest(db, idle & (nodes.c.network == largest) & ~works)
+
+
+def _forget_oldest(db: Connection, among: ColumnElement[bool]) -> str | None:
+    found = db.execute(select(nodes.c.address).where(among).order_by(nodes.c.seen).limit(1)).scalar()
+    if found is not None:
+        db.execute(nodes.delete().where(nodes.c.address == found))
+    return found
+
+
+def enter(db: Connection, signed: Signed, now: float) -> Node:
+    """The node that makes a request, which is heard by it; a Refusal if it has not joined or is banned."""
+    node = known(db, signed.node)
+    use_nonce(db, signed)
+    _hear(db, node, now)
+    return node
+
+
+def known(db: Connection, address: str) -> Node:
+    node = find(db, address)
+    if node is None:
+        raise Refusal("not-joined", f"{address}: has not joined this run; join first. Is it your address?")
+    if node.state == State.BANNED:
+        raise _banned(node)
+    return node
+
+
+def find(db: Connection, address: str) -> Node | None:
+    return db.execute(queries.NODE, {"who": address}).first()
+
+
+def use_nonce(db: Connection, signed: Signed) -> None:
+    db.execute(queries.ADD_NONCE, {"node": signed.node, "nonce": signed.nonce, "time": signed.time})
+
+
+def _hear(db: Connection, node: Node, now: float) -> None:
+    state = after(State(node.state), Event.SEEN)
+    if state != node.state:
+        db.execute(queries.CHANGED, {"who": node.address, "now": now, "then": state})
+    elif now - node.seen >= SEEN_EVERY_S:
+        db.execute(queries.HEARD, {"who": node.address, "now": now})
+
+
+def _banned(node: Node) -> Refusal:
+    return Refusal("banned", f"{node.address}: gets no more leases in this run: {node.reason}")
+
+
+def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float) -> bool:
+    """Bans a node for good once as many validators ask for it as decide on a file; whether it is banned now.
+
+    Asking a second time changes nothing.
+    """
+    must_judge(terms, judge)
+    found = find(db, address)
+    if found is None:
+        raise Refusal("unknown", f"{address}: has not joined this run; there is nobody to ban")
+    if address == terms.trainer or address in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is this run's own; change its config instead")
+    if found.state == State.BANNED:
+        return True
+    asked = set(db.execute(select(bans.c.judge).where(bans.c.node == address)).scalars())
+    if judge not in asked:
+        db.execute(bans.insert().values(node=address, judge=judge))
+    if len({*asked, judge} & terms.validators) < terms.quorum:
+        return False
+    state = after(State(found.state), Event.BAN)
+    db.execute(nodes.update().where(nodes.c.address == address).values(state=state, since=now, reason=reason))
+    return True
+
+
+def validators_present(db: Connection) -> list[str]:
+    """Validators that were heard of lately."""
+    there = (nodes.c.role == "validator") & (nodes.c.state != State.GONE)
+    return list(db.execute(select(nodes.c.address).where(there)).scalars())
+
+
+def must_judge(terms: Terms, address: str) -> None:
+    if address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only they judge")
+
+
+def must_train(terms: Terms, address: str) -> None:
+    if address != terms.trainer:
+        raise Refusal("not-allowed", f"{address}: is not this run's trainer, which is {terms.trainer}")
+
+
+def must_read(terms: Terms, address: str) -> None:
+    if address != terms.trainer and address not in terms.validators:
+        raise Refusal("not-allowed", f"{address}: only this run's trainer and validators read uploads")
+
+
+def sweep(db: Connection, now: float) -> None:
+    """What follows from time alone: leases expire, nodes fall silent, suspensions end."""
+    over = (leases.c.status == "open") & (leases.c.until < now)
+    missed = db.execute(select(leases.c.node, func.count()).where(over).group_by(leases.c.node)).all()
+    if missed:
+        db.execute(update(leases).where(over).values(status="expired"))
+    for address, count in missed:
+        node = find(db, address)
+        if node is None:
+            continue
+        total = node.expired + count
+        ended = list(db.execute(queries.ENDED, {"who": address, "most": RECENT}).scalars())
+        expired = ended.count("expired")
+        reason = f"let {total} leases in a row expire, {expired} of the last {len(ended)}"
+        state = State(node.state)
+        if lets_expire(total, expired, len(ended)):
+            state = after(state, Event.SUSPEND)
+        changed = {"state": state, "since": now, "reason": reason}
+        values = {"expired": total, "abandoned": node.abandoned + count, **(changed if state != node.state else {})}
+        db.execute(nodes.update().where(nodes.c.address == address).values(**values))
+    for state in State:
+        of_state = nodes.c.state == state
+        if (lifted := after(state, Event.LIFT)) != state:
+            served = of_state & (nodes.c.since <= now - SUSPENDED_S)
+            db.execute(nodes.update().where(served).values(state=lifted, since=now, expired=0, reason=""))
+        for event, quiet_s in ((Event.LOST, LOST_S), (Event.QUIET, QUIET_S)):
+            if (then := after(state, event)) != state:
+                quiet = of_state & (nodes.c.seen <= now - quiet_s)
+                db.execute(nodes.update().where(quiet).values(state=then, since=now))
+
+
+def excuse(db: Connection, down_s: float) -> None:
+    """Counts the time for which the coordinator was down against nobody."""
+    db.execute(update(leases).where(leases.c.status == "open").values(until=leases.c.until + down_s))
+    db.execute(update(nodes).values(seen=nodes.c.seen + down_s))

@@ -1,0 +1,195 @@
+"""Verdicts: who may give them, what they are bound to, and what the trainer may read.
+
+A file is in quarantine until a validator's verdict. A verdict names the hash of the bytes it judged and is final, but
+for one thing: the trainer may turn down what was accepted, and then it is never read. The bytes of what is rejected
+stay until the verdict can no longer be challenged (`keeping`): an arbiter judges them again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, select, true
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+from shoal.coordinator.db import queries
+from shoal.coordinator.db.schema import leases, nodes, submissions, votes
+from shoal.coordinator.leases import lease_of
+from shoal.coordinator.nodes import Node, must_judge
+from shoal.coordinator.policy import Terms
+from shoal.coordinator.uploads import object_name
+from shoal.protocol.lease import Lease
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.verdict import Verdict
+
+MOST_LISTED = 1000
+MOST_WHY = 500  # characters
+_LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received")]
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """A file that was handed in, and the lease that it was handed in under."""
+
+    lease: Lease
+    sha256: str
+    size: int
+    record: int
+    """What its node has shown (`leasing.record_of`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a submission."""
+
+    step: int
+    submission: int
+    node: str
+    sha256: str
+    received: float
+    verdict: Verdict | None
+    judge: str
+    judged: float | None
+
+
+def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None) -> list[Filed]:
+    """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict, in the order in which
+    they are to be judged.
+
+    Where several decide, a file waits for `who` until it has voted: the others may have been faster. What is known to
+    be bad is not shown to the trainer, even if it was accepted.
+    """
+    own = (votes.c.step == submissions.c.step) & (votes.c.submission == submissions.c.submission)
+    voted = exists().where(own, votes.c.judge == who)
+    waits = ~voted if terms.quorum > 1 else submissions.c.accept.is_(None)
+    found = (
+        select(*_LISTED, queries.RECORD.label("record"), queries.QUEUE.label("queue"), queries.TURN.label("turn"))
+        .outerjoin(nodes, nodes.c.address == submissions.c.node)
+        .where(submissions.c.step.between(first, last), submissions.c.kept)
+        .where(waits if accept is None else submissions.c.accept.is_(accept))
+        .where(~queries.PLANTED_BAD if who == terms.trainer else true())
+        .subquery()
+    ).c
+    rows = db.execute(
+        select(leases, found.sha256, found.size, found.record)
+        .join(leases, (found.step == leases.c.step) & (found.submission == leases.c.submission))
+        .order_by(*(_judging_order(found) if accept is None else ()), found.step, found.submission)
+        .limit(MOST_LISTED)
+    )
+    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.record) for row in rows]
+
+
+def _judging_order(found: ReadOnlyColumnCollection[str, Any]) -> tuple[ColumnElement[Any], ...]:
+    """Files of nodes that have shown that they work come first, step by step. After them newcomers take turns, network
+    by network, and within one node by node: a thousand rubbish files of a thousand keys in one place keep a newcomer
+    elsewhere waiting for one of them."""
+    turn = func.row_number().over(partition_by=found.queue, order_by=(found.turn, found.received))
+    return found.record.desc(), case((found.record == 2, found.step), else_=0), turn
+
+
+def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
+    """An upload's name in the object store, and its size."""
+    row = _find(db, step, submission)
+    if not row.kept:
+        raise Refusal(
+            "expired", f"submission {submission} of step {step}: its bytes were removed after its verdict or training"
+        )
+    return object_name(step, submission, row.sha256), row.size
+
+
+def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, verdict: Verdict, now: float) -> bool:
+    """Enters a verdict; False if the same one was there already."""
+    row = _find(db, step, submission)
+    name = f"submission {submission} of step {step}"
+    revokes = row.accept is True and not verdict.accept and node.address == terms.trainer
+    if verdict.accept or row.accept is None or node.address != terms.trainer:
+        must_judge(terms, node.address)
+    if (verdict.accept or verdict.sha256) and verdict.sha256 != row.sha256:
+        raise Refusal("taken", f"{name}: has hash {row.sha256[:12]}, the verdict is on {verdict.sha256[:12] or 'none'}")
+    if row.accept is not None and not revokes:
+        if terms.quorum > 1:
+            return _votes_late(db, terms, node.address, row, verdict)
+        if row.accept == verdict.accept:
+            return False
+        said = "accepted" if row.accept else "rejected"
+        raise Refusal("taken", f"{name}: was {said} by {row.judge}; a verdict is final")
+    if not revokes and not _decides(db, terms, node.address, step, submission, verdict):
+        return True
+    found: dict[str, object] = {"accept": verdict.accept, "verdict": verdict.to_json(), "judge": node.address}
+    counted: dict[str, object] = {} if revokes else {"judged": now, "tokens": _tokens(db, row, verdict)}
+    db.execute(
+        submissions.update()
+        .where(submissions.c.step == step, submissions.c.submission == submission)
+        .values(**found, **counted)
+    )
+    if not revokes:  # what the trainer turns down is not the node's fault
+        if verdict.accept:
+            more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
+            db.execute(queries.ACCEPTED, {"who": row.node, **more})
+        else:
+            why = f"{step}/{submission}: {verdict.reason[:MOST_WHY]}"
+            db.execute(queries.REJECTED, {"who": row.node, "why": why})
+    return True
+
+
+def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: int, verdict: Verdict) -> bool:
+    """Notes a validator's vote; whether there are enough equal ones now. Nobody is shown votes before that.
+
+    Those who accept must have counted the same tokens: the node is paid by them.
+    """
+    if terms.quorum == 1 or judge == terms.trainer:
+        return True
+    said, vote = _votes(db, step, submission), (verdict.accept, verdict.tokens)
+    if judge in said and said[judge][0] != verdict.accept:
+        raise Refusal("taken", f"submission {submission} of step {step}: {judge} has said otherwise; a vote is final")
+    if judge not in said:
+        _add_vote(db, judge, step, submission, *vote)
+    alike = [v for v in {**said, judge: vote}.values() if v == vote or not (v[0] or verdict.accept)]
+    return len(alike) >= terms.quorum
+
+
+def _votes_late(db: Connection, terms: Terms, judge: str, row: Row[tuple[object, ...]], verdict: Verdict) -> bool:
+    """Notes the vote of a validator that others were faster than. It decides nothing, and says that it was at work."""
+    if judge not in terms.validators or judge in _votes(db, row.step, row.submission):
+        return False
+    _add_vote(db, judge, row.step, row.submission, verdict.accept, verdict.tokens)
+    return True
+
+
+def _tokens(db: Connection, row: Row[tuple[object, ...]], verdict: Verdict) -> int:
+    """What a file is entered with: as it was counted, and of a rejected one, which costs by them, the least count."""
+    if verdict.accept:
+        return verdict.tokens
+    others = [tokens for accept, tokens in _votes(db, row.step, row.submission).values() if not accept]
+    return min([verdict.tokens, *others])
+
+
+def _votes(db: Connection, step: int, submission: int) -> dict[str, tuple[bool, int]]:
+    rows = db.execute(queries.VOTES, {"at_step": step, "at_submission": submission})
+    return {row.judge: (row.accept, row.tokens) for row in rows}
+
+
+def _add_vote(db: Connection, judge: str, step: int, submission: int, accept: bool, tokens: int) -> None:
+    vote = {"step": step, "submission": submission, "judge": judge, "accept": accept, "tokens": tokens}
+    db.execute(queries.ADD_VOTE, vote)
+
+
+def explain(db: Connection, step: int, submission: int) -> Explanation:
+    row = _find(db, step, submission)
+    verdict = Verdict.from_json(row.verdict) if row.verdict else None
+    return Explanation(step, submission, row.node, row.sha256, row.received, verdict, row.judge or "", row.judged)
+
+
+def forget(db: Connection, before: int) -> list[str]:
+    """Marks the files of steps before this one as removed; gives their names. What was said of them stays."""
+    old = (submissions.c.step < before) & submissions.c.kept
+    rows = db.execute(select(submissions.c.step, submissions.c.submission, submissions.c.sha256).where(old)).all()
+    if rows:
+        db.execute(submissions.update().where(old).values(kept=False))
+    return [object_name(*row) for row in rows]
+
+
+def _find(db: Connection, step: int, submission: int) -> Row[tuple[object, ...]]:
+    row = db.execute(queries.FILE, {"at_step": step, "at_submission": submission}).first()
+    if row is None:
+        raise Refusal("unknown", f"submission {submission} of step {step}: nothing was handed in under that number")
+    return row

@@ -1,0 +1,1 @@
+"""Held-out evaluation: answers sampled and scored, pass rates with their errors, suites, filtering by difficulty."""

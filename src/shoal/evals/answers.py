@@ -1,0 +1,87 @@
+"""Answers of a model to tasks, sampled and scored. Those to one task depend on nothing that is asked beside it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import TaskError
+from shoal.generate.engine import Request, TorchEngine
+from shoal.models.load import Policy
+from shoal.tasks.source import Judge, Score, Split, Task, draw
+
+# Answers generated in one call of the engine: enough to keep its slots full, few enough to see progress.
+AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How answers are drawn."""
+
+    samples: int
+    temperature: float
+    max_new_tokens: int
+    max_prompt_tokens: int
+    max_batch: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One task with the scores of its answers."""
+
+    task: Task
+    scores: list[Score]
+    tokens: list[int]
+
+    @property
+    def solved(self) -> int:
+        """Answers that are fully right; one that could not be scored is not."""
+        return sum(_task_reward(score) >= 1.0 for score in self.scores)
+
+    @property
+    def failed(self) -> int:
+        return sum(score.reward is None for score in self.scores)
+
+    @property
+    def mean_reward(self) -> float:
+        return sum(_task_reward(score) for score in self.scores) / len(self.scores)
+
+
+def _task_reward(score: Score) -> float:
+    return 0.0 if score.reward is None else score.parts.get("task", score.reward)
+
+
+def answer_tasks(
+    policy: Policy, tasks: Sequence[Task], judge: Judge, split: Split, drawing: Drawing
+) -> Iterator[Answered]:
+    """Yields the tasks in their order, some at a time."""
+    prompts = [tuple(policy.encode(task.prompt)) for task in tasks]
+    for task, prompt in zip(tasks, prompts, strict=True):
+        if len(prompt) > drawing.max_prompt_tokens:
+            raise TaskError(
+                f"{task.source} task {task.index}: its prompt takes {len(prompt)} tokens, allowed "
+                f"{drawing.max_prompt_tokens}; raise max_prompt_tokens to at least that"
+            )
+    engine = TorchEngine(
+        policy,
+        max_batch=drawing.max_batch,
+        max_len=max(map(len, prompts), default=0) + drawing.max_new_tokens,
+        temperature=drawing.temperature,
+    )
+    chunk = max(1, AT_ONCE // drawing.samples)
+    for begin in range(0, len(tasks), chunk):
+        part = tasks[begin : begin + chunk]
+        requests = [
+            Request(
+                prompts[begin + place],
+                draw("answers", drawing.seed, task.source, task.index),
+                sample,
+                drawing.max_new_tokens,
+            )
+            for place, task in enumerate(part)
+            for sample in range(drawing.samples)
+        ]
+        made = sorted(engine.generate(requests), key=lambda completion: completion.index)
+        scores = judge.scores(split, [(part[c.index // drawing.samples], policy.decode(c.tokens)) for c in made])
+        for place, task in enumerate(part):
+            own = slice(place * drawing.samples, (place + 1) * drawing.samples)
+            yield Answered(task, scores[own], [len(c.tokens) for c in made[own]])

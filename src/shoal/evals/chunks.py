@@ -1,0 +1,186 @@
+"""Chunks of tasks measured by one process or by several, each with a model and a scorer of its own.
+
+What is measured together is the same however many processes there are, so that not even rounding can tell them apart.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import Queue
+from typing import IO, Any
+
+from shoal.errors import ShoalError, TaskError
+from shoal.evals.answers import Drawing, answer_tasks
+from shoal.models.load import load
+from shoal.process import set_defaults
+from shoal.tasks.build import build_source
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.source import Task
+from shoal.tasks.sources.filtered import Header
+
+# Tasks between two writes: what a stop loses at most, for each process.
+CHUNK = 64
+# Right answers, answers, and those that could not be scored.
+Counts = tuple[int, int, int]
+Measured = dict[int, Counts]
+
+
+def chunks_of(tasks: Sequence[Task]) -> list[list[int]]:
+    """The tasks' indices, so many at a time; a prompt is measured the first time it comes."""
+    seen: set[str] = set()
+    chunks: list[list[int]] = []
+    for begin in range(0, len(tasks), CHUNK):
+        chunks.append([])
+        for task in tasks[begin : begin + CHUNK]:
+            if task.prompt not in seen:
+                seen.add(task.prompt)
+                chunks[-1].append(task.index)
+    return chunks
+
+
+@contextmanager
+def measured(
+    header: Header, drawing: Drawing, chunks: Sequence[Sequence[int]], workers: int
+) -> Iterator[Iterator[Measured]]:
+    """What comes of the chunks, in their order."""
+    with ExitStack() as stack:
+        if workers == 1:
+            yield map(stack.enter_context(closing(Bench(header, drawing))).measure, chunks)
+        else:
+            count = min(workers, len(chunks))
+            yield _in_order([stack.enter_context(closing(_Helper(header, drawing))) for _ in range(count)], chunks)
+
+
+def _in_order(helpers: "Sequence[_Helper]", chunks: Sequence[Sequence[int]]) -> Iterator[Measured]:
+    """Whoever is idle gets the next chunk, but none far ahead of what was given out: a stop is to lose little."""
+    idle, busy = list(helpers), dict[int, tuple[_Helper, int]]()
+    found: dict[int, Measured] = {}
+    begun = given = 0
+    while given < len(chunks):
+        while idle and begun < min(len(chunks), given + 2 * len(helpers)):
+            helper = idle.pop()
+            helper.ask(chunks[begun])
+            busy[helper.fileno()] = helper, begun
+            begun += 1
+        for descriptor in select.select(list(busy), [], [])[0]:
+            helper, number = busy.pop(descriptor)
+            found[number] = helper.answer()
+            idle.append(helper)
+        while given in found:
+            yield found.pop(given)
+            given += 1
+
+
+class _Helper:
+    """A process that measures. Ctrl-C does not reach it; it ends with us, however we end."""
+
+    def __init__(self, header: Header, drawing: Drawing) -> None:
+        import torch
+
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "shoal.evals.chunks"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._say({"header": header.to_json(), "drawing": asdict(drawing), "threads": torch.get_num_threads()})
+
+    def fileno(self) -> int:
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def ask(self, chunk: Sequence[int]) -> None:
+        self._say(list(chunk))
+
+    def answer(self) -> Measured:
+        assert self._process.stdout is not None
+        reply = self._process.stdout.readline()
+        if not reply:
+            raise self._ended()
+        found: dict[str, Any] = json.loads(reply)
+        if "error" in found:
+            raise TaskError(str(found["error"]))
+        return {int(index): (counts[0], counts[1], counts[2]) for index, counts in found.items()}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _say(self, message: object) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _ended(self) -> TaskError:
+        code = self._process.wait()
+        return TaskError(
+            f"filter: a process that measures ended with code {code}; if it ran out of memory give fewer --workers. "
+            "The same command goes on"
+        )
+
+
+class Bench:
+    """Model, source and scorer of one process."""
+
+    def __init__(self, header: Header, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._policy = load(Path(header.model))
+        self._source = build_source(header.tasks)
+        self._judge = Scorer(header.tasks)
+
+    def measure(self, chunk: Sequence[int]) -> Measured:
+        tasks = [self._source.task("train", index) for index in chunk]
+        if not tasks:
+            return {}
+        answered = answer_tasks(self._policy, tasks, self._judge, "train", self._drawing)
+        return {one.task.index: (one.solved, len(one.scores), one.failed) for one in answered}
+
+    def close(self) -> None:
+        self._judge.close()
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """In a process of its own: measures a chunk a line, and is gone as soon as nobody can ask any more."""
+    import torch
+
+    spec = json.loads(requests.readline())
+    asked: Queue[list[int]] = Queue()
+
+    def listen() -> None:
+        for line in requests:
+            asked.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    torch.set_num_threads(spec["threads"])
+    bench: Bench | None = None
+    while True:
+        chunk = asked.get()
+        try:
+            bench = bench or Bench(Header.from_json(spec["header"]), Drawing(**spec["drawing"]))
+            reply: Mapping[Any, object] = bench.measure(chunk)
+        except ShoalError as error:
+            reply = {"error": str(error)}
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    set_defaults()
+    own = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no reply
+    serve(sys.stdin.buffer, own)

@@ -1,0 +1,1 @@
+"""Generation: from a lease to a submission, with seeded sampling, log-probs and TOPLOC proofs."""

@@ -1,0 +1,79 @@
+"""Generation as anyone would write it with transformers: its own attention, its own cache, one prompt after the other.
+
+It draws with the lease's noise, so an honest worker may use it instead of our engine. Slow, and no part of ours: what
+the two agree on is right, and how far they differ is what a validator must allow.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from shoal.generate.engine import Completion, Request
+from shoal.generate.sampling import NoiseStream, choose
+from shoal.models.load import DTYPES, Policy
+
+
+class PlainEngine:
+    """An `Engine` on a model's unchanged forward pass."""
+
+    def __init__(self, directory: Path, like: Policy, dtype: str, temperature: float) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=DTYPES[dtype],
+            attn_implementation="sdpa",
+        )
+        self._policy = Policy(model.eval(), like.tokenizer, like.eos_ids)
+        self._temperature = temperature
+        self.set_weights(like.weights(), "the policy")
+
+    def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
+        self._policy.set_weights(weights, origin)
+
+    def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]:
+        for _, same in groupby(enumerate(requests), key=lambda pair: (pair[1].prompt, pair[1].max_new_tokens)):
+            yield from self._answers(list(same), hidden)
+
+    @torch.inference_mode()
+    def _answers(self, requests: Sequence[tuple[int, Request]], hidden: bool) -> list[Completion]:
+        """Answers to one prompt, side by side until the last has ended."""
+        policy = self._policy
+        body: Any = policy.model.base_model
+        first = requests[0][1]
+        noise = [NoiseStream(request.seed, request.sample, policy.vocab) for _, request in requests]
+        ids_BT = torch.tensor([first.prompt] * len(requests))
+        cache = None
+        tokens: list[list[int]] = [[] for _ in requests]
+        logps: list[list[float]] = [[] for _ in requests]
+        states: list[Tensor] = []
+        ended = [False] * len(requests)
+        while not all(ended) and len(states) < first.max_new_tokens:
+            out = body(input_ids=ids_BT, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            states.append(out.last_hidden_state[:, -1])
+            scaled_BV = policy.head(states[-1]).float() / self._temperature
+            ids_B, logp_B = choose(scaled_BV, [stream.next() for stream in noise])
+            for row, (token, logp) in enumerate(zip(ids_B.tolist(), logp_B.tolist(), strict=True)):
+                if not ended[row]:
+                    tokens[row].append(token)
+                    logps[row].append(logp)
+                    ended[row] = token in policy.eos_ids
+            ids_BT = ids_B.unsqueeze(1)
+        states_BTD = torch.stack(states, dim=1)
+        return [
+            Completion(
+                index,
+                tokens[row],
+                logps[row],
+                "eos" if ended[row] else "length",
+                states_BTD[row, : len(tokens[row])] if hidden else None,
+            )
+            for row, (index, _) in enumerate(requests)
+        ]

@@ -1,0 +1,113 @@
+"""What a lease asks for, made: tasks drawn, answers generated, proven and scored.
+
+Everything follows from the lease and the weights. Each part is a method of its own, which is where those who cheat
+differ from those who do not (`shoal.attacks`).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import toploc
+from shoal.config import RunConfig
+from shoal.errors import TaskError
+from shoal.generate.engine import Completion, Engine, Request
+from shoal.models.load import Policy
+from shoal.protocol.lease import Lease, asked, checked_table, no_table
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_parts, write_rollouts
+from shoal.rl.advantages import group_advantages
+from shoal.tasks.difficulty import Table
+from shoal.tasks.length import target_of, with_lengths
+from shoal.tasks.source import Judge, Score, Task, TaskSource
+
+
+@dataclass(slots=True)
+class Maker:
+    """An honest one."""
+
+    config: RunConfig
+    policy: Policy
+    engine: Engine
+    tasks: TaskSource
+    judge: Judge
+    table_of: Callable[[Lease], Table | None] = no_table
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        """The submission and the bytes to hand in."""
+        submission = self.make(lease, version)
+        return submission, write_rollouts(submission, groups_with_signal(submission))
+
+    def make(self, lease: Lease, version: Version) -> Submission:
+        """All that the lease asks for."""
+        size = self.config.sampling.group_size
+        tasks = self.draw(lease)
+        prompts = [self.prompt(task) for task in tasks]
+        answers = self.answer(self.requests(lease, prompts))
+        scores = self.score([(tasks[c.index // size], self.policy.decode(c.tokens)) for c in answers])
+        targets = [target_of(self.config.length, lease.seed, c.index // size) for c in answers]
+        scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
+        rollouts = [
+            Rollout(
+                group=c.index // size,
+                sample=c.index % size,
+                source=tasks[c.index // size].source,
+                task=tasks[c.index // size].index,
+                prompt=list(prompts[c.index // size]),
+                completion=c.tokens,
+                logprobs=c.logprobs,
+                finish=c.finish,
+                reward=s.reward,
+                advantage=advantage,
+                error=s.error,
+                proof=self.prove(c.hidden_TD),
+                parts=write_parts(s.parts),
+            )
+            for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
+        ]
+        return Submission(lease, version.number, version.root, rollouts)
+
+    def draw(self, lease: Lease) -> list[Task]:
+        """The task of each group, with its length budget."""
+        table = checked_table(lease, self.table_of(lease), self.config.sampler)
+        return [asked(self.tasks, lease, group, self.config.length, table) for group in range(lease.groups)]
+
+    def prompt(self, task: Task) -> tuple[int, ...]:
+        ids = tuple(self.policy.encode(task.prompt))
+        most = self.config.sampling.max_prompt_tokens
+        if len(ids) > most:
+            raise TaskError(
+                f"{task.source} task {task.index}: its prompt takes {len(ids)} tokens, allowed {most}; "
+                f"raise sampling.max_prompt_tokens to at least {len(ids)}"
+            )
+        return ids
+
+    def requests(self, lease: Lease, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+        """One for each sample. With free sampling the noise is nobody's to redraw."""
+        sampling = self.config.sampling
+        seed = lease.seed if sampling.mode == "seeded" else int.from_bytes(os.urandom(8), "big")
+        return [
+            Request(prompt, seed, group * sampling.group_size + sample, sampling.max_new_tokens)
+            for group, prompt in enumerate(prompts)
+            for sample in range(sampling.group_size)
+        ]
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answers in the order of the requests."""
+        return sorted(self.engine.generate(requests, hidden=True), key=lambda c: c.index)
+
+    def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
+        return self.judge.scores("train", answers)
+
+    def advantages(self, rewards: Sequence[float | None]) -> list[float]:
+        """A group with a failed score has none."""
+        rewards_GS = torch.tensor([float("nan") if r is None else r for r in rewards])
+        rewards_GS = rewards_GS.view(-1, self.config.sampling.group_size)
+        return list(group_advantages(rewards_GS, normalise=self.config.train.advantage_std).flatten().tolist())
+
+    def prove(self, states_TD: Tensor | None) -> bytes:
+        assert states_TD is not None
+        return toploc.build(states_TD.bfloat16())

@@ -1,0 +1,96 @@
+"""Which contract is the ledger of a run: noted in the run's directory, so that everybody there finds it."""
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal.errors import LedgerError
+from shoal.files import write_whole
+from shoal.keys import Key
+from shoal.ledger.acts import Address, Record, Terms, TxHash
+from shoal.ledger.reader import CONTRACT_FILE
+from shoal.ledger.store import LEDGER_FILE
+
+try:
+    from shoal.ledger.evm.ledger import EvmLedger
+    from shoal.ledger.evm.rpc import Chain
+except ImportError as error:
+    raise LedgerError(f"{error.name} is not installed, which talks to a chain: pip install 'shoal-rl[chain]'") from None
+
+JOURNAL = "sent.json"
+OWN_RPC = "SHOAL_RPC"
+"""A machine's own way to the chain, in place of the run's: whoever asks another's node believes that node."""
+# A chain that is slower is not waited for at a stretch: who waits comes back, and what is under way stays so.
+WAIT_S, ANSWER_S = 15.0, 5.0
+
+
+class Deployed(Record):
+    """A contract and where it is."""
+
+    run: str
+    chain: int
+    contract: Address
+    created: TxHash
+    """The transaction that created it."""
+    rpc: str
+
+
+def way_to(rpc: str) -> str:
+    """The address that is asked where a run names this one."""
+    return os.environ.get(OWN_RPC) or rpc
+
+
+def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most_fee: int | None = None) -> Chain:
+    """A run's chain, as whoever has other things to do waits for it."""
+    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, most_fee=most_fee)
+
+
+def remembered(run_dir: Path) -> Deployed | None:
+    """The contract of a run that lies here; None where the ledger is a file."""
+    file = run_dir / CONTRACT_FILE
+    try:
+        return Deployed.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise LedgerError(f"{file}: does not say which contract the run's ledger is ({error}); restore it") from None
+
+
+def contract_of(
+    run_dir: Path, key: Key, run: str, terms: Terms, *, rpc: str, contract: str, created: str, confirmations: int
+) -> EvmLedger:
+    """The coordinator's own contract: the one of its config, that of the last time, or a new one, in this order.
+
+    One that is known is not looked at before it is needed: its chain may be away, and the run goes on.
+    """
+    if (run_dir / LEDGER_FILE).exists():
+        raise LedgerError(
+            f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; go on without ledger.rpc, or begin "
+            "another run"
+        )
+    chain = chain_at(rpc, run_dir / JOURNAL, confirmations)
+    known = remembered(run_dir)
+    if known is not None:
+        if contract not in ("", known.contract):
+            raise LedgerError(
+                f"run {run_dir}: its contract is {known.contract}, ledger.contract says {contract}; leave it empty"
+            )
+        if known.rpc != rpc:
+            write_whole(run_dir / CONTRACT_FILE, known.model_copy(update={"rpc": rpc}).model_dump_json().encode())
+        return EvmLedger(chain, known.contract, known.created, run)
+    ledger = EvmLedger.at(chain, contract, created, run) if contract else EvmLedger.deploy(chain, key, run, terms)
+    owner, beacon = ledger.look(lambda state: (state.coordinator, state.terms.beacon))
+    if owner != key.address or beacon != terms.beacon:
+        raise LedgerError(
+            f"contract {contract}: was deployed by {owner}, or for another run than {run} of the coordinator "
+            f"{key.address}, who alone could enter work there; leave ledger.contract empty"
+        )
+    found = Deployed(run=run, chain=chain.id, contract=ledger.address, created=ledger.created, rpc=rpc)
+    write_whole(run_dir / CONTRACT_FILE, found.model_dump_json().encode(), durable=True)
+    return ledger
+
+
+def reading(known: Deployed) -> EvmLedger:
+    """The contract as of now, for whoever only reads."""
+    return EvmLedger.at(chain_at(known.rpc), known.contract, known.created, known.run)

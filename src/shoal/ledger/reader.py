@@ -1,0 +1,58 @@
+"""A ledger as people read it, wherever it lies: all that was entered, checked, and what it adds up to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import LedgerError
+from shoal.ledger.chain import History, verify
+from shoal.ledger.entry import Entry
+from shoal.ledger.export import read_file
+from shoal.ledger.interface import Line
+from shoal.ledger.state import State
+from shoal.ledger.store import LEDGER_FILE
+
+CONTRACT_FILE = "contract.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that a ledger says."""
+
+    state: State
+    lines: Sequence[Line]
+    time_of: Callable[[Line], int]
+    """Milliseconds since 1970."""
+
+
+def is_on_chain(path: Path) -> bool:
+    """Whether a run's directory names a contract. Its package is asked for only then: a file needs none."""
+    return (path / CONTRACT_FILE).is_file()
+
+
+def ledger_file(path: Path) -> Path:
+    """The ledger of a run's directory, or the file itself."""
+    if is_on_chain(path):
+        raise LedgerError(
+            f"run {path}: its ledger is a contract ({path / CONTRACT_FILE} says which), which is no file: everybody "
+            "reads it from the chain"
+        )
+    return path / LEDGER_FILE if path.is_dir() else path
+
+
+def read_record(path: Path) -> Record:
+    """Of a run's directory, a ledger.db or an export."""
+    if is_on_chain(path):
+        from shoal.ledger.evm.deployed import reading, remembered
+
+        known = remembered(path)
+        assert known is not None
+        ledger = reading(known)
+        return Record(ledger.look(lambda state: state), ledger.lines(), ledger.time_of)
+    entries = list(read_file(ledger_file(path)))
+    return record_of(verify(entries), entries)
+
+
+def record_of(history: History, entries: Sequence[Entry]) -> Record:
+    lines = [Line(e.number, e.statement.author, e.statement.act, e.hash, e.time) for e in entries]
+    return Record(history.state, lines, lambda line: line.at)

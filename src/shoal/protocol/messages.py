@@ -1,0 +1,221 @@
+"""What goes over the wire, as types: the OpenAPI description is made of these."""
+
+import unicodedata
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from shoal.protocol.run_card import Address
+from shoal.tasks.difficulty import Table
+
+
+def _plain(text: str) -> str:
+    """No control characters, nor those that turn text around: what is stored is shown, and no database takes NUL."""
+    if any(character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf") for character in text):
+        raise ValueError("must hold no control characters")
+    return text
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be Unicode text; it holds half a character") from None
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_encodable), AfterValidator(_plain)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=0, lt=10**9)]
+Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
+Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
+Value = float | int | Annotated[Plain, Field(max_length=4000)] | None
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JoinIn(_In):
+    role: Literal["worker", "validator", "trainer", "relay"]
+    name: Annotated[Plain, Field(max_length=64)] = ""
+    url: Url = Field("", description="Where a relay serves; it is then part of the run card.")
+
+
+class HeartbeatIn(_In):
+    doing: Annotated[Plain, Field(max_length=200)] = ""
+    waits_on: Annotated[Plain, Field(max_length=64)] = Field("", description="Role or node that it waits for.")
+    version: Number | None = Field(None, description="Newest policy version that it has.")
+
+
+class LeaseIn(_In):
+    version: Number = Field(description="Newest policy version that the node has.")
+    holding: list[Annotated[tuple[Number, Number], Field(strict=False)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Leases, as step and submission, that the node works on; others of its own it gets again.",
+    )
+
+
+class UploadIn(_In):
+    sha256: Sha256
+    size: int = Field(ge=0, le=1 << 40)
+    signal: Number = Field(description="Groups in the file that have signal.")
+
+
+class UploadOut(BaseModel):
+    url: str | None = Field(description="PUT the file there, then say that it is done; null: PUT it to /v1/files.")
+    done: bool = Field(description="Whether these bytes are here already.")
+
+
+class FindingIn(_In):
+    check: Annotated[Plain, Field(max_length=100)]
+    rule: Annotated[Plain, Field(max_length=2000)]
+    claimed: Value
+    found: Value
+    sample: Number | None = None
+
+
+class VerdictIn(_In):
+    accept: bool
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field(
+        description="Of the bytes that were judged; empty only for a rejected file that could not be read."
+    )
+    audited: bool
+    finding: FindingIn | None = None
+    evidence: Annotated[Plain, Field(max_length=500)] = ""
+    samples: Number = Field(0, description="Answers in an accepted file.")
+    tokens: Number = Field(0, description="Generated tokens in the file.")
+
+
+class VersionIn(_In):
+    root: Root = Field(description="Root hash of the version's content.")
+    table: Table | None = Field(None, description="What tasks are drawn by, in runs that draw by weight.")
+
+
+class BanIn(_In):
+    reason: Annotated[Plain, Field(min_length=1, max_length=4000)]
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    error: str = Field(description="A code for programs.")
+    reason: str = Field(description="For people: the thing, its value, the rule, the fix.")
+
+
+class Done(BaseModel):
+    changed: bool = Field(description="False if everything was as asked already.")
+
+
+class JoinOut(BaseModel):
+    address: Address
+    heartbeat_s: float
+
+
+class OrderOut(BaseModel):
+    do: Literal["work", "wait", "stop"]
+    reason: str
+    state: str
+    version: int | None
+    next_s: float
+    accepted: int = Field(description="Files of the node that were accepted.")
+    rejected: int
+    refused: str = Field(description="The last of its files that was rejected, as STEP/NUMBER, and why.")
+    card: str = Field(description="Changes when the run card does, as when a relay joins.")
+    time: float = Field(description="The coordinator's clock, in seconds since 1970.")
+
+
+class LeaseOut(BaseModel):
+    lease: dict[str, Any] | None = Field(
+        description="The lease, the root hashes of its versions and the coordinator's signature; null if there is none."
+    )
+    reason: str = Field("", description="Why there is none.")
+    retry_s: float = Field(0.0, description="When to ask again if nothing else happens.")
+
+
+class FiledOut(BaseModel):
+    lease: dict[str, Any]
+    sha256: Sha256
+    size: int
+    record: int = Field(1, description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
+
+
+class FiledList(BaseModel):
+    files: list[FiledOut]
+
+
+class CountOut(BaseModel):
+    seen: int
+    signal: int
+    leased: int
+
+
+class NewestOut(BaseModel):
+    newest: int | None = Field(description="Number of the newest policy version; null before there is one.")
+
+
+class Numbers(BaseModel):
+    numbers: list[int]
+
+
+class ExplanationOut(BaseModel):
+    """What became of a submission."""
+
+    step: int
+    submission: int
+    node: Address
+    sha256: Sha256
+    received: float
+    verdict: dict[str, Any] | None
+    judge: str
+    judged: float | None
+
+
+class LinesOut(BaseModel):
+    lines: list[str] = Field(
+        description="Entries in their order, each in its one canonical form; none: there are no more."
+    )
+
+
+class StandingOut(BaseModel):
+    stake: int
+    gift: int
+    leaving: int
+    locked: int = Field(description="Earned, and still open to challenge.")
+    earned: int = Field(description="Earned and free.")
+    accepted: int
+    offences: int
+    leases: int = Field(description="Leases that the node may hold at once.")
+    status: Literal["active", "suspended", "banned"]
+
+
+class NodeOut(BaseModel):
+    address: Address
+    role: str
+    name: str
+    state: str
+    seen_s: float
+    reason: str
+    doing: str
+    waits_on: str
+    version: int | None
+    leases: int
+    accepted: int
+    rejected: int
+    abandoned: int = Field(description="Leases that it let expire, in all.")
+    samples: int
+    tokens: int
+
+
+class StatusOut(BaseModel):
+    run: str
+    steps: int
+    version: int | None
+    nodes: list[NodeOut]
+    states: dict[str, int]
+    counts: dict[int, CountOut]
+    needed: int
+    waiting: int
+    accepted: int
+    rejected: int

@@ -1,0 +1,218 @@
+"""Strangers' Parquet files are unfolded in a process of their own, with little memory and little time.
+
+A file of a few kilobytes can say that it holds gigabytes, and some files end the process that reads them. Nothing in
+pyarrow bounds either, so the operating system does: what reads a file may die.
+
+A file whose bytes break a rule is a RolloutError. A reader that died or ran out of memory or time is an UnreadError:
+another machine may have read the same bytes, so nobody is blamed for them. Bombs whose footer tells what they unfold to
+break a rule before anything is unfolded.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.errors import RolloutError, UnreadError
+from shoal.files import parse_json
+
+# Address space beyond that of an idle reader, besides what the samples themselves may take.
+ROOM = 96 << 20
+READ_S = 60.0
+# Of the processor, however busy the machine is: pages of a few bytes can unfold to gigabytes that hold one value each,
+# one after the other, and an honest file is read at many times this rate. Who judges reads nothing else meanwhile.
+MAX_CPU_S = 5
+BYTES_PER_CPU_S = 32 << 20
+# A file that its reader failed on is read once more, in a new process that has so many times the memory.
+MORE_MEMORY = 4
+# Bytes that one value takes when it is unfolded, for text and bytes the least.
+WIDTHS = {"BOOLEAN": 0, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+# An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
+MAX_FOOTER = 1 << 18
+END_S = 1.0
+TOO_LONG = "it keeps its reader busier than any file of its size does"
+FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+
+
+class Reader:
+    """A reading process; it is started when it is first needed and again when a file has ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self, path: Path, most: int | None) -> Any:
+        """The file as an Arrow table of at most `most` bytes, without rows if None.
+
+        A RolloutError if its bytes show that it is not one, an UnreadError if they could not be read here. The footer
+        is the metadata of its schema.
+        """
+        import pyarrow as pa
+
+        with self._lock:
+            header, data = self._ask(path, most, 1)
+            if "unread" in header and header["unread"] != TOO_LONG:
+                self.close()
+                header, data = self._ask(path, most, MORE_MEMORY)
+        if "unread" in header:
+            often = "" if header["unread"] == TOO_LONG else ", twice"
+            raise UnreadError(f"{path.name}: could not be read here{often}: {header['unread']}", again=False)
+        if "error" in header:
+            raise RolloutError(f"{path.name}: {header['error']}")
+        return pa.ipc.open_stream(data).read_all()
+
+    def close(self) -> None:
+        if (process := self._process) is not None:
+            self._process = None
+            process.kill()
+            with suppress(OSError):
+                process.communicate()
+
+    def _ask(self, path: Path, most: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
+        deadline = time.monotonic() + READ_S
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.protocol.parquet_reader"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **FRUGAL},
+                start_new_session=True,
+                bufsize=0,
+            )
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        try:
+            seconds = MAX_CPU_S + (most or 0) // BYTES_PER_CPU_S
+            asked = {"path": str(path.absolute()), "most": most, "memory": memory, "seconds": seconds}
+            requests.write(json.dumps(asked).encode() + b"\n")
+            header = parse_json(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
+            return header, _receive(answers, header.get("size", 0), deadline)
+        except (OSError, ValueError):
+            if self._ended_by() == signal.SIGXCPU:
+                return {"unread": TOO_LONG}, b""
+            return {"unread": f"its reader ended, or took longer than {READ_S:g} s"}, b""
+
+    def _ended_by(self) -> int:
+        """Ends the process; the signal that had ended it before, if one had."""
+        process = self._process
+        code: int | None = None
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(END_S)
+        self.close()
+        return -code if code is not None and code < 0 else 0
+
+
+def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
+    parts: list[bytes] = []
+    while size > 0:
+        left = deadline - time.monotonic()
+        ready = left > 0 and select.select([pipe], [], [], left)[0]
+        part = pipe.read(min(size, 1 << 20)) if ready else b""
+        if not part:
+            raise OSError("the reader is gone or too slow")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+READER = Reader()
+atexit.register(READER.close)
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """In the reading process: answers one request a line until there are no more."""
+    idle = _address_space()
+    for line in requests:
+        request = json.loads(line)
+        _limit(idle, request["memory"] * (ROOM + 4 * (request["most"] or 0)))
+        _limit_time(request["seconds"])
+        data = b""
+        try:
+            data = _unfold(request["path"], request["most"])
+            header: dict[str, object] = {"size": len(data)}
+        except Exception as error:  # the file decides what is raised
+            header = _said(error, request["most"] is None)
+        text = json.dumps(header).encode()
+        answers.write(len(text).to_bytes(8) + text + data)
+        answers.flush()
+
+
+def _said(error: Exception, footer: bool) -> dict[str, object]:
+    """Whether the bytes are to blame, or what this machine could give their reader."""
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return {"unread": "it takes more memory than its reader has"}
+    if isinstance(error, OSError) and error.errno is not None:  # without one it is pyarrow's word for damaged bytes
+        return {"unread": f"the disk refused ({error.strerror})"}
+    what = "not a readable Parquet file" if footer else "damaged"
+    return {"error": f"{what} ({str(error)[:500]})"}
+
+
+def _unfold(path: str, most: int | None) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with Path(path).open("rb") as tail:
+        if tail.seek(0, os.SEEK_END) < 8:
+            raise ValueError("too short to have a footer")
+        tail.seek(-8, os.SEEK_END)
+        if (size := int.from_bytes(tail.read(4), "little")) > MAX_FOOTER:
+            raise ValueError(f"footer of {size} bytes, at most {MAX_FOOTER} are read")
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        footer = {**(file.metadata.metadata or {}), b"shoal.rows": str(file.metadata.num_rows).encode()}
+        if most is not None and (least := _least_bytes(file.metadata)) > most:
+            raise ValueError(f"unfolds to {least} bytes, allowed {most}")
+        table = file.schema_arrow.empty_table() if most is None else file.read(use_threads=False)
+    if most is not None and table.nbytes > most:
+        raise ValueError(f"unfolds to {table.nbytes} bytes, allowed {most}")
+    table.validate(full=True)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema.with_metadata(footer)) as writer:
+        writer.write_table(table.replace_schema_metadata(footer))
+    return bytes(sink.getvalue())
+
+
+def _least_bytes(metadata: Any) -> int:
+    """What the values take at least that the footer counts: repeated ones take no room in a file."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(chunk.num_values * WIDTHS.get(chunk.physical_type, 1) for chunk in chunks)
+
+
+def _address_space() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30  # no Linux: an estimate
+
+
+def _limit(idle: int, room: int) -> None:
+    import resource
+
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (idle + room, resource.RLIM_INFINITY))
+
+
+def _limit_time(seconds: int) -> None:
+    """From now on; the system ends the process after it."""
+    import resource
+
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    import pyarrow.parquet  # noqa: F401  before the idle size is measured
+
+    serve(sys.stdin.buffer, sys.stdout.buffer)

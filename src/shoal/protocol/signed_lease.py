@@ -1,0 +1,65 @@
+"""A lease as the coordinator signs it: the lease itself, and the root hash of every version it allows."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from shoal.config import RunConfig
+from shoal.errors import IdentityError, RolloutError
+from shoal.keys import Key, signer_of
+from shoal.protocol.lease import Lease
+
+DOMAIN = "shoal lease 1"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedLease:
+    """Permission that anyone can check: who gave it, to whom, for what."""
+
+    lease: Lease
+    versions: dict[int, str]
+    """Root hashes of the allowed versions that are published so far."""
+    signature: str
+
+    @classmethod
+    def sign(cls, lease: Lease, versions: dict[int, str], key: Key) -> Self:
+        return cls(lease, versions, key.sign(_message(lease, versions)))
+
+    def check(self, coordinator: str) -> None:
+        """A RolloutError unless the coordinator signed it."""
+        try:
+            signer = signer_of(_message(self.lease, self.versions), self.signature)
+        except IdentityError as error:
+            raise RolloutError(f"{self.lease}: {error}") from None
+        if signer != coordinator:
+            raise RolloutError(f"{self.lease}: signed by {signer}, the coordinator is {coordinator}")
+
+    def check_fits(self, config: RunConfig) -> None:
+        """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""
+        lease, most = self.lease, config.workers.groups_per_submission
+        if not 1 <= lease.groups <= most:
+            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
+        if not 0 <= lease.oldest <= lease.newest == lease.step < config.steps or lease.submission < 0:
+            raise RolloutError(f"{lease}: versions {lease.oldest}..{lease.newest} of {config.steps} steps; is no lease")
+
+    def to_tree(self) -> dict[str, Any]:
+        return {
+            "lease": asdict(self.lease),
+            "versions": {str(number): root for number, root in self.versions.items()},
+            "signature": self.signature,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> Self:
+        try:
+            lease = Lease.from_json(json.dumps(tree["lease"]))
+            versions = {int(number): str(root) for number, root in tree["versions"].items()}
+            return cls(lease, versions, str(tree["signature"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RolloutError(f"not a signed lease: {str(tree)[:80]!r} ({error})") from error
+
+
+def _message(lease: Lease, versions: dict[int, str]) -> bytes:
+    allowed = {str(number): root for number, root in sorted(versions.items())}
+    body = json.dumps({"lease": asdict(lease), "versions": allowed}, sort_keys=True, separators=(",", ":"))
+    return f"{DOMAIN}\n{body}".encode()

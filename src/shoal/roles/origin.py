@@ -1,0 +1,27 @@
+"""The origin: publishes the trainer's versions.
+
+The trainer writes versions into its directory and goes on; the origin, another process, notices, signs and serves them.
+"""
+
+from shoal.client.weight_source import noting
+from shoal.files import locked
+from shoal.roles.serving import offer, serve_until_stopped
+from shoal.rundir import TAKEOVER_S, RunDir
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.origin.follow import Follower, follow
+from shoal.shardcast.origin.publish import Publisher
+from shoal.shardcast.origin.versions import Versions
+from shoal.shardcast.serve.server import Server
+
+FOLLOW_S = 0.01  # between looks at the trainer's directory
+
+
+def start_origin(run: RunDir, port: int) -> None:
+    """Signs and serves the versions of a run, until stopped."""
+    taken = f"origin: another one is at work in {run.path}; a run has one origin"
+    with locked(run.path / "locks" / "origin", taken, wait_s=TAKEOVER_S), run.role("origin") as (status, metrics):
+        store = Store(run.path / "origin")
+        with Publisher(store, run.origin_key, run.config.name, run.config.keep.versions) as publisher:
+            server = Server(store, name=f"origin of {run.config.name}", port=port)
+            follower = Follower(run.path / "weights", Versions(publisher), noting(metrics, "published"))
+            serve_until_stopped(server, status, lambda: offer(publisher.entries), lambda: follow(follower, FOLLOW_S))

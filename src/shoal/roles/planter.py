@@ -1,0 +1,241 @@
+"""The planter: a worker of the run's owner that hands in files of which the verdict is known.
+
+To validators its addresses are nodes like others, each with a key that only the owner can compute
+(`coordinator/plants.py`). Most of what it hands in is honest work. Some of its files are bad, and one that is handed in
+as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Self
+
+import torch
+
+from shoal.attacks import attack_named
+from shoal.client.client import Link
+from shoal.client.rollout_store import SwarmStore
+from shoal.config import RunConfig
+from shoal.coordinator.plants import LIFE, MOST_KEYS, Plants
+from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
+from shoal.files import locked, parse_json, read_regular, write_whole
+from shoal.generate.submission_builder import Maker
+from shoal.keys import Key
+from shoal.protocol.lease import Lease
+from shoal.protocol.refusal import Refusal
+from shoal.protocol.run_card import Join
+from shoal.protocol.stores import Version, WeightSource, roots_of
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import NOBODYS_FAULT
+from shoal.roles.session import Heart, Reach, ignore_refused, swarm_store
+from shoal.roles.worker import Worker, load_engine
+from shoal.rundir import TAKEOVER_S, RunDir, role_key
+from shoal.tasks.difficulty import Table
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import RoleStatus, StatusFile
+from shoal.validate.checks import Checks
+
+OnRelays = Callable[[Sequence[str]], None]
+NAME = "planter"
+JOIN_NAME = "worker"  # what a machine that is lent is called if nobody says otherwise
+# Ways to cheat that look like honest work to whoever does not compute the file again ...
+COMPUTED = ("own_mean_proof",)
+SEEDED = ("early_ending", "small_model_text", "temperature")
+# ... and to whoever does not look at it at all. The last of them is wrong whatever was drawn.
+SEEN_AT_ONCE = ("false_reward", "false_advantage")
+MOST_DUE = 4.0
+"""Files that a planter is behind with at most: after a pause it does not hand in many at once."""
+KEPT = 3
+"""Addresses that stay after their planted file: who leaves the moment that it has handed one in gives itself away."""
+
+
+def ways(config: RunConfig) -> tuple[str, ...]:
+    """How a bad file may go wrong: in ways that this run's validators look for in every file of a newcomer."""
+    if not config.audit.rate or not config.audit.probation:
+        return SEEN_AT_ONCE
+    return (*COMPUTED, *(SEEDED if config.sampling.mode == "seeded" else ()), *SEEN_AT_ONCE)
+
+
+@dataclass(slots=True, kw_only=True)
+class PlantingMaker(Maker):
+    """Makes what is due at a lease's place: an honest file, or a bad one."""
+
+    plants: Plants
+    checks: Checks
+
+    def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        if self.plants.letter(lease.step, lease.submission) != "r":
+            return Maker.file(self, lease, version)
+        known = ways(self.config)
+        first = known[self.plants.draw(lease.step, lease.submission, len(known))]
+        made = self._bad(first, lease, version)
+        if not self._is_rejected(made[0]):  # a sure model answers alike in many ways
+            made = self._bad(SEEN_AT_ONCE[-1], lease, version)
+        return made
+
+    def _bad(self, way: str, lease: Lease, version: Version) -> tuple[Submission, bytes]:
+        kind = attack_named(way)
+        maker = kind(self.config, self.policy, self.engine, self.tasks, self.judge, self.table_of)
+        return maker.file(lease, version)
+
+    def _is_rejected(self, submission: Submission) -> bool:
+        """Whether an honest validator blames the node for it."""
+        finding = self.checks.cheap(submission) or next(iter(self.checks.costly([submission])))
+        return finding is not None and finding.check not in NOBODYS_FAULT
+
+
+class Identity:
+    """One of the planter's addresses: joined, and heard as long as it is open."""
+
+    def __init__(
+        self, run: RunDir, join: str | Join, key: Key, source: WeightSource, status: StatusFile, on_relays: OnRelays
+    ) -> None:
+        self._status = status
+        self._newest: Callable[[], int] = lambda: version.number if (version := source.latest()) else 0
+        self.files = 0
+        self.is_spent = False
+        """Whether it has handed in its planted file."""
+        wait_s = run.config.wait_s
+        self.address = key.address
+        with ExitStack() as opened:
+            link = opened.enter_context(
+                Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+            )
+            link.join("worker", JOIN_NAME)
+            heart = Heart(link, self)
+            heart.version = self._newest
+            heart.on_relays = on_relays
+            opened.enter_context(heart)
+            self.store: SwarmStore = swarm_store(run, NAME, link, source, None, ignore_refused)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    @property
+    def now(self) -> RoleStatus:
+        """What it says that it does: a spent one waits, as a worker does that gets no lease."""
+        now = self._status.now
+        return replace(now, doing=f"policy version {self._newest() + 1}", on="trainer") if self.is_spent else now
+
+
+class PlanterStore:
+    """A worker's store behind which the address changes, and that has a lease now and then."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        join: str | Join,
+        plants: Plants,
+        source: WeightSource,
+        status: StatusFile,
+        metrics: MetricsWriter,
+        on_relays: OnRelays = lambda _urls: None,
+    ) -> None:
+        """`on_relays` is told when the run card names other relays than before."""
+        self._run, self._join, self._plants, self._source = run, join, plants, source
+        self._status, self._metrics, self._on_relays = status, metrics, on_relays
+        self._noted = run.path / "nodes" / "planter.json"
+        self._number = self._read_number()
+        self._identities: list[Identity] = []
+        self._version, self._due = 0, 1.0
+        config = run.config
+        files = ceil(config.train.groups_per_step / config.workers.groups_per_submission)
+        self._files_per_step = files * LIFE / config.ledger.plants
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for identity in self._identities:
+            identity.close()
+
+    def lease(self, node: str, version: int) -> Lease | None:
+        """A lease of the address that is at work, if a file is due."""
+        del node  # the worker is many
+        if version > self._version:
+            self._due = min(MOST_DUE, self._due + (version - self._version) * self._files_per_step)
+            self._version = version
+        if self._due < 1 or (identity := self._current()) is None:
+            return None
+        try:
+            return identity.store.lease(identity.address, version)
+        except BannedError:  # by a validator that rejects everything
+            identity.is_spent = True
+            return None
+
+    def table(self, lease: Lease) -> Table | None:
+        return self._identities[-1].store.table(lease)
+
+    def put(self, lease: Lease, data: bytes) -> None:
+        identity = self._identities[-1]
+        letter = self._plants.letter(lease.step, lease.submission)
+        self._due -= 1
+        identity.files += 1
+        # A planted file is an address's last, and a bad one must be among those that validators compute again, whole.
+        identity.is_spent = letter != "." or identity.files == self._run.config.audit.probation
+        try:
+            identity.store.put(lease, data)
+        except BannedError as error:
+            identity.is_spent = True
+            raise RolloutError(str(error)) from None
+        if letter != ".":
+            kind = "good" if letter == "a" else "bad"
+            self._metrics.write("planted", step=lease.step, submission=lease.submission, kind=kind)
+
+    def _current(self) -> Identity | None:
+        """The address that is at work; the next one joins when the last is spent."""
+        if self._identities and not self._identities[-1].is_spent:
+            return self._identities[-1]
+        if self._number >= MOST_KEYS:
+            return None
+        key = self._plants.key(self._number)
+        self._number += 1
+        write_whole(self._noted, str(self._number).encode())  # a planter that was killed goes on with the next
+        try:
+            found = Identity(self._run, self._join, key, self._source, self._status, self._on_relays)
+        except BannedError:  # an earlier planter had it, and lost count
+            return None
+        except (Refusal, WaitError) as error:  # the run has no room, and goes on without what would be planted
+            self._metrics.write("note", text=f"nothing more is planted: {error}")
+            self._number = MOST_KEYS
+            return None
+        self._identities.append(found)
+        while len(self._identities) > KEPT + 1:
+            self._identities.pop(0).close()
+        return self._identities[-1]
+
+    def _read_number(self) -> int:
+        try:
+            return int(parse_json(read_regular(self._noted)))
+        except (OSError, ValueError, TypeError):
+            return 0
+
+
+def start_planter(run: RunDir, reach: Reach) -> None:
+    """Runs the planter of a run in this process until the run is done."""
+    config = run.config
+    if not config.ledger.plants:
+        raise ConfigError("planter: ledger.plants = 0, so the coordinator would take its bad files for a cheater's")
+    if not reach.join:
+        raise ConfigError("planter: give --join URL with the run's coordinator, which knows what is planted")
+    torch.set_num_threads(config.workers.threads)
+    taken = f"planter: another one is at work in {run.path}; a run has one planter"
+    secret = Key.load(reach.key) if reach.key else role_key(run.path, NAME)
+    plants = Plants(secret, config.name)
+    with (
+        locked(run.path / "locks" / NAME, taken, wait_s=TAKEOVER_S),
+        run.role(NAME) as (status, metrics),
+        reach.link(run, NAME, status) as link,
+        reach.versions(run, NAME, link, status, metrics) as channel,
+    ):
+        status.working("loading the base model")
+        base, policy, engine = load_engine(run, channel)
+        on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
+        planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
+        with Scorer(config.tasks) as judge, planting as store:
+            checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
+            maker = PlantingMaker(config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks)
+            Worker(NAME, config, channel, store, maker, status, metrics, base).run()

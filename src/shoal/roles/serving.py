@@ -1,0 +1,35 @@
+"""What origin and relay share: serve a store until SIGTERM, and say what is served."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from shoal.shardcast.format.records import Entry
+from shoal.shardcast.serve.server import Server, until_stopped
+from shoal.telemetry.status import StatusFile
+
+STATUS_S = 0.5
+
+
+def serve_until_stopped(
+    server: Server,
+    status: StatusFile,
+    offered: Callable[[], str],
+    feed: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
+
+    async def tell() -> None:
+        while True:
+            status.working(f"serving {offered()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
+            await asyncio.sleep(STATUS_S)
+
+    async def main() -> None:
+        await asyncio.gather(server.keep(await server.start()), tell(), *([feed()] if feed else []))
+
+    until_stopped(main)
+    status.done(f"served up to {offered()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")
+
+
+def offer(entries: Sequence[Entry]) -> str:
+    numbers = sorted({entry.number for entry in entries if entry.root})
+    return f"version {numbers[-1]}" if numbers else "nothing yet"

@@ -1,0 +1,252 @@
+"""The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
+
+A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
+on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from shoal.client.client import Link
+from shoal.config import load_config
+from shoal.coordinator.node_states import State
+from shoal.coordinator.plants import Plants
+from shoal.errors import ShoalError, StorageError
+from shoal.files import parse_json, read_regular, write_whole
+from shoal.keys import Key
+from shoal.ledger.reader import read_record
+from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
+from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, role_key, run_removed
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.watch.contributions import CONTRIBUTIONS
+from shoal.watch.plot import plot_run
+from shoal.watch.summary import print_summary, summarise
+from shoal.watch.view import LiveView
+
+LOOK_S = 0.25
+# A role that is killed this often within the window is not worth restarting, and neither is one that crashes by itself
+# a few times: a restart does not heal a fault of its own.
+MOST_RESTARTS = 10
+RESTART_WINDOW_S = 60.0
+MOST_CRASHES = 3
+CRASH_WINDOW_S = 600.0
+LOG_LINES = 12
+SERVICES = ("coordinator", "origin", "relay")
+PORTS = "ports.json"
+ASK_S = 5.0
+AT_WORK = (State.JOINED, State.HEALTHY)
+SUMS = ("accepted", "rejected", "samples", "tokens", "earned", "slashed")
+
+
+class Interrupted(ShoalError):
+    """Ctrl-C or SIGTERM: stop cleanly; the run can be continued."""
+
+
+def run_config(target: Path, settings: list[str], out: Path | None, console: Console) -> None:
+    """What `shoal run` does. The run is this process's alone, from before anything of it is written to the end."""
+    if target.is_dir():
+        run = locate_run(target, settings, out, console)
+        config, path = run.config, run.path
+    else:
+        config = load_config(target, settings)
+        path = out or default_path(config)
+    with claimed(path, f"run {path}: another shoal run is at work there; stop it, or give --out"):
+        run_swarm(prepare_run(config, path, console), console)
+
+
+def run_swarm(run: RunDir, console: Console) -> None:
+    """Runs all roles to the end of the run, or until interrupted."""
+    with run.metrics("supervisor") as metrics, _interruptible():
+        metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
+        children: list[Child] = []
+        try:
+            ports = ports_of(run)
+            join = join_line(run, ports)
+            console.print(f"join from anywhere: shoal worker --join {join}", soft_wrap=True, highlight=False)
+            with LiveView(run.path, run.config.steps, console) as view:
+                children += start_roles(run, ports)
+                _watch(run, join, children, view, metrics)
+                _note_contributions(run, join, metrics)
+        finally:
+            stop_all(children)
+            with suppress(StorageError):  # a full disk must not hide why the run ends
+                metrics.write("end")
+    plot_run(run.path, run.path / "curves.png")
+    print_summary(summarise(run.path), console)
+    console.print(
+        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
+        soft_wrap=True,
+    )
+
+
+def join_line(run: RunDir, ports: dict[str, int]) -> str:
+    """Where the run's coordinator is, and who."""
+    swarm = run.config.swarm
+    address = role_key(run.path, "coordinator").address
+    return f"{swarm.scheme}://{swarm.public_host}:{ports['coordinator']}#{address}"
+
+
+def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
+    """A process for each role. They meet over the network, as they would on machines of their own."""
+    config, path = run.config, str(run.path)
+    port = {name: ["--port", str(number)] for name, number in ports.items()}
+    host, public, scheme = config.swarm.host, config.swarm.public_host, config.swarm.scheme
+    join = ["--join", join_line(run, ports)]
+    source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
+    tls = "--tls" if scheme == "https" else "--no-tls"
+    listen = ["--host", host, "--url", f"{scheme}://{public}:{ports['relay']}", tls]
+
+    def worker(name: str, *options: str) -> tuple[str, list[str], int]:
+        return name, ["worker", path, "--name", name, *join, *options], config.workers.threads
+
+    batches = [config.workers.batch_of(i) for i in range(config.workers.count)]
+    roles = [
+        ("trainer", ["trainer", path, *join], config.train.threads),
+        ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
+        ("origin", ["origin", path, *port["origin"]], 1),
+        ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
+        ("validator", ["validator", path, *join], config.audit.threads),
+        *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
+        *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
+        *([("planter", ["planter", path, *join], config.workers.threads)] if config.ledger.plants else []),
+        ("evaluator", ["eval", path, "--follow"], config.eval.threads),
+    ]
+    children: list[Child] = []
+    try:
+        for name, arguments, threads in roles:
+            log, service = run.path / "logs" / f"{name}.log", name in SERVICES
+            children.append(Child(name, arguments, threads, log, is_service=service))
+    except BaseException:
+        stop_all(children)
+        raise
+    return children
+
+
+def ports_of(run: RunDir) -> dict[str, int]:
+    """A port for each service: those of the last time if they are free, so that nodes that joined find it again."""
+    file = run.path / PORTS
+    try:
+        last = {name: int(port) for name, port in parse_json(read_regular(file)).items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        last = {}
+    wanted = [last.get(name, 0) for name in SERVICES]
+    ports = dict(zip(SERVICES, free_ports(wanted), strict=True))
+    if run.config.swarm.port:
+        ports["coordinator"] = run.config.swarm.port
+    write_whole(file, json.dumps(ports).encode())
+    return ports
+
+
+def _note_contributions(run: RunDir, join: str, metrics: MetricsWriter) -> None:
+    """Writes down who contributed, earned and lost what, for the summary."""
+    try:
+        with Link(join, Key.create(), wait_s=ASK_S) as link:
+            nodes = link.get("/v1/status")["nodes"]
+        accounts = read_record(run.path).state.accounts
+        for node in nodes:
+            if account := accounts.get(node["address"]):
+                node |= {"earned": account.earned_ever - account.voided, "slashed": account.slashed}
+        if run.config.ledger.plants:
+            nodes = _as_one(nodes, Plants(role_key(run.path, "planter"), run.config.name).addresses)
+    except ShoalError as error:
+        metrics.write("note", text=f"who contributed what is not known: {error}")
+        return
+    metrics.write(CONTRIBUTIONS, nodes=nodes)
+
+
+def _as_one(nodes: list[dict[str, Any]], addresses: Collection[str]) -> list[dict[str, Any]]:
+    """All addresses of the planter as one node, to which its owner knows them to belong."""
+    own = [node for node in nodes if node["address"] in addresses]
+    sums = {key: sum(node.get(key, 0) for node in own) for key in SUMS}
+    planter = {"name": "planter", "address": f"({len(own)} keys)", "role": "worker", "state": "", **sums}
+    return [node for node in nodes if node not in own] + ([planter] if own else [])
+
+
+def _others_work(run: RunDir, join: str, workers: Sequence[Child]) -> bool:
+    """Whether workers of other people are there, for whom the run goes on without its own."""
+    own = {role_key(run.path, worker.name).address for worker in workers}
+    with suppress(ShoalError), Link(join, Key.create(), wait_s=ASK_S) as link:
+        nodes = link.get("/v1/status")["nodes"]
+        return any(n["role"] == "worker" and n["state"] in AT_WORK and n["address"] not in own for n in nodes)
+    return False
+
+
+def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
+    """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
+    finish_s = run.config.wait_s
+    deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
+    finish_by: float | None = None
+    banned: list[Child] = []
+    trainer = next(child for child in children if child.name == "trainer")
+    while any(child.poll() != 0 for child in children if child not in banned and not child.is_service):
+        time.sleep(LOOK_S)
+        view.update()
+        for child in children:
+            code = child.poll()
+            if code is None or (code == 0 and not child.is_service) or child in banned:
+                continue
+            if code == EXIT_BANNED:
+                banned.append(child)
+                view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
+                workers = [other for other in children if "worker" in other.arguments]
+                if all(other in banned for other in workers) and not _others_work(run, join, workers):
+                    raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
+                continue
+            if code == EXIT_REFUSED:
+                raise ShoalError(_last_words(child))
+            if not (run.path / RUN_FILE).exists():
+                raise run_removed(run.path)
+            deaths[child.name].append((time.monotonic(), code))
+            if reason := _hopeless(deaths[child.name], time.monotonic()):
+                raise ShoalError(f"{child.name} {reason}; its log ends:\n{_tail(child.log)}")
+            how = f"was killed by signal {-code}" if code < 0 else f"crashed with code {code} (see {child.log})"
+            view.note(f"{child.name} {how}; starting it again")
+            metrics.write("restart", role=child.name, code=code)
+            child.restart()
+        if trainer.poll() == 0:
+            finish_by = finish_by or time.monotonic() + finish_s
+            if time.monotonic() > finish_by:
+                late = ", ".join(c.name for c in children if c.poll() != 0 and c not in banned and not c.is_service)
+                view.note(f"training is done; {late} did not end within {finish_s:.0f} s and is stopped")
+                return
+
+
+def _hopeless(deaths: Sequence[tuple[float, int]], now: float) -> str | None:
+    """Why a role that died at these times with these codes should not be started again, if so."""
+    crashes = sum(code > 0 for at, code in deaths if now - at < CRASH_WINDOW_S)
+    if crashes >= MOST_CRASHES:
+        return f"crashed {crashes} times within {CRASH_WINDOW_S:.0f} s"
+    recent = sum(now - at < RESTART_WINDOW_S for at, _ in deaths)
+    return f"died {recent} times within {RESTART_WINDOW_S:.0f} s" if recent > MOST_RESTARTS else None
+
+
+def _last_words(child: Child) -> str:
+    return child.last_words() or f"{child.name} gave up; its log ends:\n{_tail(child.log)}"
+
+
+def _tail(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    except OSError as error:
+        return f"{log}: {error.strerror}"
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on from the last step")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,157 @@
+"""The worker: takes a lease, generates with the newest version, scores, submits; again until the run is done."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from shoal.config import RunConfig
+from shoal.errors import ModelError, RolloutError, WeightsError
+from shoal.files import locked
+from shoal.generate.engine import TorchEngine
+from shoal.generate.submission_builder import Maker
+from shoal.models.load import Policy, load, read_weights
+from shoal.protocol.lease import Lease
+from shoal.protocol.stores import LeaseStore, Version, WeightSource
+from shoal.roles.session import HERE, Reach, ignore_refused
+from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.patience import Patience
+from shoal.telemetry.status import StatusFile
+
+# A waiting worker looks for a new version this often, which is one directory listing, and for a lease that went back
+# to the pool less often, which is several.
+POLL_S = 0.02
+LOOK_FOR_LEASES_S = 0.25
+
+
+@dataclass(slots=True)
+class Worker:
+    """One generating node. It knows the run through its two interfaces and nothing else."""
+
+    name: str
+    config: RunConfig
+    channel: WeightSource
+    store: LeaseStore
+    maker: Maker
+    status: StatusFile
+    metrics: MetricsWriter
+    loaded: Version
+
+    def run(self) -> None:
+        """Works until the last version is out."""
+        while True:
+            version = self._newest()
+            if version.number >= self.config.steps:
+                self.status.done("the run is complete")
+                return
+            lease = self.store.lease(self.name, version.number)
+            if lease is None:
+                self._wait_for_work(version)
+                continue
+            self._work(lease, version)
+
+    def _newest(self) -> Version:
+        version = self.channel.latest()
+        if version is None:
+            raise WeightsError("no policy version is published; prepare the run with shoal run")
+        return version
+
+    def _wait_for_work(self, version: Version) -> None:
+        """Waits until there may be work: a new version, or a lease that went back to the pool.
+
+        For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
+        """
+        patience = Patience(self.metrics, self.config.wait_s)
+        look_again = time.monotonic() + LOOK_FOR_LEASES_S
+        while self.channel.latest() == version:
+            self.status.waiting(f"policy version {version.number + 1}", "trainer", None)
+            patience.waits(f"policy version {version.number + 1} or a lease")
+            time.sleep(POLL_S)
+            if time.monotonic() >= look_again:
+                if self.store.lease(self.name, version.number) is not None:
+                    return  # it is this node's own now, and `run` finds it again
+                look_again = time.monotonic() + LOOK_FOR_LEASES_S
+
+    def _load(self, version: Version) -> bool:
+        """Makes `version` the one in the engine; False if it vanished meanwhile, an error if it is damaged."""
+        if version == self.loaded:
+            return True
+        self.status.working(f"loading version {version.number}")
+        try:
+            weights = read_weights(self.channel.fetch(version), self.config.model.dtype)
+        except (WeightsError, ModelError) as error:
+            if self.channel.latest() == version:
+                raise
+            self.metrics.write("note", text=str(error))
+            return False
+        self.maker.engine.set_weights(weights, f"version {version.number}")
+        self.loaded = version
+        return True
+
+    def _work(self, lease: Lease, version: Version) -> None:
+        if not self._load(version):
+            return
+        began = time.monotonic()
+        self.status.working(f"step {lease.step} submission {lease.submission} with version {version.number}")
+        try:
+            submission, data = self.maker.file(lease, version)
+            seconds = time.monotonic() - began
+            self.store.put(lease, data)
+        except RolloutError as error:
+            self.metrics.write("note", text=str(error))
+            time.sleep(LOOK_FOR_LEASES_S)
+            return
+        rewards = [r.reward for r in submission.rollouts if r.reward is not None]
+        solved = [r.task_reward for r in submission.rollouts if r.task_reward is not None]
+        tokens = sum(len(r.completion) for r in submission.rollouts)
+        self.metrics.write(
+            "submission",
+            step=lease.step,
+            version=version.number,
+            submission=lease.submission,
+            samples=len(submission.rollouts),
+            tokens=tokens,
+            tokens_per_s=tokens / seconds,
+            reward=sum(rewards) / len(rewards) if rewards else None,
+            solve_rate=sum(r >= 1.0 for r in solved) / len(solved) if solved else None,
+            scorer_errors=len(submission.rollouts) - len(rewards),
+            **self.status.shares(),
+        )
+
+
+def load_engine(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, TorchEngine]:
+    """The run's base model, and an engine that answers with it as this machine's settings say."""
+    config = run.config
+    base = run.base_version(channel)
+    policy = load(channel.fetch(base), config.model.dtype)
+    engine = TorchEngine(
+        policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
+    )
+    return base, policy, engine
+
+
+def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach = HERE) -> None:
+    """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
+    check_worker_name(name)
+    config = run.config
+    torch.set_num_threads(config.workers.threads)
+    taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
+    with (
+        locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
+        run.role(name) as (status, metrics),
+        reach.place(run, "worker", name, status, metrics) as place,
+    ):
+        channel = place.weights
+        status.working("loading the base model")
+        base, policy, engine = load_engine(run, channel)
+        kind = Maker
+        if attack is not None:
+            from shoal.attacks import attack_named
+
+            kind = attack_named(attack)
+        with Scorer(config.tasks) as judge:
+            store = place.open_store(None, ignore_refused)
+            maker = kind(config, policy, engine, judge.tasks, judge, store.table)
+            Worker(place.node, config, channel, store, maker, status, metrics, base).run()

@@ -1,0 +1,1 @@
+"""Deltas between versions: what changed, compressed, with a kernel per layout."""

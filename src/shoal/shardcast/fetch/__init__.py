@@ -1,0 +1,1 @@
+"""Clients and relays: choose sources, download pieces, check them, and put packages together."""

@@ -1,0 +1,199 @@
+"""A store is a directory; what is on its disk is the only state there is.
+
+```
+store/
+  head.json                        what the origin offers, signed
+  000012-full-1f3a9c20aabbccdd/    one package: number, kind, id
+    manifest.jsonl                 the opening, the pieces that are here, and the closing once all of them are
+    files/model.safetensors        written in place
+  000013-made-77c0e1d2a3b4c5d6/    a version put together from deltas: number, root; served to nobody
+    made.json  files/
+```
+
+Readers hold a shared lock on a package's manifest; only what can be locked exclusively is removed.
+"""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from shoal.errors import ShardcastError
+from shoal.files import STAGING, locked, make_directory, open_regular, read_regular, remove, remove_staging, write_whole
+from shoal.shardcast.format.manifest import MANIFEST, closing_root
+from shoal.shardcast.format.records import MOST_HEAD, PACKAGE_NAME, Head, content_root, read_head
+
+HEAD = "head.json"
+MADE = "made.json"
+MADE_NAME = re.compile(r"(\d{6,9})-made-([0-9a-f]{16})")
+
+
+class Store:
+    """A directory of packages with one writer at a time, a publisher or a puller; anybody may read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        make_directory(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        refusal = f"store {self.path}: another process writes it; stop that one or use another directory"
+        with locked(self.path / ".lock", refusal):
+            remove_staging(self.path)
+            yield
+
+    def head(self, origin: str, run: str | None = None) -> Head | None:
+        """The newest head that was accepted here, or None."""
+        try:
+            data = read_regular(self.path / HEAD, MOST_HEAD)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ShardcastError(f"store {self.path}: {HEAD} cannot be read ({error}); remove it") from error
+        try:
+            return read_head(data, origin, run)
+        except ShardcastError as error:
+            raise ShardcastError(f"store {self.path}: {error}; it belongs to another run or origin") from None
+
+    def write_head(self, data: bytes) -> None:
+        write_whole(self.path / HEAD, data)
+
+    def folder(self, name: str) -> Path:
+        return self.path / name
+
+    def packages(self) -> list[str]:
+        """Names of the packages that are here, whole or not, oldest version first."""
+        found = [entry.name for entry in os.scandir(self.path) if PACKAGE_NAME.fullmatch(entry.name)]
+        return sorted(found, key=lambda name: (int(name.split("-")[0]), name))
+
+    def made(self) -> dict[int, Path]:
+        """Versions put together here, number -> folder; only complete ones."""
+        found = {}
+        for entry in os.scandir(self.path):
+            if (match := MADE_NAME.fullmatch(entry.name)) and (Path(entry.path) / MADE).is_file():
+                found[int(match[1])] = Path(entry.path)
+        return found
+
+    def whole(self) -> dict[tuple[int, str], Path]:
+        """Folders of the versions that are here as a whole, by number and root: full packages, and those made here.
+
+        One number may stand for two contents: a version that was taken back stays while somebody holds it.
+        """
+        found = {}
+        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+            folder = self.path / entry.name
+            if match := PACKAGE_NAME.fullmatch(entry.name):
+                root = closing_root(folder) if match[2] == "full" else None
+            elif match := MADE_NAME.fullmatch(entry.name):
+                root = made_root(folder)
+            else:
+                continue
+            if root is not None:
+                found[int(match[1]), root] = folder
+        return found
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[Path]:
+        """Keeps a package or a made version from being removed, by anybody, until the block or this process ends."""
+        descriptor = take_hold(self.folder(name))
+        if descriptor is None:
+            raise ShardcastError(f"store {self.path}: {name} is not here any more; fetch it again")
+        try:
+            yield self.folder(name)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, name: str) -> bool:
+        """Removes a package unless somebody holds it; True if it is gone."""
+        folder = self.folder(name)
+        going = self.path / f"{STAGING}{name}"
+        descriptor = _open_lock(folder)
+        try:
+            if descriptor is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError):
+                folder.rename(going)  # under the lock: nobody can take hold of it meanwhile, or find it afterwards
+        except BlockingIOError:
+            return False
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        remove(going)
+        return not folder.exists()
+
+
+def _open_lock(folder: Path) -> int | None:
+    for name in (MANIFEST, MADE):
+        with suppress(OSError):
+            return os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+    return None
+
+
+def take_hold(folder: Path) -> int | None:
+    """A descriptor that holds a package until it is closed, or None if the package is not here or going."""
+    descriptor = _open_lock(folder)
+    if descriptor is None:
+        return None
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if any(_is_file(folder / name, descriptor) for name in (MANIFEST, MADE)):  # it may have gone before the lock
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
+
+
+def is_made(name: str) -> bool:
+    """Whether a folder's name is that of a version put together here, rather than a package's."""
+    return MADE_NAME.fullmatch(name) is not None
+
+
+def made_name(number: int, root: str) -> str:
+    return f"{number:06d}-made-{root[:16]}"
+
+
+def made_root(folder: Path) -> str | None:
+    """The root of a version put together here; None if it is not whole."""
+    with suppress(OSError, ValueError, IndexError):
+        return (folder / MADE).read_text().split()[0]
+    return None
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """The files of a version by their name in it: all that are not hidden."""
+    found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    return {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.split("/"))}
+
+
+def directory_root(directory: Path, number: int, piece_size: int) -> str:
+    """The root that the files of a directory have as a version."""
+    return content_root(number, piece_size, content_of(directory, piece_size))
+
+
+def content_of(directory: Path, piece_size: int) -> dict[str, tuple[int, list[str]]]:
+    """The files of a version: their sizes and the hashes of their pieces."""
+    return {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files_of(directory).items()}
+
+
+def hash_pieces(path: Path, piece_size: int) -> list[str]:
+    """Hashes of a file's pieces, in order."""
+    hashes = []
+    buffer = memoryview(bytearray(piece_size))
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):
+            hashes.append(blake3(buffer[:count]).hexdigest())
+    return hashes
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)

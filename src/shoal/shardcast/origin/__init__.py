@@ -1,0 +1,1 @@
+"""The origin: publishes versions and signs them."""

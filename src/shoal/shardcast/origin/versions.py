@@ -1,0 +1,138 @@
+"""Versions as the trainer makes them: a delta for those who follow, and every so often a full one for those who join.
+
+Each version's files stay linked in the store as the base of the next delta: one copy, whatever becomes of the
+trainer's own directory. After a restart the first version is a full one.
+"""
+
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from shoal.errors import DeltaError, ShardcastError
+from shoal.files import whole_directory
+from shoal.shardcast.delta.assemble import DELTA, link_or_copy
+from shoal.shardcast.format.manifest import FILES
+from shoal.shardcast.format.records import Base, content_root
+from shoal.shardcast.format.store import MADE, content_of, files_of, made_name
+from shoal.shardcast.origin.publish import Content, Outgoing, Publisher, piece_size_for
+
+FULL_EVERY = 8
+PAYS = 0.5  # of the full size: a larger delta is not worth its chain
+WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    number: int
+    root: str
+    piece_size: int
+    files: Path
+    content: Content
+
+    def is_base_of(self, number: int, piece_size: int, files: Set[str]) -> bool:
+        return number > self.number and piece_size == self.piece_size and files == self.content.keys()
+
+
+class Versions:
+    """Publishes directories as versions, as deltas where they pay."""
+
+    def __init__(self, publisher: Publisher, full_every: int = FULL_EVERY, *, deltas: bool = True) -> None:
+        self.publisher = publisher
+        self._full_every = full_every
+        self._deltas = deltas
+        self._last: _Last | None = None
+        self._since_full = 0
+        for folder in publisher.store.made().values():
+            publisher.store.remove(folder.name)
+
+    def publish(self, number: int, directory: Path) -> str:
+        """Publishes all files under a directory, which nobody may change any more; the version's root."""
+        files = files_of(directory)
+        size = sum(path.stat().st_size for path in files.values())
+        piece_size = piece_size_for(size)
+        deltas = self._deltas and any(_holds_bf16(path) for path in files.values())
+        last = self._last if deltas else None
+        content: Content | None = None
+        if last is not None and last.is_base_of(number, piece_size, files.keys()):
+            content = content_of(directory, piece_size)
+            if not self._publish_delta(number, directory, content, last, size):
+                content = None
+        self._since_full += 1
+        if content is None or self._since_full >= self._full_every:
+            with self.publisher.publish(number, size=size) as package:
+                package.add_directory(directory)
+            content = package.content
+            self._since_full = 0
+        root = content_root(number, piece_size, content)
+        if deltas:
+            self._keep(_Last(number, root, piece_size, directory, content))
+        return root
+
+    def retract(self, numbers: Collection[int]) -> None:
+        """Takes versions back; the next one published is a full one."""
+        self._last = None
+        self.publisher.retract(numbers)
+
+    def _publish_delta(self, number: int, directory: Path, content: Content, last: _Last, size: int) -> bool:
+        """Publishes what changed since the last version while it is being encoded; False if it does not pay."""
+        from shoal.shardcast.delta.delta import encode
+
+        base = Base(number=last.number, root=last.root)
+        try:
+            with self.publisher.publish(number, base=base, piece_size=last.piece_size) as package:
+                package.stands_for(content)
+                for name in sorted(content):
+                    if content[name] == last.content[name]:
+                        continue
+                    if not name.endswith(WEIGHTS):
+                        package.add(directory / name, name)
+                        continue
+                    with package.file(f"{name}{DELTA}") as out:
+                        worth = _Bounded(out, int(PAYS * size))
+                        encode(last.files / name, directory / name, cast("BinaryIO", worth))
+        except (_DoesNotPay, DeltaError):  # what no delta can be made of goes out whole
+            return False
+        return True
+
+    def _keep(self, version: _Last) -> None:
+        store = self.publisher.store
+        target = store.folder(made_name(version.number, version.root))
+        if not target.exists():
+            with whole_directory(target) as staging:
+                for name in version.content:
+                    out = staging / FILES / name
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    link_or_copy(version.files / name, out)
+                (staging / MADE).write_text(f"{version.root} {version.piece_size}\n")
+        self._last = replace(version, files=target / FILES)
+        for folder in store.made().values():
+            if folder != target:
+                store.remove(folder.name)
+
+
+def _holds_bf16(path: Path) -> bool:
+    """Deltas are for bf16 weights: others change in most of their bits at every step."""
+    if not path.name.endswith(WEIGHTS):
+        return False
+    with path.open("rb") as file:
+        return b'"BF16"' in file.read(min(int.from_bytes(file.read(8), "little"), 1 << 24))
+
+
+class _DoesNotPay(ShardcastError):
+    pass
+
+
+class _Bounded:
+    """A file that refuses to become larger than it is worth."""
+
+    def __init__(self, out: Outgoing, most: int) -> None:
+        self._out = out
+        self._left = most
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise _DoesNotPay("the delta is larger than it is worth")
+        self._out.write(data)
+        return len(data)

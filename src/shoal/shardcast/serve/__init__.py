@@ -1,0 +1,1 @@
+"""Servers: hand a store's files out, with rate limits and the tree of relays."""

@@ -1,0 +1,1 @@
+"""Isolation of strangers' code: Landlock, seccomp, bubblewrap sandboxes, and the broker that starts them."""

@@ -1,0 +1,78 @@
+"""Sandboxes for a process that cannot make any: one that is confined asks another, which does nothing else.
+
+A confined process may neither mount nor start anything, and a sandbox is made of both. The broker is forked before it
+is confined and meets no task, no table and no scorer: it is told a program, an input and bounds, and tells what came
+out of the sandbox. It ends with the process that asks it.
+"""
+
+import base64
+import json
+import os
+from contextlib import suppress
+from typing import IO, Any
+
+from shoal.tasks.isolation.landlock import limit
+from shoal.tasks.isolation.sandbox import Bounds, Outcome, find_bubblewrap, run_program, run_through
+
+# A scorer has a handful of descriptors when its broker is forked.
+MAX_INHERITED = 64
+
+
+class Asking:
+    """The confined end."""
+
+    def __init__(self, requests: IO[bytes], replies: IO[bytes]) -> None:
+        self._requests = requests
+        self._replies = replies
+
+    def run(self, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
+        asked: dict[str, Any] = {"program": program, "given": _text(given), "main": main}
+        asked |= {"seconds": bounds.seconds, "memory": bounds.memory, "output": bounds.output}
+        _say(self._requests, asked)
+        if not (line := self._replies.readline()):
+            os._exit(1)  # without a broker nothing more can be scored: whoever waits for a score starts a new process
+        reply = json.loads(line)
+        return Outcome(reply["end"], base64.b64decode(reply["output"]), reply["seconds"])
+
+
+def start_broker() -> None:
+    """Forks a broker and has this process's programs run by it; TaskError where no sandbox can be made."""
+    find_bubblewrap()
+    theirs, ask = os.pipe()
+    answers, ours = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(ask)
+            os.close(answers)
+            _serve(os.fdopen(theirs, "rb"), os.fdopen(ours, "wb"))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    os.close(ours)
+    run_through(Asking(os.fdopen(ask, "wb"), os.fdopen(answers, "rb")))
+
+
+def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    kept = (requests.fileno(), replies.fileno())
+    for descriptor in range(3, MAX_INHERITED):
+        if descriptor not in kept:
+            with suppress(OSError):  # or whoever waits for the end of a pipe would wait for this process too
+                os.close(descriptor)
+    limit(processes=True)
+    for line in requests:
+        asked: dict[str, Any] = json.loads(line)
+        bounds = Bounds(asked["seconds"], asked["memory"], asked["output"])
+        found = run_program(asked["program"], base64.b64decode(asked["given"]), bounds, asked["main"])
+        _say(replies, {"end": found.end, "output": _text(found.output), "seconds": found.seconds})
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _say(pipe: IO[bytes], message: object) -> None:
+    pipe.write(json.dumps(message).encode() + b"\n")
+    pipe.flush()

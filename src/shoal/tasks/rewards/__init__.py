@@ -1,0 +1,1 @@
+"""Rewards: extracting answers, math, code, combining several, and the scorer process."""

@@ -1,0 +1,170 @@
+"""The process behind `Scorer`: makes tasks, scores answers, and gives up all that it can do without before it begins.
+
+It ends when its parent does: then there is nothing more to read, and a score that is under way is cut off by an alarm
+that the kernel delivers even in the middle of a single long multiplication.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.config import TaskConfig
+from shoal.errors import ShoalError, TaskError
+from shoal.tasks.build import build_source
+from shoal.tasks.isolation.broker import start_broker
+from shoal.tasks.isolation.landlock import MAX_MEMORY, confine, limit
+from shoal.tasks.rewards.combine import runs_programs
+from shoal.tasks.rewards.scorer import MAX_ANSWER
+from shoal.tasks.source import (
+    Score,
+    TaskSource,
+    content_of,
+    leaves_of,
+    members_of,
+    part_of,
+    score_in_memory,
+    scorer_error,
+    size_of,
+)
+from shoal.tasks.sources.filtered import unfolded
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+MAX_REFUSAL = 1000
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a scorer prints is no reply
+    if not (first := requests.readline()):
+        return  # who started this was killed before it said anything
+    spec = json.loads(first)
+    tasks = [TaskConfig.model_validate(task) for task in spec["tasks"]]
+    memory = Memory()
+    try:
+        source = confined(tasks, spec["readable"]) if spec["readable"] is not None else trusted(tasks)
+    except ShoalError as error:
+        _say(replies, {"refused": str(error)[:MAX_REFUSAL]})
+        for _ in requests:
+            pass  # until whoever asks has read that
+        return
+    sources = [member for member, _ in members_of(source).values()]
+    _say(replies, {"sources": [_described(member) for member in sources]})
+    memory.begin()
+    for line in requests:
+        request = json.loads(line)
+        if "make" in request:
+            make(request["make"], sources, replies)
+        else:
+            serve(request, source, spec["score_s"], replies, memory)
+
+
+def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource:
+    """The sources, built when nothing else can be read any more: files and generators may be a stranger's choice."""
+    if runs_programs(tasks):
+        start_broker()
+    if any(task.source.startswith("reasoning-gym/") for task in unfolded(tasks)):
+        import reasoning_gym  # noqa: F401  (it imports matplotlib, which looks for a place to write)
+    silence()
+    confine(map(Path, readable))
+    try:
+        return build_source(tasks)
+    except (ShoalError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise what they please on a stranger's files and options
+        raise TaskError(f"tasks cannot be built: {type(error).__name__}: {error}") from error
+
+
+def trusted(tasks: Sequence[TaskConfig]) -> TaskSource:
+    """The sources, with code that is trusted with all that the user can do, or on a system that confines nothing."""
+    # Sandboxes are made of processes and name spaces, which cannot be had by who has given them up.
+    sandboxes = runs_programs(tasks)
+    if not sandboxes:
+        leave_network()
+    source = build_source(tasks)
+    limit(processes=sandboxes)
+    silence()
+    return source
+
+
+def make(asked: Sequence[Any], sources: Sequence[TaskSource], replies: IO[bytes]) -> None:
+    """One line with all tasks that are asked for, or with why they cannot be made."""
+    try:
+        tasks = [sources[number].task(split, index) for number, split, index in asked]
+    except ShoalError as error:
+        _say(replies, {"refused": str(error)[:MAX_REFUSAL]})
+        return
+    _say(replies, {"tasks": [[task.source, task.index, task.prompt, task.answer] for task in tasks]})
+
+
+def serve(request: Any, source: TaskSource, score_s: float, replies: IO[bytes], memory: "Memory") -> None:
+    """One line for having drawn the tasks, then one for each answer as soon as it is scored."""
+    tasks = [part_of(source, name).task(request["split"], index) for name, index, _ in request["answers"]]
+    _say(replies, "ready")
+    for task, (_, index, answer) in zip(tasks, request["answers"], strict=True):
+        short = False
+        if len(answer) > MAX_ANSWER:
+            error = f"{task.source} task {index}: answer of more than {MAX_ANSWER} characters, which nobody scores"
+            result = Score(None, error)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, score_s + 1)
+            try:
+                result = score_in_memory(source, task, answer)
+            except MemoryError as error:
+                short, result = True, Score(None, scorer_error(task, error))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        left = "none" if short else "little" if memory.is_little() else ""
+        _say(replies, [result.reward, result.error, dict(result.parts), result.doubtful, left])
+
+
+class Memory:
+    """How much of what this process may have is left: an answer must not find it used up by those before it."""
+
+    def __init__(self) -> None:
+        # Opened before it is too late to open anything.
+        self._counts = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
+        self._most = MAX_MEMORY
+
+    def begin(self) -> None:
+        """From now on half of what is free may be taken for good."""
+        self._most = (self._taken() + MAX_MEMORY) // 2
+
+    def is_little(self) -> bool:
+        return self._taken() > self._most
+
+    def _taken(self) -> int:
+        return int(os.pread(self._counts, 100, 0).split()[0]) * PAGE if self._counts is not None else 0
+
+
+def silence() -> None:
+    """From now on nothing is told to a terminal."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def leave_network() -> None:
+    """Moves into a network of its own with nothing in it, on Linux kernels that let anyone do so."""
+    if sys.platform == "linux":
+        unshare = ctypes.CDLL(None).unshare
+        _ = unshare(CLONE_NEWUSER | CLONE_NEWNET) and unshare(CLONE_NEWNET)
+
+
+def _described(source: TaskSource) -> dict[str, Any]:
+    sizes = {split: size_of(source, split) for split in ("train", "heldout")}
+    return {"name": source.name, "leaves": leaves_of(source), "sha256": content_of(source)} | sizes
+
+
+def _say(replies: IO[bytes], message: object) -> None:
+    replies.write(json.dumps(message).encode() + b"\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Task sources: where prompts and their answers come from."""

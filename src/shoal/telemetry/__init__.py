@@ -1,0 +1,1 @@
+"""What roles write about themselves while they work: metrics (JSON lines) and status files."""

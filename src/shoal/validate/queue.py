@@ -1,0 +1,54 @@
+"""Whose file is judged next, and how much time a node's files may take without one of them being accepted.
+
+Files of nodes that had files accepted come first, so what fresh keys hand in delays them by one file at most. Among
+equals the nodes take turns. Keys are free, so a bound per node bounds nothing by itself: it only keeps one node from
+taking the time of others like it.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+from shoal.protocol.stores import Upload
+
+PROVEN = 2
+# Seconds that a node's files may take at once without being accepted, and per second from then on. A newcomer's answers
+# are known to be drawn before they are scored, so it needs less.
+BURST_S = 30.0
+NEWCOMER_BURST_S = 5.0
+REFILL = 0.05
+MAX_NODES = 10_000
+
+
+def in_turn(uploads: Sequence[Upload], rank: Callable[[Upload], int]) -> list[Upload]:
+    """Highest rank first, then the earliest step, then each node's first file before any node's second."""
+    had: Counter[tuple[int, str]] = Counter()
+    keyed = []
+    for upload in sorted(uploads, key=lambda upload: (upload.step, upload.submission)):
+        turn = had[upload.step, upload.node]
+        had[upload.step, upload.node] += 1
+        keyed.append(((-rank(upload), upload.step, turn, upload.submission), upload))
+    return [upload for _, upload in sorted(keyed, key=lambda pair: pair[0])]
+
+
+class TimeBudget:
+    """A token bucket of seconds per node."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """What each node has spent beyond its refill, and when that was so."""
+
+    def left(self, node: str, record: int) -> float:
+        """Seconds that it may still take; below 0 if it took more than it had."""
+        return (BURST_S if record >= PROVEN else NEWCOMER_BURST_S) - self._owed(node)
+
+    def spend(self, node: str, seconds: float) -> None:
+        self._spent[node] = (self._owed(node) + seconds, self._clock())
+        self._spent.move_to_end(node)
+        while len(self._spent) > MAX_NODES:
+            self._spent.popitem(last=False)
+
+    def _owed(self, node: str) -> float:
+        spent, at = self._spent.get(node, (0.0, 0.0))
+        return max(0.0, spent - REFILL * (self._clock() - at))

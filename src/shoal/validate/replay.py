@@ -1,0 +1,133 @@
+"""`shoal replay`: a verdict computed again from its evidence, by anyone who has the bundle and the version.
+
+A bundle is what its sender wrote. Beside a run it must be that run's: its config, and the file and lease that the run's
+records have. One that is bound to nothing shows what a check says of these samples, and nothing about any node; a
+challenge is ruled on by the file itself (`arbiter`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from shoal.coordinator.archive import handed_in
+from shoal.errors import RolloutError, WeightsError
+from shoal.models.load import load, read_weights
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Limits, check_sample, read_rollouts
+from shoal.protocol.verdict import MARGIN, Finding
+from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
+from shoal.tasks.files import check_foreign
+from shoal.tasks.foreign import try_tasks
+from shoal.tasks.isolation.landlock import check_confinement
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.sources.filtered import layers
+from shoal.validate.checks import Checks
+from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
+
+NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", MARGIN)
+
+
+def replay_bundle(path: Path, console: Console) -> bool:
+    """Prints what the bundle says, what it is bound to and what its check says now; whether they agree."""
+    bundle = read_bundle(path)
+    console.print(bound_to(bundle, path.parent.parent), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
+    again = judge_again(bundle, path.parent)
+    if again is None:
+        console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")
+        return False
+    console.print(f"computed again {again}", markup=False, highlight=False, soft_wrap=True)
+    agree = (again.check, again.sample) == (bundle.finding.check, bundle.finding.sample)
+    console.print("the same rule is broken at the same place" if agree else "another rule is broken than was said")
+    return agree
+
+
+def bound_to(bundle: Bundle, run: Path) -> str:
+    """What of a bundle is the run's that it lies in, in a line; a RolloutError that names what is another's."""
+    whose = f"bundle of file {bundle.sha256[:12]}"
+    if not (run / RUN_FILE).is_file():
+        return (
+            f"{whose}: bound to nothing, for it does not lie in a run's directory; config, lease and samples are what "
+            "its sender wrote"
+        )
+    own = open_run(run)
+    if differs := changes(own.config, bundle.config, DECIDES_NO_VERDICT):
+        raise RolloutError(f"{whose}: its config is not that of the run in {run}\n" + "\n".join(differs))
+    found = handed_in(own, bundle.lease.step, bundle.lease.submission) if bundle.lease else None
+    if found is None:
+        return (
+            f"{whose}: bound to the run's config alone, for the run has no record of its lease; the rest is as written"
+        )
+    lease, sha256 = found
+    if lease != bundle.lease:
+        raise RolloutError(f"{whose}: its lease is {bundle.lease}, the run gave {lease}, or with other terms")
+    if sha256 != bundle.sha256:
+        raise RolloutError(f"{whose}: {lease} was handed in with file {sha256[:12]}; it is about another file")
+    return f"{whose}: bound to config, lease and hash of the run's record; its samples are as the validator copied them"
+
+
+def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
+    """The finding of the bundle's own check, run on its content."""
+    if bundle.finding.check == "version":
+        raise RolloutError(
+            f"version {bundle.version}: whether it was published then is not something that a bundle can show"
+        )
+    base = folder.parent / "weights" / "v000000"
+    if not base.is_dir():
+        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    _check_tasks(bundle, folder.parent)
+    policy = load(base, bundle.config.model.dtype)
+    limits = limits_of(bundle.config, policy.vocab)
+    if bundle.finding.check == "format":
+        return _read_again(bundle, limits)
+    if not bundle.rollouts:
+        raise RolloutError(f"bundle of file {bundle.sha256[:12]}: says what was found, and holds no samples")
+    assert bundle.version is not None
+    for number, sample in enumerate(bundle.rollouts, bundle.first):
+        check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
+    with Scorer(bundle.config.tasks) as judge:
+        checks = Checks(bundle.config, policy, judge.tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
+        found = rerun(bundle, checks.cheap)
+        free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
+        if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):
+            directory = find_version(Version(bundle.version, bundle.root), folder)
+            policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
+            found = rerun(_accused(bundle), lambda submission: next(checks.costly([submission])))
+        return found
+
+
+def _accused(bundle: Bundle) -> Bundle:
+    """With the accused answer alone, if it is one: a validator that looks at some answers names the first of those."""
+    number = bundle.finding.sample
+    if number is None or not 0 <= number - bundle.first < len(bundle.rollouts):
+        return bundle
+    return replace(bundle, first=number, rollouts=[bundle.rollouts[number - bundle.first]])
+
+
+def _check_tasks(bundle: Bundle, run: Path) -> None:
+    """Refuses a stranger's tasks that would read or run what lies here; a run's own, in its directory, are its own."""
+    if (run / RUN_FILE).is_file() and open_run(run).config.tasks == bundle.config.tasks:
+        return
+    whose = f"bundle of file {bundle.sha256[:12]}"
+    for lines in layers(bundle.config.tasks, whose):
+        check_foreign(lines, whose, code=False)
+    check_confinement(whose, [])
+    try_tasks(bundle.config.tasks, whose)
+
+
+def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:
+    """A file that broke the format is read again, if the bundle holds it."""
+    if bundle.file is None:
+        raise RolloutError(f"bundle of file {bundle.sha256[:12]}: does not hold it, so it cannot be read again from it")
+    if bundle.lease is None:
+        raise RolloutError(f"file {bundle.sha256[:12]}: had no lease, which its bundle cannot show")
+    with TemporaryDirectory(prefix="shoal-replay-") as scratch:
+        path = Path(scratch) / f"{bundle.lease.submission:04d}.parquet"  # no name that a stranger's bundle gives
+        path.write_bytes(bundle.file)
+        try:
+            read_rollouts(path, bundle.lease, limits)
+        except RolloutError as error:
+            return replace(bundle.finding, found=str(error))
+    return None
