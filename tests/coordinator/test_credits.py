@@ -16,8 +16,8 @@ from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
 
 from ..conftest import chain_or_skip
-from .test_book import TOKENS, announce, judge, keep, state
 from .test_commands import shoal
+from .test_ledger_writer import TOKENS, announce, judge, keep, state
 from .world import COORDINATOR, World, key_of, world_at
 
 GOOD = key_of("good").address

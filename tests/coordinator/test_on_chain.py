@@ -36,7 +36,7 @@ from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
 
 from ..conftest import chain_or_skip
-from .test_book import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
+from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 GOOD, BAD = key_of("good").address, key_of("bad").address

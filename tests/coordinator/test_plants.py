@@ -23,7 +23,7 @@ from shoal.rundir import role_key
 from shoal.validate.vote_log import Vote, Votes
 
 from ..conftest import ROOT
-from .test_book import keep
+from .test_ledger_writer import keep
 from .world import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
 
 SECRET = key_of("planter")

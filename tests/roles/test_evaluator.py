@@ -24,7 +24,7 @@ from shoal.tasks.source import InProcess
 from shoal.watch.show import print_status
 from shoal.watch.summary import summarise
 
-from .swarm import TREE, Coin, entries, make_config, make_run, make_worker, working
+from ..swarm import TREE, Coin, entries, make_config, make_run, make_worker, working
 
 TASKS = 12
 
