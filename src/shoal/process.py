@@ -19,7 +19,7 @@ from shoal.files import disk_errors, make_directory
 
 PARENT_PIPE = "SHOAL_PARENT_PIPE"
 LAST_WORDS = "SHOAL_LAST_WORDS"
-MOST_WORDS = 4096  # bytes; any pipe takes them without a reader
+MAX_WORDS = 4096  # bytes; any pipe takes them without a reader
 _last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
 EXIT_REFUSED = 3
@@ -114,7 +114,7 @@ class Child:
     def last_words(self) -> str:
         """Why the role gave up, in its own words; they come through a pipe, for there may be no room for a log."""
         try:
-            return os.read(self._heard, MOST_WORDS).decode(errors="replace") if self._heard >= 0 else ""
+            return os.read(self._heard, MAX_WORDS).decode(errors="replace") if self._heard >= 0 else ""
         except BlockingIOError:
             return ""
 
@@ -170,7 +170,7 @@ def say_last_words(text: str) -> None:
     """In a child: tells the supervisor why this role gives up. What cannot be written elsewhere must not matter."""
     if _last_words is not None:
         with suppress(OSError):
-            os.write(_last_words, text.encode(errors="replace")[:MOST_WORDS])
+            os.write(_last_words, text.encode(errors="replace")[:MAX_WORDS])
 
 
 def die_with_parent() -> None:

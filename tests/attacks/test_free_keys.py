@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.client.client import MOST_ANSWER
+from shoal.client.client import MAX_ANSWER
 from shoal.client.ledger import follow
 from shoal.coordinator.db.schema import nodes
 from shoal.coordinator.http.api import MAX_LINES_BYTES
@@ -209,7 +209,7 @@ def test_keys_that_never_joined_never_enter_anything_on_the_ledger(busy: World) 
 def test_a_long_ledger_is_never_more_than_a_follower_reads_at_once(
     busy: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert MAX_LINES_BYTES < MOST_ANSWER
+    assert MAX_LINES_BYTES < MAX_ANSWER
     for number in range(1, 9):
         busy.announce(number)
     busy.book.keep(busy.database)

@@ -22,7 +22,7 @@ from shoal.ledger.state import State
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.validate.vote_log import Vote, Votes
 
-from ..coordinator.test_book import announce, history, keep
+from ..coordinator.test_ledger_writer import announce, history, keep
 from ..coordinator.world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)

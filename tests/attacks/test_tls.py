@@ -201,7 +201,7 @@ def test_somebody_in_the_middle_for_a_moment_ends_no_node(secure: World, tmp_pat
 
 
 def test_a_stalled_handshake_holds_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.coordinator.http.server.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("shoal.coordinator.http.server.MAX_CONNECTIONS", 8)
     path = f"sqlite:///{tmp_path / 'state.db'}"
     with world_at(tmp_path, path, tls=True, pause_s=PAUSE_S) as world, ExitStack() as stack:
         address = ("127.0.0.1", port_of(world.url))

@@ -93,7 +93,7 @@ def test_who_does_not_read_its_answers_is_cut_off(hasty: World) -> None:
 
 
 def test_one_address_cannot_take_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.coordinator.http.server.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("shoal.coordinator.http.server.MAX_CONNECTIONS", 8)
     with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}") as world, ExitStack() as stack:
         opened = [stack.enter_context(connect(world)) for _ in range(6)]
         assert [is_closed(connection, 0.2) for connection in opened] == [False] * 4 + [True] * 2

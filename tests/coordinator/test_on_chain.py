@@ -53,7 +53,7 @@ def chain() -> Iterator[Anvil]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployed, "WAIT_S", 2.0)
-    monkeypatch.setattr(book, "MOST_STEPS", 100)
+    monkeypatch.setattr(book, "MAX_STEPS", 100)
 
 
 @pytest.fixture

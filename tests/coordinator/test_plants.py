@@ -12,7 +12,7 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book_module
 from shoal.coordinator.command import open_coordinator
-from shoal.coordinator.plants import LIFE, MOST_KEYS, Plants
+from shoal.coordinator.plants import LIFE, MAX_KEYS, Plants
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH
 from shoal.ledger.commands import planters
@@ -119,7 +119,7 @@ def settle(world: World, judges: list[Judge]) -> None:
 def test_keys_and_letters_follow_from_the_secret_alone() -> None:
     again, other = Plants(SECRET, "test"), Plants(key_of("another"), "test")
     assert [again.key(n).address for n in range(9)] == [PLANTS.key(n).address for n in range(9)]
-    assert len(PLANTS.addresses) == MOST_KEYS
+    assert len(PLANTS.addresses) == MAX_KEYS
     assert not PLANTS.addresses & {other.key(n).address for n in range(99)}
     assert not PLANTS.addresses & {Plants(SECRET, "elsewhere").key(n).address for n in range(99)}
     letters = "".join(PLANTS.letter(step, number) for step in range(50) for number in range(8))

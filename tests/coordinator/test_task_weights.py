@@ -18,7 +18,7 @@ from shoal.keys import Key
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
-from shoal.tasks.difficulty import MOST_BINS, Part, Table
+from shoal.tasks.difficulty import MAX_BINS, Part, Table
 
 from ..conftest import LIMITS, ROOT, answering, make_lease
 from .world import COORDINATOR, TRAINER, World, key_of, world_at
@@ -176,7 +176,7 @@ def test_nobody_but_the_trainer_publishes_one(small: World) -> None:
         ({"parts": []}, 422),
         ({"parts": [{"name": "words", "share": 1, "weights": [0]}]}, 422),
         ({"parts": [{"name": "words", "share": 1, "weights": [1.5]}]}, 422),
-        ({"parts": [{"name": "words", "share": 1, "weights": [1] * (MOST_BINS + 1)}]}, 422),
+        ({"parts": [{"name": "words", "share": 1, "weights": [1] * (MAX_BINS + 1)}]}, 422),
         ({"parts": [{"name": f"{n}" * 300, "share": 1, "weights": [1]} for n in range(180)]}, 413),
         ({"parts": [{"name": f"{n}" * 300, "share": 1, "weights": [1]} for n in range(90)]}, 422),
         ({"parts": [{"name": "words", "share": 1, "weights": [1] * 40_000}]}, 413),

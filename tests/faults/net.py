@@ -17,7 +17,7 @@ from typing import Self
 
 START_S = 10.0
 UPSTREAM_S = 120.0
-MOST_HEAD = 1 << 16
+MAX_HEAD = 1 << 16
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -72,7 +72,7 @@ class _Listener:
         raise NotImplementedError
 
     async def upstream(self) -> Streams:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.target_port, limit=MOST_HEAD)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.target_port, limit=MAX_HEAD)
         self._open.add(writer)
         return reader, writer
 

@@ -24,7 +24,7 @@ from ..models.architectures import plain_model, save_random
 
 MAX_LEN = 64
 VOCAB = 260
-MOST = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ request_mixes = st.lists(
 )
 
 
-@MOST
+@FEW
 @given(request_mixes, st.integers(1, 9), st.integers(0, 200))
 @example([], 1, 0)
 def test_every_request_gets_exactly_one_completion_the_one_it_gets_alone(

@@ -31,8 +31,8 @@ from .world import ARBITER, COORDINATOR, EVIDENCE, KEYS, LINKS, NODES, RUN, SALT
 
 Move = tuple[int, int, int, int]
 _number = st.integers(0, (1 << 16) - 1)
-MOST_KIND = 19
-MOVES = st.tuples(st.integers(0, MOST_KIND), _number, _number, _number)
+MAX_KIND = 19
+MOVES = st.tuples(st.integers(0, MAX_KIND), _number, _number, _number)
 PLANTS = ("", "", "a", "r", ".a", "r.", "a.r", "...")
 
 

@@ -252,7 +252,7 @@ def test_an_answer_without_end_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_any_size_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.ledger.evm.rpc.MOST_ANSWER", 1 << 20)
+    monkeypatch.setattr("shoal.ledger.evm.rpc.MAX_ANSWER", 1 << 20)
     large = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b" " * (2 << 20)
     with hostile_node(large, pause_s=0.1) as (url, _), pytest.raises(LedgerError, match="did not answer"):
         Chain(url, tmp_path / "sent.json", wait_s=0.2, answer_s=5.0).balance(STRANGER.address)

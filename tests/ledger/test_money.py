@@ -13,7 +13,7 @@ from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import FULL_STANDING, State
 
-from .moves import MOST_KIND, MOVES, Move, act_of
+from .moves import MAX_KIND, MOVES, Move, act_of
 from .world import COORDINATOR, RUN, make_terms
 
 
@@ -84,7 +84,7 @@ def test_random_histories_reach_every_kind_of_entry() -> None:
         state = fresh()
         for _ in range(200):
             a, b, c = (random.randrange(1 << 16) for _ in range(3))
-            author, act = act_of(state, (random.randrange(MOST_KIND + 1), a, b, c))
+            author, act = act_of(state, (random.randrange(MAX_KIND + 1), a, b, c))
             try:
                 apply(state, author.address, act)
             except Refused:

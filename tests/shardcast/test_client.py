@@ -369,7 +369,7 @@ def test_a_source_that_comes_later_is_taken_as_well(tmp_path: Path) -> None:
 def test_sources_that_come_under_ever_new_names_take_no_more_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.shardcast.fetch.sources.MOST_SOURCES", 4)
+    monkeypatch.setattr("shoal.shardcast.fetch.sources.MAX_SOURCES", 4)
     with origin_at(tmp_path / "o") as origin:
         folder = origin.publish(1)
         with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN) as puller:

@@ -16,9 +16,9 @@ from shoal.config import LengthConfig, SamplerConfig
 from shoal.errors import RolloutError, TaskError
 from shoal.protocol.lease import asked, checked_table
 from shoal.tasks.difficulty import (
-    MOST_BINS,
-    MOST_BYTES,
-    MOST_WEIGHT,
+    MAX_BINS,
+    MAX_BYTES,
+    MAX_WEIGHT,
     Answered,
     Part,
     Rates,
@@ -94,7 +94,7 @@ def test_how_often_a_source_and_a_bin_are_drawn_follows_their_weights() -> None:
     assert len(set(endless)) == len(endless)
 
 
-@given(st.lists(st.integers(1, MOST_WEIGHT), min_size=1, max_size=40), st.integers(0, 2**64 - 1), st.integers(0, 500))
+@given(st.lists(st.integers(1, MAX_WEIGHT), min_size=1, max_size=40), st.integers(0, 2**64 - 1), st.integers(0, 500))
 def test_a_draw_is_what_a_list_with_each_bin_as_often_as_it_weighs_would_give(
     weights: list[int], seed: int, group: int
 ) -> None:
@@ -104,11 +104,11 @@ def test_a_draw_is_what_a_list_with_each_bin_as_often_as_it_weighs_would_give(
     assert pick(tasks, table_of(b=(1, weights)), seed, group, 12345).index == expected
 
 
-@pytest.mark.parametrize("size", [1, 3, MOST_BINS // 2, MOST_BINS // 2 + 1, 5000])
+@pytest.mark.parametrize("size", [1, 3, MAX_BINS // 2, MAX_BINS // 2 + 1, 5000])
 def test_every_task_of_a_table_lies_in_one_bin_and_can_be_drawn_from_it(size: int) -> None:
     tasks = Mixture([Endless("a"), rows("b", size)], [1, 1])
     bins = bins_of(tasks)["b"]
-    assert bins.count == min(size, MOST_BINS // 2)
+    assert bins.count == min(size, MAX_BINS // 2)
     reached = {bins.index(bins.of(row), row // bins.count) for row in range(size)}
     assert reached == set(range(size))
     for number in (0, bins.count // 2, bins.count - 1):
@@ -130,8 +130,8 @@ def test_what_is_solved_sometimes_weighs_most_and_nothing_weighs_nothing() -> No
         step = [*answers("b", 0, 0, 8), *answers("b", 1, 4, 4), *answers("b", 2, 8, 0), *answers("b", 3, 1, 7)]
         rates = sampler.after(rates, step)
     impossible, medium, trivial, hard = sampler.table(rates).parts[0].weights
-    assert medium == pytest.approx(MOST_WEIGHT, rel=0.01)
-    floor = 0.1 * MOST_WEIGHT
+    assert medium == pytest.approx(MAX_WEIGHT, rel=0.01)
+    floor = 0.1 * MAX_WEIGHT
     assert floor <= min(impossible, trivial) <= max(impossible, trivial) < 1.2 * floor < hard < medium
     assert sampler.report(rates)["b"]["rate"] == pytest.approx(13 / 32, abs=0.01)
 
@@ -143,8 +143,8 @@ def test_a_bin_that_was_never_asked_is_taken_to_be_like_its_source() -> None:
     for number in range(10):
         rates = sampler.after(rates, answers("hopeless", number, 0, 16))
     hopeless, other = sampler.table(rates).parts
-    assert set(other.weights) == {MOST_WEIGHT}
-    assert max(hopeless.weights) < 0.2 * MOST_WEIGHT
+    assert set(other.weights) == {MAX_WEIGHT}
+    assert max(hopeless.weights) < 0.2 * MAX_WEIGHT
     assert hopeless.share < 0.2 * other.share
 
 
@@ -154,8 +154,8 @@ def test_what_is_not_asked_any_more_is_forgotten() -> None:
     before = sampler.table(rates).parts[0].weights
     for _ in range(400):
         rates = sampler.after(rates, [])
-    assert before[0] < 0.3 * MOST_WEIGHT
-    assert set(sampler.table(rates).parts[0].weights) == {MOST_WEIGHT}
+    assert before[0] < 0.3 * MAX_WEIGHT
+    assert set(sampler.table(rates).parts[0].weights) == {MAX_WEIGHT}
 
 
 def test_sources_keep_their_own_weights_among_those_that_are_as_hard() -> None:
@@ -200,10 +200,10 @@ def changed(**change: Any) -> str:
         changed(weights=[1, 1.5]),
         changed(weights=[1, True]),
         changed(weights=["1"]),
-        changed(weights=[MOST_WEIGHT + 1]),
+        changed(weights=[MAX_WEIGHT + 1]),
         changed(weights=[10**40]),
         changed(weights=[float("nan")]),
-        changed(weights=[1] * (MOST_BINS + 1)),
+        changed(weights=[1] * (MAX_BINS + 1)),
         changed(share=0),
         changed(share=10**7),
         changed(share=1.0),
@@ -220,9 +220,9 @@ def test_what_is_no_table_is_refused_by_name(text: str) -> None:
 
 
 def test_the_largest_table_is_one_and_small_enough_to_send() -> None:
-    table = table_of(a=(10**6, [MOST_WEIGHT] * MOST_BINS))
+    table = table_of(a=(10**6, [MAX_WEIGHT] * MAX_BINS))
     assert Table.from_json(table.to_json()) == table
-    assert len(json.dumps(table.model_dump(mode="json"))) < MOST_BYTES < 1 << 16
+    assert len(json.dumps(table.model_dump(mode="json"))) < MAX_BYTES < 1 << 16
 
 
 @pytest.mark.parametrize(

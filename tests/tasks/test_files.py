@@ -13,7 +13,7 @@ import pytest
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, files_of, pinned
-from shoal.tasks.files import MOST_BYTES, check_foreign, held, keep, keep_bytes, named, place_of
+from shoal.tasks.files import MAX_BYTES, check_foreign, held, keep, keep_bytes, named, place_of
 from shoal.tasks.foreign import try_tasks
 from shoal.tasks.source import score
 from shoal.tasks.sources.filtered import layers, read_header
@@ -192,6 +192,6 @@ def test_a_hash_that_is_none_is_refused_by_the_config() -> None:
 def test_a_file_too_large_for_strangers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "huge.jsonl"
     with path.open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     with pytest.raises(TaskError, match="are the most"):
         keep(path)

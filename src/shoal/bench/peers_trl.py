@@ -27,7 +27,7 @@ from typing import Any, TextIO
 UNENDING = 10**9
 # The Trainer makes its data loader anew whenever the dataset ends: a long dataset makes that rare.
 STEPS_IN_DATASET = 1024
-MOST_WARMUP_STEPS = 16
+MAX_WARMUP_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def warmup_steps(job: Job) -> int:
     must be over before the clock runs.
     """
     one_pass = -(-len(job.prompts) // job.prompts_per_step)
-    return min(max(one_pass, 2), MOST_WARMUP_STEPS)
+    return min(max(one_pass, 2), MAX_WARMUP_STEPS)
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ FILE_BYTES = 100_000
 # Nodes that join at the same time, and files that trainer and validator each have in hand at the same time.
 JOINING, IN_HAND = 32, 8
 LONG_POLL_S = 0.5
-MOST_AHEAD, LOOK_S = 64, 0.02
+MAX_AHEAD, LOOK_S = 64, 0.02
 # Within this time all nodes have a new version.
 FETCH_S = 2.0
 ANSWER_S = 60.0
 # A node's own connections: its heartbeats do not wait for its uploads.
 CONNECTIONS = 2
-MOST_FAULTS = 5
+MAX_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Tally:
 
     def fail(self, fault: str) -> None:
         self.errors += 1
-        if fault in self.faults or len(self.faults) < MOST_FAULTS:
+        if fault in self.faults or len(self.faults) < MAX_FAULTS:
             self.faults[fault] += 1
 
     def per_s(self, count: int) -> float:
@@ -191,7 +191,7 @@ class Swarm:
         """
         while True:
             async with self._turn:
-                while self._ahead >= MOST_AHEAD:
+                while self._ahead >= MAX_AHEAD:
                     await asyncio.sleep(LOOK_S)
                 pause_s = await self._work(node, 0.0)
             await self._pause(pause_s)

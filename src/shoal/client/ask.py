@@ -24,7 +24,7 @@ from shoal.rundir import open_run
 from shoal.text import one_line
 
 ASK_S = 10.0
-LEAST_WIDTH = 130
+MIN_WIDTH = 130
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
@@ -123,8 +123,8 @@ def print_swarm(join: str, console: Console) -> None:
         counts = (node[name] if node["role"] == "worker" else "" for name in counted)
         cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
-    if console.width < LEAST_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
-        table.width = LEAST_WIDTH
+    if console.width < MIN_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
+        table.width = MIN_WIDTH
     console.print(table, crop=False)
 
 

@@ -27,7 +27,7 @@ from shoal.files import parse_json
 from shoal.keys import Key
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import STATUS, Refusal
-from shoal.protocol.run_card import MOST_BYTES, Card, Join, read_card
+from shoal.protocol.run_card import MAX_CARD_BYTES, Card, Join, read_card
 from shoal.protocol.signed_request import EMPTY, Recipient, sign_request
 from shoal.protocol.task_weights import SignedTable
 from shoal.shardcast.fetch.http import distance_to
@@ -39,9 +39,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 # Answers that say: not now.
 LATER = (429, 502, 503, 504)
 # Enough for a list of a thousand files or nodes.
-MOST_ANSWER = 8 << 20
-MOST_REFUSAL = 1 << 16
-MOST_REASON = 4000  # characters
+MAX_ANSWER = 8 << 20
+MAX_REFUSAL = 1 << 16
+MAX_REASON = 4000  # characters
 # A whole answer, which the coordinator has ready or holds for ten seconds.
 ANSWER_S = 120.0
 PLAIN = {"Accept-Encoding": "identity"}
@@ -96,7 +96,7 @@ class Link:
 
     def refresh(self) -> Card:
         """The run card as it is now."""
-        data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MOST_BYTES)
+        data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MAX_CARD_BYTES)
         card = read_card(data, self.join_at)
         self.join_at = replace(self.join_at, coordinator=card.coordinator)
         self._card = card
@@ -223,7 +223,7 @@ class Link:
         headers = self._sign(method, target, EMPTY)
         with self._client.stream(method, self.join_at.url + target, headers=headers | PLAIN) as answer:
             if answer.status_code != 200:
-                raise _refusal(answer.status_code, _read(answer, MOST_REFUSAL))
+                raise _refusal(answer.status_code, _read(answer, MAX_REFUSAL))
             yield answer
 
     def _patiently(
@@ -235,7 +235,7 @@ class Link:
         *,
         signed: bool = True,
         kind: str = "application/json",
-        most: int = MOST_ANSWER,
+        most: int = MAX_ANSWER,
     ) -> T:
         body = hashlib.sha256(data).hexdigest() if data else EMPTY
 
@@ -244,7 +244,7 @@ class Link:
             if signed:
                 headers |= self._sign(method, target, body)
             with self._client.stream(method, self.join_at.url + target, content=data, headers=headers) as answer:
-                said = _read(answer, most if answer.status_code == 200 else MOST_REFUSAL)
+                said = _read(answer, most if answer.status_code == 200 else MAX_REFUSAL)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, said)
             return parse(said)
@@ -354,7 +354,7 @@ def _refusal(status: int, said: bytes) -> Exception:
     """The error that an answer stands for."""
     try:
         tree = parse_json(said)
-        code, reason = str(tree["error"]), one_line(str(tree["reason"]))[:MOST_REASON]
+        code, reason = str(tree["error"]), one_line(str(tree["reason"]))[:MAX_REASON]
     except (ValueError, KeyError, TypeError, RecursionError):
         code, reason = "", f"{status} {one_line(said.decode(errors='replace'))[:200]!r}"
     # Something on the way has sent a request twice and lost the first answer: it is signed anew.

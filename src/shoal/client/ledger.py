@@ -104,7 +104,7 @@ class OnChain:
 def _contract(link: Link, home: Path | None) -> "EvmLedger":
     from shoal.ledger.evm.deployed import JOURNAL, OWN_RPC, chain_at, way_to
     from shoal.ledger.evm.ledger import EvmLedger
-    from shoal.ledger.evm.rpc import MOST_FEE
+    from shoal.ledger.evm.rpc import MAX_FEE
 
     wanted, url = link.card.run_config().ledger, link.join_at.url
     if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
@@ -112,7 +112,7 @@ def _contract(link: Link, home: Path | None) -> "EvmLedger":
             f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
             f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
         )
-    most_fee = MOST_FEE if way_to(wanted.rpc) == wanted.rpc else None
+    most_fee = MAX_FEE if way_to(wanted.rpc) == wanted.rpc else None
     chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
     return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 

@@ -95,7 +95,7 @@ def _joined(run: Path, rpc: str | None, key: Key) -> OnChain:
         )
     from shoal.ledger.evm.deployed import OWN_RPC, chain_at, way_to
     from shoal.ledger.evm.ledger import EvmLedger
-    from shoal.ledger.evm.rpc import MOST_FEE
+    from shoal.ledger.evm.rpc import MAX_FEE
 
     ledger = wanted.ledger
     is_named = rpc is None and way_to(ledger.rpc) == ledger.rpc and not is_own(run)
@@ -104,5 +104,5 @@ def _joined(run: Path, rpc: str | None, key: Key) -> OnChain:
             f"--run {run}: its run card named a chain's node at {ledger.rpc}, which lies near this machine, and is not "
             f"asked on a stranger's word; if that is meant, give --rpc {ledger.rpc}, or set {OWN_RPC}"
         )
-    chain = chain_at(rpc or ledger.rpc, None, ledger.confirmations, MOST_FEE if is_named else None)
+    chain = chain_at(rpc or ledger.rpc, None, ledger.confirmations, MAX_FEE if is_named else None)
     return OnChain(EvmLedger(chain, ledger.contract, ledger.created, wanted.name), key)

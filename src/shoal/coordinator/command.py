@@ -24,7 +24,7 @@ from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
 from shoal.tls import server_context
 
-LEAST_FREE = 64 << 20
+MIN_FREE = 64 << 20
 
 
 def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
@@ -64,10 +64,8 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
 
 def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int | None, console: Console) -> None:
     """Serves a run until stopped."""
-    if free_bytes(run) < LEAST_FREE:
-        raise ConfigError(
-            f"run {run}: less than {LEAST_FREE >> 20} MiB are free there; free some or give another --out"
-        )
+    if free_bytes(run) < MIN_FREE:
+        raise ConfigError(f"run {run}: less than {MIN_FREE >> 20} MiB are free there; free some or give another --out")
     taken = f"coordinator: another one is at work in {run}; a run has one coordinator"
     with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as tell:
         _serve(config, run, host, port, tell, console)

@@ -63,14 +63,14 @@ ORPHAN_S = 3600.0
 # All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is
 # some again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
 LEASE_REQUESTS_PER_S = 50.0
-LEAST_RETRY_S = 0.2
-MOST_RELAYS = 64
+MIN_RETRY_S = 0.2
+MAX_RELAYS = 64
 # What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
 STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
 # How often a full run looks for room for a newcomer, per network: it looks at all nodes for that.
 ROOMS_PER_S, MAX_ROOMS = 0.2, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
-MOST_COMING = 3
+MAX_COMING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Coordinator:
             return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
-        retry = max(LEAST_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
+        retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
 
     def _leases_of(self, node: str) -> int:
@@ -215,8 +215,8 @@ class Coordinator:
     def receiving(self, step: int, submission: int) -> Iterator[None]:
         """A file on its way. A lease is good for one: who sends many at once fills the disk before any is looked at."""
         lease = (step, submission)
-        if self._coming[lease] >= MOST_COMING:
-            raise Refusal("too-often", f"lease step {step} submission {submission}: {MOST_COMING} files come already")
+        if self._coming[lease] >= MAX_COMING:
+            raise Refusal("too-often", f"lease step {step} submission {submission}: {MAX_COMING} files come already")
         self._coming[lease] += 1
         try:
             yield
@@ -417,7 +417,7 @@ class Coordinator:
         )
         found = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined))))
         joined = [vouched(url, address) for url, address in found]
-        relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MOST_RELAYS]
+        relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MAX_RELAYS]
         if self._card is None or self._card[0] != relays:
             config = self._config.model_copy(update={"ledger": self.book.config})
             card = Card(

@@ -36,7 +36,7 @@ from shoal.ledger.store import SqliteLedger
 
 T = TypeVar("T")
 # Steps that a run's chain of beacons is long enough for.
-MOST_STEPS = 1 << 16
+MAX_STEPS = 1 << 16
 GAS_EVERY_S = 10.0
 
 
@@ -250,7 +250,7 @@ class Book:
 
 def run_beacons(key: Key, run: str) -> list[bytes]:
     """The chain from which validators are drawn: the same after a restart, and nobody else can compute it."""
-    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MOST_STEPS)
+    return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MAX_STEPS)
 
 
 def ledger_terms(config: RunConfig, key: Key, terms: Terms, beacon: bytes) -> LedgerTerms:

@@ -45,7 +45,7 @@ QUIET_S = 30.0
 LOST_S = 120.0
 # A node that takes work and does not do it holds a step up, and one that does some of it chooses: it gets none for a
 # while. So many in a row, or a larger share of the leases that it had last, once these are some.
-MOST_EXPIRED = 3
+MAX_EXPIRED = 3
 RECENT = 20
 MIN_ENDED = 10
 MAX_EXPIRED_SHARE = 0.2
@@ -59,7 +59,7 @@ def after(state: State, event: Event) -> State:
 
 def lets_expire(in_a_row: int, expired: int, ended: int) -> bool:
     """Whether a node is to be suspended that let so many leases in a row expire, and so many of those that ended."""
-    return in_a_row >= MOST_EXPIRED or (ended >= MIN_ENDED and expired > MAX_EXPIRED_SHARE * ended)
+    return in_a_row >= MAX_EXPIRED or (ended >= MIN_ENDED and expired > MAX_EXPIRED_SHARE * ended)
 
 
 def may_lease(state: State) -> bool:

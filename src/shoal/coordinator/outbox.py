@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Row, select
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.db.schema import outbox, plants, submissions, votes
-from shoal.ledger.acts import MOST_LEAVES
+from shoal.ledger.acts import MAX_LEAVES
 from shoal.protocol.verdict import NOBODYS_FAULT, Verdict
 
-MOST_TOLD = 500
+MAX_TOLD = 500
 BATCHES, ENTERED, CLOSED = "batches", "entered steps", "closed steps"
 WORK, CLOSE = "work", "close"
 
@@ -37,8 +37,8 @@ def remember_steps(db: Connection, before: int) -> None:
     steps = sorted({*range(first, before), *(row.step for row in rows)})
     for step in steps:
         files = [row for row in rows if row.step == step]
-        for start in range(0, max(1, len(files)), MOST_LEAVES):
-            _remember_batch(db, step, files[start : start + MOST_LEAVES])
+        for start in range(0, max(1, len(files)), MAX_LEAVES):
+            _remember_batch(db, step, files[start : start + MAX_LEAVES])
     write_fact(db, ENTERED, str(max(first, before)))
 
 
@@ -89,7 +89,7 @@ def noted(database: Database) -> Iterator[tuple[int, str, str]]:
     """What is noted, in order: number, kind and body. Whoever reads on has struck out what was before."""
 
     def read(db: Connection) -> list[tuple[int, str, str]]:
-        return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MOST_TOLD))]
+        return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MAX_TOLD))]
 
     while due := database.ask(read):
         yield from due

@@ -20,9 +20,9 @@ Letter = Literal["a", "r", "."]
 # Of so many places in a row one is for a good file and one for a bad one: an address does one honest file before its
 # planted one, on average.
 LIFE = 4
-MOST_KEYS = 4096
+MAX_KEYS = 4096
 """Addresses that the coordinator knows; as many files can be planted in a run."""
-MOST_FILES = 1 << 20  # of a step
+MAX_FILES = 1 << 20  # of a step
 
 
 class Plants:
@@ -32,16 +32,16 @@ class Plants:
         self._secret = hashlib.sha256(f"shoal planter\n{run}\n{secret.export()}".encode()).digest()
 
     def key(self, number: int) -> Key:
-        """The planter's key of this number, up to MOST_KEYS."""
+        """The planter's key of this number, up to MAX_KEYS."""
         return Key(keccak_words(self._secret, number, 0))
 
     @functools.cached_property
     def addresses(self) -> frozenset[str]:
-        return frozenset(self.key(number).address for number in range(MOST_KEYS))
+        return frozenset(self.key(number).address for number in range(MAX_KEYS))
 
     def letter(self, step: int, submission: int) -> Letter:
         """What a file of the planter's is at this place: planted as good, planted as bad, or (.) ordinary work."""
-        return planted(self._secret, step * MOST_FILES + submission, LIFE)
+        return planted(self._secret, step * MAX_FILES + submission, LIFE)
 
     def letter_of(self, node: str, step: int, submission: int) -> Letter:
         """The same for a file of any node's."""

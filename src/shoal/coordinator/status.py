@@ -9,8 +9,8 @@ from shoal.coordinator.leases import counts, newest_version
 from shoal.coordinator.policy import Terms
 from shoal.protocol.pacing import StepCount
 
-MOST_NODES = 1000
-MOST_REASON = 500  # characters; with the rest, a list of so many nodes is no longer than clients read
+MAX_NODES = 1000
+MAX_REASON = 500  # characters; with the rest, a list of so many nodes is no longer than clients read
 # Whoever joins with a thousand keys hides neither the run's own roles nor those who brought or spoilt something.
 _FIRST = (
     case((nodes.c.role.in_(("trainer", "validator")), 0), else_=1),
@@ -78,7 +78,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             name=row.name,
             state=row.state,
             seen_s=round(max(0.0, now - row.seen), 1),
-            reason=row.reason[:MOST_REASON],
+            reason=row.reason[:MAX_REASON],
             doing=row.doing,
             waits_on=row.waits_on,
             version=row.version,
@@ -89,7 +89,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             samples=row.samples,
             tokens=row.tokens,
         )
-        for row in db.execute(select(nodes).order_by(*_FIRST).limit(MOST_NODES))
+        for row in db.execute(select(nodes).order_by(*_FIRST).limit(MAX_NODES))
     ]
     states: dict[str, int] = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
     files: dict[bool | None, int] = dict(

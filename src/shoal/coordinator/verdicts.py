@@ -21,8 +21,8 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 
-MOST_LISTED = 1000
-MOST_WHY = 500  # characters
+MAX_LISTED = 1000
+MAX_WHY = 500  # characters
 _LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received")]
 
 
@@ -73,7 +73,7 @@ def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept:
         select(leases, found.sha256, found.size, found.record)
         .join(leases, (found.step == leases.c.step) & (found.submission == leases.c.submission))
         .order_by(*(_judging_order(found) if accept is None else ()), found.step, found.submission)
-        .limit(MOST_LISTED)
+        .limit(MAX_LISTED)
     )
     return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.record) for row in rows]
 
@@ -126,7 +126,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
             more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
             db.execute(queries.ACCEPTED, {"who": row.node, **more})
         else:
-            why = f"{step}/{submission}: {verdict.reason[:MOST_WHY]}"
+            why = f"{step}/{submission}: {verdict.reason[:MAX_WHY]}"
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
     return True
 

@@ -9,7 +9,7 @@ from shoal.config import TaskConfig
 from shoal.errors import ConfigError
 
 # A prompt of lm-eval is as long as it is: what the model can handle is the bound.
-MOST_PROMPT_TOKENS = 1 << 20
+MAX_PROMPT_TOKENS = 1 << 20
 
 
 class Suite(BaseModel):
@@ -100,5 +100,5 @@ def _of_lm_eval(path: Path) -> Suite:
         samples=recipe.repeats,
         temperature=recipe.temperature,
         max_new_tokens=recipe.max_new_tokens,
-        max_prompt_tokens=MOST_PROMPT_TOKENS,
+        max_prompt_tokens=MAX_PROMPT_TOKENS,
     )

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from shoal.ledger.merkle import keccak_text, keccak_words, merkle_root
 
-MOST_LEAVES = 256
+MAX_LEAVES = 256
 """Submissions of one batch: a validator's votes on them fit into two words of a chain."""
-MOST_VALIDATORS = 32
+MAX_VALIDATORS = 32
 NO_HASH = "0" * 64
 FORMAT: Literal[2] = 2
 """Of ledgers: another one is refused by name."""
@@ -21,14 +21,14 @@ Address = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{40}$")]
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TxHash = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,80}$")]
-Votes = Annotated[str, StringConstraints(pattern=rf"^[arv]{{1,{MOST_LEAVES}}}$")]
+Votes = Annotated[str, StringConstraints(pattern=rf"^[arv]{{1,{MAX_LEAVES}}}$")]
 """A letter a submission: accept, reject with evidence, or void, which costs the node nothing but the work."""
 Small = Annotated[int, Field(ge=0, lt=1 << 32)]
 Count = Annotated[int, Field(ge=1, lt=1 << 32)]
 Amount = Annotated[int, Field(ge=0, lt=1 << 112)]
 """Credits; wei on a chain. The bound keeps sums and products within 256 bits."""
 Tokens = Annotated[int, Field(ge=0, lt=1 << 40)]
-Index = Annotated[int, Field(ge=0, lt=MOST_LEAVES)]
+Index = Annotated[int, Field(ge=0, lt=MAX_LEAVES)]
 
 
 class Record(BaseModel):
@@ -42,10 +42,10 @@ class Terms(Record):
 
     arbiter: Address
     """Rules on challenges after replaying the evidence."""
-    validators: Annotated[tuple[Address, ...], Field(strict=False, max_length=MOST_VALIDATORS)]
-    drawn: Annotated[int, Field(ge=1, le=MOST_VALIDATORS)] = 1
+    validators: Annotated[tuple[Address, ...], Field(strict=False, max_length=MAX_VALIDATORS)]
+    drawn: Annotated[int, Field(ge=1, le=MAX_VALIDATORS)] = 1
     """Validators that judge a batch."""
-    quorum: Annotated[int, Field(ge=1, le=MOST_VALIDATORS)] = 1
+    quorum: Annotated[int, Field(ge=1, le=MAX_VALIDATORS)] = 1
     """Votes of one kind that decide; more than half of those drawn."""
     rate: Amount = 1
     """Credits for each accepted token."""
@@ -181,7 +181,7 @@ class Work(Record):
     kind: Literal["work"] = "work"
     batch: Small
     step: Small
-    leaves: Annotated[tuple[Leaf, ...], Field(strict=False, max_length=MOST_LEAVES)]
+    leaves: Annotated[tuple[Leaf, ...], Field(strict=False, max_length=MAX_LEAVES)]
     """None at all only moves the clock on."""
     beacon: Hash
     """The link of the step: the next one of the chain with the first batch of a step, the same one with the others."""
@@ -250,7 +250,7 @@ class Reveal(Record):
     kind: Literal["reveal"] = "reveal"
     batch: Small
     votes: Votes
-    evidence: Annotated[tuple[Hash, ...], Field(strict=False, max_length=MOST_LEAVES)] = ()
+    evidence: Annotated[tuple[Hash, ...], Field(strict=False, max_length=MAX_LEAVES)] = ()
     salt: Hash = NO_HASH
 
     @property
@@ -263,7 +263,7 @@ class Settle(Record):
 
     kind: Literal["settle"] = "settle"
     batch: Small
-    plants: Annotated[str, StringConstraints(pattern=rf"^[ar.]{{0,{MOST_LEAVES}}}$")] = ""
+    plants: Annotated[str, StringConstraints(pattern=rf"^[ar.]{{0,{MAX_LEAVES}}}$")] = ""
     """A letter a submission: planted as good, planted as bad, or (.) not planted; empty if the plants stay closed."""
     salt: Hash = NO_HASH
 

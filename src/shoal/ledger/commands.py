@@ -18,7 +18,7 @@ from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 
-LEAST_PREFIX = 6  # characters of an address, 0x among them
+MIN_PREFIX = 6  # characters of an address, 0x among them
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
 
@@ -174,7 +174,7 @@ def _status(state: State, account: Account) -> str:
 def _meant(state: State, address: str) -> Account:
     """The node of this address, or the one whose address begins so."""
     begins, all_ = address.lower(), {**without_account(state), **state.accounts}
-    found = [known for known in all_ if known.startswith(begins)] if len(begins) >= LEAST_PREFIX else []
+    found = [known for known in all_ if known.startswith(begins)] if len(begins) >= MIN_PREFIX else []
     if len(found) != 1:
         why = f"{len(found)} nodes begin so" if found else "no node of this ledger begins so"
         raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")

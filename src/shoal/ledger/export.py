@@ -18,7 +18,7 @@ from shoal.ledger.store import read_entries
 
 SQLITE = b"SQLite format 3\0"
 # Over twice what the largest entry takes; what is cut there is no JSON.
-MOST_LINE = 1 << 17
+MAX_LINE = 1 << 17
 SHOWN_EVERY = 1000
 
 
@@ -56,7 +56,7 @@ def read_file(path: Path) -> Iterator[Entry]:
 def _read_lines(path: Path) -> Iterator[Entry]:
     count, last, closing = 0, None, None
     with path.open("rb") as file:
-        for raw in iter(lambda: file.readline(MOST_LINE), b""):
+        for raw in iter(lambda: file.readline(MAX_LINE), b""):
             if closing is not None:
                 raise TamperedError(count, "stands after the line that closes the file")
             line = raw.removesuffix(b"\n")

@@ -11,7 +11,7 @@ made sure that the author signed. The contract on a chain does what these rules 
 
 from shoal.ledger import court, money
 from shoal.ledger.acts import (
-    MOST_VALIDATORS,
+    MAX_VALIDATORS,
     Act,
     Advance,
     Challenge,
@@ -98,7 +98,7 @@ def _enter(state: State, author: str, act: Act) -> None:
 
 def most_judges(state: State) -> int:
     """How many validators a ledger may have: as many may come later as it began with, or as a jury needs."""
-    return min(MOST_VALIDATORS, max(2 * len(state.terms.validators), state.terms.drawn))
+    return min(MAX_VALIDATORS, max(2 * len(state.terms.validators), state.terms.drawn))
 
 
 def _register(state: State, author: str, act: Register) -> None:

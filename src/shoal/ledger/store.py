@@ -28,7 +28,7 @@ from shoal.ledger.rules import opened
 from shoal.ledger.state import State
 
 LEDGER_FILE = "ledger.db"  # in a run's directory
-MOST_TOGETHER = 512
+MAX_TOGETHER = 512
 ANSWER_S = 60.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, line TEXT NOT NULL) STRICT;
@@ -173,7 +173,7 @@ class SqliteLedger:
             if job is None:
                 return
             jobs, last = [job], False
-            while len(jobs) < MOST_TOGETHER and not self._jobs.empty():
+            while len(jobs) < MAX_TOGETHER and not self._jobs.empty():
                 more = self._jobs.get()
                 if more is None:
                     last = True

@@ -19,7 +19,7 @@ from shoal.text import one_line
 
 DOMAIN = "shoal run card 1"
 SCHEMA = 2
-MOST_BYTES = 1 << 20
+MAX_CARD_BYTES = 1 << 20
 Address = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 
 

@@ -20,7 +20,7 @@ WINDOW_S = 60.0
 # Longer than any signature is valid: one made by a clock that is a window ahead is valid for two.
 REMEMBER_S = 3 * WINDOW_S
 # More than any machine serves in that time.
-MOST_NONCES = 2_000_000
+MAX_NONCES = 2_000_000
 TIME, NONCE, RECIPIENT, RUN, BODY, SIGNATURE = (
     "Shoal-Time",
     "Shoal-Nonce",
@@ -114,7 +114,7 @@ class Nonces:
         """Takes note of a request's nonce; a Refusal if it was used before."""
         if signed.time <= self.horizon or (signed.node, signed.nonce) in self._used:
             raise Refusal("replay", f"{NONCE} {signed.nonce}: was used before; sign each request anew")
-        if len(self._used) >= MOST_NONCES:
+        if len(self._used) >= MAX_NONCES:
             raise Refusal("full", f"{len(self._used)} requests within {REMEMBER_S:.0f} s; try again later")
         self._used[signed.node, signed.nonce] = signed.time
 

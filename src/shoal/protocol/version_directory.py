@@ -17,7 +17,7 @@ from shoal.protocol.stores import Version
 from shoal.shardcast.format.records import digest, digest_root
 from shoal.shardcast.format.store import content_of, files_of, hash_pieces
 from shoal.shardcast.origin.publish import piece_size_for
-from shoal.tasks.difficulty import MOST_BYTES, Table
+from shoal.tasks.difficulty import MAX_BYTES, Table
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
 TABLE = "table.json"  # what leases draw tasks by, where they do: a part of the version like its weights
@@ -70,7 +70,7 @@ class DirectoryChannel:
         path = self._folder(number) / TABLE
         try:
             manifest = parse_json(read_regular(path.with_name(MANIFEST)))
-            data = read_regular(path, MOST_BYTES)
+            data = read_regular(path, MAX_BYTES)
             same = digest(hash_pieces(path, int(manifest["piece_size"]))) == manifest["files"][TABLE]["blake3"]
             return Table.from_json(data) if same else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, TaskError):

@@ -17,7 +17,7 @@ from shoal.attacks import attack_named
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
-from shoal.coordinator.plants import LIFE, MOST_KEYS, Plants
+from shoal.coordinator.plants import LIFE, MAX_KEYS, Plants
 from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.generate.submission_builder import Maker
@@ -45,7 +45,7 @@ COMPUTED = ("own_mean_proof",)
 SEEDED = ("early_ending", "small_model_text", "temperature")
 # ... and to whoever does not look at it at all. The last of them is wrong whatever was drawn.
 SEEN_AT_ONCE = ("false_reward", "false_advantage")
-MOST_DUE = 4.0
+MAX_DUE = 4.0
 """Files that a planter is behind with at most: after a pause it does not hand in many at once."""
 KEPT = 3
 """Addresses that stay after their planted file: who leaves the moment that it has handed one in gives itself away."""
@@ -156,7 +156,7 @@ class PlanterStore:
         """A lease of the address that is at work, if a file is due."""
         del node  # the worker is many
         if version > self._version:
-            self._due = min(MOST_DUE, self._due + (version - self._version) * self._files_per_step)
+            self._due = min(MAX_DUE, self._due + (version - self._version) * self._files_per_step)
             self._version = version
         if self._due < 1 or (identity := self._current()) is None:
             return None
@@ -189,7 +189,7 @@ class PlanterStore:
         """The address that is at work; the next one joins when the last is spent."""
         if self._identities and not self._identities[-1].is_spent:
             return self._identities[-1]
-        if self._number >= MOST_KEYS:
+        if self._number >= MAX_KEYS:
             return None
         key = self._plants.key(self._number)
         self._number += 1
@@ -200,7 +200,7 @@ class PlanterStore:
             return None
         except (Refusal, WaitError) as error:  # the run has no room, and goes on without what would be planted
             self._metrics.write("note", text=f"nothing more is planted: {error}")
-            self._number = MOST_KEYS
+            self._number = MAX_KEYS
             return None
         self._identities.append(found)
         while len(self._identities) > KEPT + 1:

@@ -29,7 +29,7 @@ from shoal.protocol.stores import RolloutStore, WeightChannel, WeightSource, roo
 from shoal.protocol.submission import Limits
 from shoal.rundir import RunDir, is_own, role_key, write_run_file
 from shoal.shardcast.fetch.http import distance_to
-from shoal.tasks.files import MOST_BYTES, check_foreign, is_whole, named, place_of
+from shoal.tasks.files import MAX_BYTES, check_foreign, is_whole, named, place_of
 from shoal.tasks.foreign import try_tasks
 from shoal.tasks.isolation.landlock import check_confinement
 from shoal.tasks.package_versions import check_packages
@@ -43,7 +43,7 @@ LOOK_FOR_RELAYS_S = 0.5
 END_S = 2.0
 SAY_EVERY_S = 5.0
 # As the config has it: a coordinator that says something else is not to be hammered, nor to send a node to sleep.
-LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Heart:
                     if order["card"] != self._card:
                         self.on_relays(self._link.refresh().relays)
                         self._card = order["card"]
-                    self._pause_s = min(max(LEAST_PAUSE_S, order["next_s"]), MOST_PAUSE_S)
+                    self._pause_s = min(max(MIN_PAUSE_S, order["next_s"]), MAX_PAUSE_S)
                 self._stopped.wait(self._pause_s)
 
     def _tell(self, doing: str, order: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def join_run(
 
 def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
     """Has the files that a run's tasks are made of from its coordinator; TaskError for what is not to be run here."""
-    room, whose = MOST_BYTES, f"run card of {link.card.run}"
+    room, whose = MAX_BYTES, f"run card of {link.card.run}"
     for lines in layers(tasks, whose):
         check_foreign(lines, whose, code)
         for name, sha256 in {name: task.files[name] for task in lines for name in named(task)}.items():

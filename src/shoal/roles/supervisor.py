@@ -34,9 +34,9 @@ from shoal.watch.view import LiveView
 LOOK_S = 0.25
 # A role that is killed this often within the window is not worth restarting, and neither is one that crashes by itself
 # a few times: a restart does not heal a fault of its own.
-MOST_RESTARTS = 10
+MAX_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
-MOST_CRASHES = 3
+MAX_CRASHES = 3
 CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
 SERVICES = ("coordinator", "origin", "relay")
@@ -222,10 +222,10 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
 def _hopeless(deaths: Sequence[tuple[float, int]], now: float) -> str | None:
     """Why a role that died at these times with these codes should not be started again, if so."""
     crashes = sum(code > 0 for at, code in deaths if now - at < CRASH_WINDOW_S)
-    if crashes >= MOST_CRASHES:
+    if crashes >= MAX_CRASHES:
         return f"crashed {crashes} times within {CRASH_WINDOW_S:.0f} s"
     recent = sum(now - at < RESTART_WINDOW_S for at, _ in deaths)
-    return f"died {recent} times within {RESTART_WINDOW_S:.0f} s" if recent > MOST_RESTARTS else None
+    return f"died {recent} times within {RESTART_WINDOW_S:.0f} s" if recent > MAX_RESTARTS else None
 
 
 def _last_words(child: Child) -> str:

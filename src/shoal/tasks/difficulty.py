@@ -20,14 +20,14 @@ from shoal.files import parse_json
 from shoal.tasks.source import Task, TaskSource, draw, members_of, part_of, size_of
 
 # All bins of a run together: a table goes over the network with every version.
-MOST_BINS = 4096
-MOST_WEIGHT = 1000
-MOST_SHARE = 10**6
-MOST_BYTES = 48 << 10
+MAX_BINS = 4096
+MAX_WEIGHT = 1000
+MAX_SHARE = 10**6
+MAX_BYTES = 48 << 10
 # Before anything is known of a source it is taken to be solved half of the time, which is worth a look.
 UNKNOWN = 0.5
 
-Weight = Annotated[int, Field(ge=1, le=MOST_WEIGHT)]
+Weight = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
 
 
 class Part(BaseModel):
@@ -36,9 +36,9 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=1000, description="Of the source.")
-    share: int = Field(ge=1, le=MOST_SHARE, description="Weight of the source among the others.")
+    share: int = Field(ge=1, le=MAX_SHARE, description="Weight of the source among the others.")
     weights: tuple[Weight, ...] = Field(
-        strict=False, min_length=1, max_length=MOST_BINS, description="Weight of each of its bins."
+        strict=False, min_length=1, max_length=MAX_BINS, description="Weight of each of its bins."
     )
 
 
@@ -47,17 +47,17 @@ class Table(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    parts: tuple[Part, ...] = Field(strict=False, min_length=1, max_length=MOST_BINS, description="One a source.")
+    parts: tuple[Part, ...] = Field(strict=False, min_length=1, max_length=MAX_BINS, description="One a source.")
 
     @model_validator(mode="after")
     def _is_small(self) -> Self:
         bins = sum(len(part.weights) for part in self.parts)
-        if bins > MOST_BINS:
-            raise ValueError(f"{bins} bins, a table has at most {MOST_BINS}")
+        if bins > MAX_BINS:
+            raise ValueError(f"{bins} bins, a table has at most {MAX_BINS}")
         if len({part.name for part in self.parts}) != len(self.parts):
             raise ValueError("two sources of one name")
-        if (size := len(self.to_json())) > MOST_BYTES:
-            raise ValueError(f"{size} bytes of JSON, a table has at most {MOST_BYTES}; give sources shorter names")
+        if (size := len(self.to_json())) > MAX_BYTES:
+            raise ValueError(f"{size} bytes of JSON, a table has at most {MAX_BYTES}; give sources shorter names")
         return self
 
     def to_json(self) -> str:
@@ -97,9 +97,9 @@ class Bins:
 def bins_of(tasks: TaskSource) -> dict[str, Bins]:
     """The bins of every source, which have room for all of them in one table."""
     members = members_of(tasks)
-    room = MOST_BINS // len(members)
+    room = MAX_BINS // len(members)
     if not room:
-        raise TaskError(f"tasks: {len(members)} sources, a difficulty sampler weighs at most {MOST_BINS}; merge some")
+        raise TaskError(f"tasks: {len(members)} sources, a difficulty sampler weighs at most {MAX_BINS}; merge some")
     found = {}
     for name, (source, share) in members.items():
         size = size_of(source, "train")
@@ -193,10 +193,10 @@ class Sampler:
     def table(self, rates: Rates) -> Table:
         """The weights of every bin. A source with many that are solved sometimes is asked more often than others."""
         weights = {name: [self._weight(rate) for rate in self._smooth(counts)] for name, counts in rates.items()}
-        shares = {name: self._bins[name].share * _mean(weights[name]) / MOST_WEIGHT for name in rates}
+        shares = {name: self._bins[name].share * _mean(weights[name]) / MAX_WEIGHT for name in rates}
         return Table(
             parts=tuple(
-                Part(name=name, share=max(1, round(MOST_SHARE * shares[name])), weights=tuple(weights[name]))
+                Part(name=name, share=max(1, round(MAX_SHARE * shares[name])), weights=tuple(weights[name]))
                 for name in rates
             )
         )
@@ -208,7 +208,7 @@ class Sampler:
         return {
             part.name: {
                 "rate": self._rate(rates[part.name]),
-                "weight": _mean(part.weights) / MOST_WEIGHT,
+                "weight": _mean(part.weights) / MAX_WEIGHT,
                 "share": part.share / total,
             }
             for part in table.parts
@@ -228,7 +228,7 @@ class Sampler:
     def _weight(self, rate: float) -> int:
         """Highest at one half, where answers differ most."""
         floor = self._config.floor
-        return max(1, round(MOST_WEIGHT * (floor + (1 - floor) * 4 * rate * (1 - rate))))
+        return max(1, round(MAX_WEIGHT * (floor + (1 - floor) * 4 * rate * (1 - rate))))
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -14,7 +14,7 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.files import cache_dir, sha256_file, whole_file, write_whole
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 # How a file is read follows from the end of its name.
 SUFFIXES = (".jsonl", ".json", ".parquet", ".py")
 
@@ -115,6 +115,6 @@ def _sha256(path: Path) -> str:
 @lru_cache(maxsize=256)
 def _digest(path: Path, _inode: int, size: int, _written: int) -> str:
     """The hash of a file as it is now; a large one is read once."""
-    if size > MOST_BYTES:
-        raise ValueError(f"of {size:,} bytes, {MOST_BYTES:,} are the most")
+    if size > MAX_BYTES:
+        raise ValueError(f"of {size:,} bytes, {MAX_BYTES:,} are the most")
     return sha256_file(path)

@@ -18,7 +18,7 @@ Split = Literal["train", "heldout"]
 # One text in ten is held out: the first two bytes of its SHA-256, read as a number, are below this.
 HELDOUT_BELOW = 65536 // 10
 # Characters that the parts of a reward may take in a rollout file, which task and length are added to.
-MOST_PARTS, ROOM_FOR_NUMBER = 900, 28
+MAX_PARTS, ROOM_FOR_NUMBER = 900, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def score_in_memory(source: TaskSource, task: Task, answer: str) -> Score:
     for value in (result.reward, *result.parts.values()):
         if value is not None and not -1e6 < value < 1e6:
             return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")
-    if sum(len(json.dumps(name)) + ROOM_FOR_NUMBER for name in result.parts) > MOST_PARTS:
+    if sum(len(json.dumps(name)) + ROOM_FOR_NUMBER for name in result.parts) > MAX_PARTS:
         names = ", ".join(result.parts)
         return Score(None, f"{task.source} task {task.index}: too many parts, or too long names: {names}"[:500])
     return result

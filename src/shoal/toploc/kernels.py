@@ -21,13 +21,13 @@ from numba.extending import intrinsic
 from shoal.compiled import kept
 
 PRIME = 65497
-LEAST_MODULUS = 32769
+MIN_MODULUS = 32769
 MAGNITUDE = 0x7FFF
 INFINITE = 0x7F80
 # Chunks of one text are alike: the k-th largest magnitude of the next is rarely further below this one's.
 SEED_MARGIN = 6
 # Fewer values of one dimension, sign and exponent say too little about what is typical of it.
-LEAST_REPEATS = 4
+MIN_REPEATS = 4
 # What the published package reports as the error where no exponent agrees.
 UNKNOWN_ERROR = 2.0**64
 
@@ -317,7 +317,7 @@ def _separating(found, n, count, seen):
     """The largest modulus under which no two positions coincide, or 0 where none is large enough."""
     if count <= PRIME:
         return PRIME
-    for modulus in range(PRIME, LEAST_MODULUS - 1, -1):
+    for modulus in range(PRIME, MIN_MODULUS - 1, -1):
         if _collisions(found, n, modulus, seen) == 0:
             return modulus
     return 0
@@ -403,7 +403,7 @@ def _read(proofs, at, n, count, coefficients):
             status = BAD_COEFFICIENT
         if coefficient > 0:
             degree = i
-    if modulus < LEAST_MODULUS or modulus > PRIME or (count <= PRIME and modulus != PRIME):
+    if modulus < MIN_MODULUS or modulus > PRIME or (count <= PRIME and modulus != PRIME):
         status = BAD_MODULUS
     return status, modulus, degree
 
@@ -454,7 +454,7 @@ def _guesses(bits, start, found, n, hidden, values, table, slots, repeats, sums)
     for i in range(n):
         own = np.int64(bits[start + found[i]])
         others = repeats[slots[i]] - 1
-        if others + 1 >= LEAST_REPEATS and own >> 7 == np.int64(values[i]) >> 7:
+        if others + 1 >= MIN_REPEATS and own >> 7 == np.int64(values[i]) >> 7:
             judged += 1
             guess += abs((own & 127) - (sums[slots[i]] - (own & 127)) / others)
             proof += abs(np.int64(values[i]) - own)

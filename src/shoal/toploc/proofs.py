@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # An honest polynomial's highest coefficient is 0 once in 65,497 chunks. Three in a row are, once in 3e14.
 SPARE_DEGREES = 2
-MOST_VALUES = 2**31 - 1
+MAX_VALUES = 2**31 - 1
 UNKNOWN_ERROR = 2.0**64
 
 
@@ -97,8 +97,8 @@ def _checked(chunk: int, hidden: int, k: int) -> tuple[int, int]:
         raise ToplocError(f"chunk is {chunk}, k is {k}; both must be at least 1")
     if k > PRIME:
         raise ToplocError(f"k is {k}; the field has room for {PRIME} points")
-    if chunk * hidden > MOST_VALUES:
-        raise ToplocError(f"a chunk of {chunk} tokens of {hidden} values is too long: at most {MOST_VALUES} values")
+    if chunk * hidden > MAX_VALUES:
+        raise ToplocError(f"a chunk of {chunk} tokens of {hidden} values is too long: at most {MAX_VALUES} values")
     return chunk, k
 
 

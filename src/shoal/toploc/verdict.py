@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 PUBLISHED_K = 128
 # Fewer values that can be guessed at say nothing.
-LEAST_GUESSED = 16
+MIN_GUESSED = 16
 
 Malformed: TypeAlias = Literal["length", "modulus", "coefficient", "degree"]
 
@@ -81,7 +81,7 @@ def refusal(result: ChunkResult, thresholds: Thresholds | None = None) -> str | 
     # A prover's modulus separates its points: of two that collide, one was not among them and holds a random value.
     if not result.collisions <= exponents:
         return f"{where}: {result.collisions} of {result.points} points collide under the modulus, {exponents} may"
-    if result.guessed >= LEAST_GUESSED and not result.guess_error < limits.least_guess_error:
+    if result.guessed >= MIN_GUESSED and not result.guess_error < limits.least_guess_error:
         most = limits.share_of_guess * result.guess_error
         if not result.proof_error <= most:
             return (

@@ -13,7 +13,7 @@ from shoal.validate.recompute import TILTS, UNLIKELY, Floats, Replayed
 
 CHECK = "sampling"
 # Ending is likely from this probability on (INTELLECT-2's termination check).
-LEAST_END = 0.1
+MIN_END = 0.1
 # Ways in which a worker may end too often: so many times as likely as the distribution has it.
 MORE_ENDS = np.array([2.0, 8.0, 64.0, 4096.0])
 # Ways in which unlikely tokens may be too many or too few, in the same sense.
@@ -64,7 +64,7 @@ def check_free(submission: Submission, replayed: Sequence[Replayed], thresholds:
     averages: it cannot tell a fair draw from the best of n, nor see a change of one or two tokens.
     """
     if not (worst := unlikely_ends(submission, replayed)) <= thresholds.surprise_file:
-        rule = f"answers end where ending has a probability below {LEAST_END} no more often than draws do"
+        rule = f"answers end where ending has a probability below {MIN_END} no more often than draws do"
         found = f"{worst:.3g} nats of evidence against it, {thresholds.surprise_file:g} may be"
         return Finding("termination", rule, "fair draws", found)
     scores = [surprise([own]) for own in replayed]
@@ -104,8 +104,8 @@ def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float
     ended, p_T = 0, []
     for sample, own in zip(submission.rollouts, replayed, strict=True):
         assert own.ends_T is not None
-        p_T.append(own.ends_T[~(own.ends_T >= LEAST_END)])
-        ended += sample.finish == "eos" and not own.ends_T[-1] >= LEAST_END
+        p_T.append(own.ends_T[~(own.ends_T >= MIN_END)])
+        ended += sample.finish == "eos" and not own.ends_T[-1] >= MIN_END
     return _mean_of_products(_too_many(ended, np.concatenate(p_T), MORE_ENDS))
 
 

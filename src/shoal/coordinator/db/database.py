@@ -24,7 +24,7 @@ from shoal.protocol.refusal import Refusal
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 # A coordinator that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
 # Any number will do, as long as it is always the same.
@@ -71,7 +71,7 @@ class Database:
         while (first := self._jobs.get()) is not None:
             batch = [first]
             with contextlib.suppress(queue.Empty):
-                while len(batch) < MOST_AT_ONCE:
+                while len(batch) < MAX_AT_ONCE:
                     more = self._jobs.get_nowait()
                     if more is None:
                         self._jobs.put(None)

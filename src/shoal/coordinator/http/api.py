@@ -36,10 +36,10 @@ from shoal.protocol.signed_request import BODY, EMPTY, NONCE, RECIPIENT, RUN, SI
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Finding, Verdict
 
-MOST_WAIT_S = 10.0
+MAX_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
 SPOOL = 1 << 18
-# An answer with entries of the ledger, well below what clients read (`client.MOST_ANSWER`).
+# An answer with entries of the ledger, well below what clients read (`client.MAX_ANSWER`).
 MAX_LINES_BYTES = 1 << 20
 LEASE_FIELDS = [field.name for field in fields(Lease)]
 ABOUT = """Hands out work of a training run, takes the results and keeps count.
@@ -304,7 +304,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     signed = Depends(_signer(coordinator))
     Whole = Annotated[int, Query(ge=0, lt=10**9)]
     Wait = Annotated[
-        float, Query(ge=0, le=MOST_WAIT_S, allow_inf_nan=False, description="Seconds to wait for more than `beyond`.")
+        float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for more than `beyond`.")
     ]
 
     @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.", response_model=m.FiledList)

@@ -19,10 +19,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MOST_JSON = 1 << 16
+MAX_JSON = 1 << 16
 # A body has this long to begin and for every pause; on the whole it comes at least this fast.
 PAUSE_S = 10.0
-LEAST_BYTES_PER_S = 16384.0
+MIN_BYTES_PER_S = 16384.0
 # Seconds, after which everybody may ask something again.
 RETRY_AFTER = b"1"
 
@@ -40,7 +40,7 @@ class Bounded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._most_file if self._is_file(scope) else MOST_JSON
+        most = self._most_file if self._is_file(scope) else MAX_JSON
         waited, came, over = 0.0, 0, False
         answered = False
 
@@ -48,7 +48,7 @@ class Bounded:
             nonlocal waited, came, over
             if over:  # waiting for the end of the connection, which is no body any more
                 return await receive()
-            allowed = self._pause_s + came / LEAST_BYTES_PER_S - waited
+            allowed = self._pause_s + came / MIN_BYTES_PER_S - waited
             began = time.monotonic()  # what the coordinator itself takes is not the sender's fault
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, min(self._pause_s, allowed)))
@@ -56,7 +56,7 @@ class Bounded:
                 raise Refusal(
                     "too-slow",
                     f"body: {came} bytes came in {waited + time.monotonic() - began:.0f} s; send it at "
-                    f"{LEAST_BYTES_PER_S:.0f} bytes/s or more, without pauses of {self._pause_s:.0f} s",
+                    f"{MIN_BYTES_PER_S:.0f} bytes/s or more, without pauses of {self._pause_s:.0f} s",
                 ) from None
             waited += time.monotonic() - began
             came += len(message.get("body", b""))

@@ -18,7 +18,7 @@ from shoal.shardcast.serve.rate_limit import Rates
 # What may be asked at once, in seconds of the rate: a thousand nodes behind one router join within that.
 BURST_S = 20.0
 # Remembered at once, as many as nodes may join by default and as many networks again.
-MOST_VISITORS = 20_000
+MAX_VISITORS = 20_000
 SIGNED = "shoal.signed"
 FORWARDED = b"x-forwarded-for"
 
@@ -44,7 +44,7 @@ class Guard:
         self._trusted = trusted
         self._clock = clock
         self._tick = tick
-        self._rates = Rates(per_s, BURST_S * per_s, MOST_VISITORS)
+        self._rates = Rates(per_s, BURST_S * per_s, MAX_VISITORS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

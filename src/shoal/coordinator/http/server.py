@@ -23,9 +23,9 @@ from shoal.errors import SwarmError
 from shoal.handshake import Handshake
 
 END_S = 30.0
-MOST_HEAD = 1 << 16
+MAX_HEAD = 1 << 16
 # More than a thousand nodes behind one router have, with a line for heartbeats each.
-MOST_CONNECTIONS = 8192
+MAX_CONNECTIONS = 8192
 SPARE_FILES = 256  # for the database, uploads and the rest
 
 
@@ -70,7 +70,7 @@ class Slots:
 class Patient(HttpToolsProtocol):
     """A connection that gets so much memory and time, and no more; uvicorn alone sets no bounds to either.
 
-    A request head has `MOST_HEAD` bytes and `pause_s` to come, the first as well as those after it, and whoever does
+    A request head has `MAX_HEAD` bytes and `pause_s` to come, the first as well as those after it, and whoever does
     not read its answers for as long is cut off.
     """
 
@@ -95,7 +95,7 @@ class Patient(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
-        if self._unread > MOST_HEAD + len(data):
+        if self._unread > MAX_HEAD + len(data):
             self.transport.abort()
             return
         super().data_received(data)
@@ -198,11 +198,11 @@ def server_of(
 def _most_connections() -> int:
     """As many as the system lets this process have files open; some are left for what is no connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + SPARE_FILES
+    wanted = MAX_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(MOST_CONNECTIONS, soft - SPARE_FILES))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(MAX_CONNECTIONS, soft - SPARE_FILES))
 
 
 def serve(

@@ -106,10 +106,10 @@ event Entered:
     one: uint256
     two: uint256
     three: uint256
-    evidence: DynArray[bytes32, MOST_LEAVES]
+    evidence: DynArray[bytes32, MAX_LEAVES]
 
-MOST_LEAVES: constant(uint256) = 256
-MOST_JUDGES: constant(uint256) = 32
+MAX_LEAVES: constant(uint256) = 256
+MAX_JUDGES: constant(uint256) = 32
 FULL_STANDING: constant(uint256) = 100
 REFUTED: constant(uint256) = 34
 MISJUDGED: constant(uint256) = 34
@@ -143,7 +143,7 @@ COORDINATOR: immutable(address)
 RUN: immutable(bytes32)
 TERMS: immutable(Terms)
 LEAVING_STEPS: immutable(uint256)
-MOST: immutable(uint256)
+MAX_SEATS: immutable(uint256)
 
 clock: uint256
 moved_at: uint256  # when, in seconds
@@ -163,13 +163,13 @@ held_window: uint256
 brought_in: uint256
 paid_out: uint256
 accounts: HashMap[address, Account]
-judges: DynArray[address, MOST_JUDGES]
+judges: DynArray[address, MAX_JUDGES]
 is_judge: HashMap[address, bool]
 since: HashMap[address, uint256]
 standing: HashMap[address, uint256]
 batch_count: uint256
 batches: HashMap[uint256, Batch]
-juries: HashMap[uint256, DynArray[address, MOST_JUDGES]]
+juries: HashMap[uint256, DynArray[address, MAX_JUDGES]]
 votes: HashMap[uint256, HashMap[address, Vote]]
 taken: HashMap[uint256, HashMap[uint256, Taken]]
 challenges: HashMap[uint256, HashMap[uint256, HashMap[address, uint256]]]
@@ -178,14 +178,14 @@ done: HashMap[bytes32, bool]
 
 
 @deploy
-def __init__(run: bytes32, terms: Terms, validators: DynArray[address, MOST_JUDGES]):
+def __init__(run: bytes32, terms: Terms, validators: DynArray[address, MAX_JUDGES]):
     assert terms.quorum > 0 and terms.quorum <= terms.drawn and terms.drawn < 2 * terms.quorum, "mismatch"
     assert terms.window > 0 and terms.patience > 0 and terms.stake_per_lease > 0, "mismatch"
     COORDINATOR = msg.sender
     RUN = run
     TERMS = terms
     LEAVING_STEPS = 2 * terms.patience + 2 * terms.window
-    MOST = min(MOST_JUDGES, max(2 * len(validators), terms.drawn))
+    MAX_SEATS = min(MAX_JUDGES, max(2 * len(validators), terms.drawn))
     self.moved_at = block.timestamp
     for validator: address in validators:
         assert not self.is_judge[validator], "mismatch"
@@ -220,7 +220,7 @@ def _enter(kind: uint256, key: uint256, one: uint256, two: uint256, three: uint2
 def register(validator: address):
     assert msg.sender == COORDINATOR, "not-allowed"
     assert not self.is_judge[validator], "taken"
-    assert len(self.judges) < MOST, "full"
+    assert len(self.judges) < MAX_SEATS, "full"
     self._admit(validator, self.clock + LEAVING_STEPS)
     self._enter(REGISTER, convert(validator, uint256), 0, 0, 0)
 
@@ -410,7 +410,7 @@ def _hold(amount: uint256):
 def work(batch: uint256, step: uint256, root: bytes32, count: uint256, beacon: bytes32, plants: bytes32):
     assert msg.sender == COORDINATOR, "not-allowed"
     begun: uint256 = self.begun
-    assert batch == self.batch_count and step <= begun and count <= MOST_LEAVES, "order"
+    assert batch == self.batch_count and step <= begun and count <= MAX_LEAVES, "order"
     assert count == 0 or not self.closed, "late"
     assert count > 0 or step == begun, "pointless"
     # All batches of a step have one link: entering more of them draws nobody else.
@@ -471,14 +471,14 @@ def _turn_held():
 
 @internal
 @view
-def _draw(beacon: bytes32) -> DynArray[address, MOST_JUDGES]:
-    order: DynArray[address, MOST_JUDGES] = []
+def _draw(beacon: bytes32) -> DynArray[address, MAX_JUDGES]:
+    order: DynArray[address, MAX_JUDGES] = []
     for judge: address in self.judges:
         if self.standing[judge] > 0 and self.clock >= self.since[judge]:
             order.append(judge)
     assert len(order) >= TERMS.quorum, "few-judges"
-    jury: DynArray[address, MOST_JUDGES] = []
-    for i: uint256 in range(min(TERMS.drawn, len(order)), bound=MOST_JUDGES):
+    jury: DynArray[address, MAX_JUDGES] = []
+    for i: uint256 in range(min(TERMS.drawn, len(order)), bound=MAX_JUDGES):
         draw: uint256 = convert(keccak256(abi_encode(beacon, i)), uint256)
         chosen: uint256 = i + draw % (len(order) - i)
         swap: address = order[chosen]
@@ -555,7 +555,7 @@ def _bits(mask: uint256) -> uint256:
 
 
 @external
-def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, bad: uint256, opened: bool, salt: bytes32):
+def settle(batch: uint256, leaves: DynArray[Leaf, MAX_LEAVES], good: uint256, bad: uint256, opened: bool, salt: bytes32):
     """
     @param opened Whether the plants are: those that are good, and those that are bad
     """
@@ -581,8 +581,8 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
     rejected: uint256 = self._decided(batch, False)
     excluded: uint256 = good | bad
     step: uint256 = self.batches[batch].step
-    guilty: DynArray[uint256, MOST_LEAVES] = []
-    for i: uint256 in range(len(leaves), bound=MOST_LEAVES):
+    guilty: DynArray[uint256, MAX_LEAVES] = []
+    for i: uint256 in range(len(leaves), bound=MAX_LEAVES):
         bit: uint256 = 1 << i
         if excluded & bit != 0:
             continue
@@ -611,8 +611,8 @@ def settle(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES], good: uint256, b
 
 @internal
 @view
-def _root(batch: uint256, leaves: DynArray[Leaf, MOST_LEAVES]) -> bytes32:
-    level: DynArray[bytes32, MOST_LEAVES] = []
+def _root(batch: uint256, leaves: DynArray[Leaf, MAX_LEAVES]) -> bytes32:
+    level: DynArray[bytes32, MAX_LEAVES] = []
     step: uint256 = self.batches[batch].step
     for leaf: Leaf in leaves:
         level.append(keccak256(abi_encode(step, leaf)))
@@ -640,7 +640,7 @@ def _decided(batch: uint256, accept: bool) -> uint256:
         votes: uint256 = self.votes[batch][judge].rejected
         if accept:
             votes = self.votes[batch][judge].accepted
-        for n: uint256 in range(TERMS.quorum, bound=MOST_JUDGES):
+        for n: uint256 in range(TERMS.quorum, bound=MAX_JUDGES):
             above: uint256 = TERMS.quorum - n
             at_least[above] |= at_least[above - 1] & votes
     return at_least[TERMS.quorum]
@@ -851,7 +851,7 @@ def judge(who: address) -> (bool, uint256):
 
 @external
 @view
-def jury(batch: uint256) -> DynArray[address, MOST_JUDGES]:
+def jury(batch: uint256) -> DynArray[address, MAX_JUDGES]:
     return self.juries[batch]
 
 

@@ -35,8 +35,8 @@ POLL_S = (0.005, 1.0)
 SEND_AGAIN_S = 5.0
 KEPT = 64
 """Transactions that are watched for being dropped; more than a reorganisation of any chain in use takes away."""
-MOST_ANSWER = 256 << 20
-MOST_FEE = 5 * 10**16
+MAX_ANSWER = 256 << 20
+MAX_FEE = 5 * 10**16
 """Wei that one transaction may cost who asks a node that somebody else names: it says what gas costs."""
 # What nodes say of a transaction that they have.
 KNOWN = ("already known", "already imported", "nonce too low", "transaction already", "known transaction")
@@ -80,8 +80,8 @@ class Wary(Session):
                 body.write(piece)
                 if time.monotonic() > deadline:
                     raise ReadTimeout("an answer that does not end")
-                if body.tell() > MOST_ANSWER:
-                    raise RequestException(f"an answer of more than {MOST_ANSWER} bytes")
+                if body.tell() > MAX_ANSWER:
+                    raise RequestException(f"an answer of more than {MAX_ANSWER} bytes")
         body.seek(0)
         response.raw = body
         return response

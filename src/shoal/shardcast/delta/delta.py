@@ -33,7 +33,7 @@ from shoal.files import STAGING, disk_errors, make_directory, open_regular, remo
 from shoal.shardcast.delta.blocks import BLOCK, RAW, SAME, STEPS, ZSTD, BlockReader, BlockWriter, Bytes, unpacked
 from shoal.shardcast.delta.blocks import apply_tensor as apply_tensor
 from shoal.shardcast.delta.blocks import encode_tensor as encode_tensor
-from shoal.shardcast.delta.layout import LENGTH, MOST_HEADER, Layout, header_size, parse, spans
+from shoal.shardcast.delta.layout import LENGTH, MAX_HEADER, Layout, header_size, parse, spans
 
 MAGIC = b"shoaldl1"
 PRELUDE = struct.Struct("<8sQQ32sII")
@@ -167,8 +167,8 @@ def _prelude(changes: io.BufferedReader, old: Layout, base: Path) -> tuple[Layou
     _, old_size, new_size, known, size, packed_size = PRELUDE.unpack(start)
     if old_size != old.size:
         raise DeltaError(f"it is for a base of {old_size:,} bytes, {base} has {old.size:,}")
-    if size > MOST_HEADER or packed_size > MOST_HEADER:
-        raise DeltaError(f"its header would take {max(size, packed_size):,} bytes, up to {MOST_HEADER:,} may")
+    if size > MAX_HEADER or packed_size > MAX_HEADER:
+        raise DeltaError(f"its header would take {max(size, packed_size):,} bytes, up to {MAX_HEADER:,} may")
     header = unpacked(zstandard.ZstdDecompressor(dict_data=_dictionary(old)), changes.read(packed_size), size)
     if header_size(header, "the new file") != size:
         raise DeltaError("the new file's header is not as long as it says")

@@ -36,7 +36,7 @@ BLOCK = 1 << 18
 # Arrays are read in groups of so many values: they must be padded to whole groups.
 GROUP = 64
 # More cost a pass each when a block is read, and save nothing that can be measured.
-MOST_CLASSES = 4
+MAX_CLASSES = 4
 # Bytes that may be read or written past the end of what is used.
 SLACK = 64
 
@@ -287,7 +287,7 @@ def _classes(values, changes, exceptions, least, most, tops):
             if exceptions[e]:
                 low, high = min(low, least[e]), max(high, most[e])
             cost[i, j + 1] = _cost(v, c, x, low, high)
-    ways = min(MOST_CLASSES, n)
+    ways = min(MAX_CLASSES, n)
     best = np.full((ways + 1, n + 1), np.inf)
     cut = np.zeros((ways + 1, n + 1), np.int64)
     best[0, 0] = 0.0
@@ -361,7 +361,7 @@ def encode(a, b, count, out):
     room = out.size - SLACK
     if room < 0:
         return TOO_LONG
-    tops = np.empty(MOST_CLASSES, np.int64)
+    tops = np.empty(MAX_CLASSES, np.int64)
     classes = _classes(tallies[0], tallies[1], tallies[2], tallies[3], tallies[4], tops)
     gaps = np.empty(total, np.int32)
     steps = np.empty(total, np.int32)
@@ -459,7 +459,7 @@ def apply(a, count, data, size, out):
     classes = _low(word, 4)
     at = 4
     bottom = 0
-    if classes < 1 or classes > MOST_CLASSES:
+    if classes < 1 or classes > MAX_CLASSES:
         return MALFORMED
     for _ in range(classes):
         if at > end:

@@ -14,10 +14,10 @@ from shoal.files import parse_json
 
 LENGTH = 8
 # A header of a hundred thousand tensors has about 12 MB.
-MOST_HEADER = 1 << 25
+MAX_HEADER = 1 << 25
 BF16 = "BF16"
 # Far above what any model has; the product of a million dimensions would take for ever.
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Span:
 def header_size(start: bytes, origin: str) -> int:
     """The size of a header with its length, from the first bytes of the file."""
     size = LENGTH + int.from_bytes(start[:LENGTH], "little")
-    if len(start) < LENGTH or size > MOST_HEADER:
+    if len(start) < LENGTH or size > MAX_HEADER:
         raise DeltaError(
-            f"{origin}: not a safetensors file: its header would take {size:,} bytes, up to {MOST_HEADER:,} may"
+            f"{origin}: not a safetensors file: its header would take {size:,} bytes, up to {MAX_HEADER:,} may"
         )
     return size
 
@@ -88,8 +88,8 @@ def _tensor(facts: Mapping[str, Any], start: int) -> Tensor:
     dtype, shape = facts["dtype"], tuple(facts["shape"])
     if not isinstance(dtype, str) or not all(type(n) is int and 0 <= n < 1 << 62 for n in (begin, end, *shape)):
         raise ValueError("a tensor's dtype, shape or offsets are not what they should be")
-    if len(shape) > MOST_DIMENSIONS:
-        raise ValueError(f"a tensor has {len(shape)} dimensions, up to {MOST_DIMENSIONS} may be")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor has {len(shape)} dimensions, up to {MAX_DIMENSIONS} may be")
     if end < begin or (dtype == BF16 and end - begin != 2 * prod(shape)):
         raise ValueError("a tensor's offsets do not fit its shape")
     return Tensor(dtype, shape, start + begin, start + end)

@@ -21,7 +21,7 @@ from shoal.shardcast.format.store import is_made, take_hold
 
 KEEP_MADE = 4  # versions put together from deltas that stay; a validator goes back to those before the newest
 LOOK_S = 0.1  # between looks at what nobody reports
-MOST_TRIES = 3  # at a version whose parts on this disk turn out to be damaged
+MAX_TRIES = 3  # at a version whose parts on this disk turn out to be damaged
 
 
 class Puller(Intake):
@@ -94,7 +94,7 @@ class Puller(Intake):
                 except (DamagedError, UselessError) as error:
                     trouble, tries = error, tries + 1
                     self._discard(error)
-                    if tries == MOST_TRIES:
+                    if tries == MAX_TRIES:
                         raise
                     continue
             if self._closed or patience.is_over:

@@ -24,11 +24,11 @@ from shoal.shardcast.fetch.sources import PER_SOURCE, Source, Sources
 from shoal.shardcast.format.manifest import FILES, MANIFEST
 from shoal.shardcast.format.records import (
     LARGEST_PIECE,
+    MAX_HEAD,
+    MAX_LINE,
+    MAX_MANIFEST,
+    MAX_SHORT_LINE,
     MIB,
-    MOST_HEAD,
-    MOST_LINE,
-    MOST_MANIFEST,
-    MOST_SHORT_LINE,
     Entry,
     Head,
     Piece,
@@ -36,7 +36,7 @@ from shoal.shardcast.format.records import (
 )
 from shoal.shardcast.format.store import HEAD, Store, is_made
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 RUN_BYTES = 32 * MIB  # asked for in one request
 RUN_SECONDS = 0.5  # no request should take longer than this at the speed that is believed
 CHUNK = MIB  # BLAKE3 is faster on a whole subtree than on parts of it
@@ -122,7 +122,7 @@ class Intake:
 
     def _employ(self) -> None:
         """As many threads that fetch pieces as the sources can keep busy."""
-        wanted = min(MOST_WORKERS, PER_SOURCE * len(self.sources))
+        wanted = min(MAX_WORKERS, PER_SOURCE * len(self.sources))
         for _ in range(wanted - self._workers):
             self._thread(self._work)
         self._workers = max(self._workers, wanted)
@@ -158,7 +158,7 @@ class Intake:
                 query = f"{HEAD}?after={sequence}&wait={POLL_S:.0f}" if sequence >= 0 else f"{HEAD}?wait={POLL_S:.0f}"
                 answer = connection.get(query, pace=Pace(self._stall_s), wait_s=POLL_S)
                 if answer.status == 200:
-                    self._take_head(source, answer.read(MOST_HEAD))
+                    self._take_head(source, answer.read(MAX_HEAD))
                 else:
                     answer.drop()
                     if answer.status not in (304, 404):
@@ -276,7 +276,7 @@ class Intake:
             try:
                 answer = connection.get(path, first=offset, pace=Pace(self._stall_s), wait_s=wait)
                 if answer.status in (200, 206):
-                    data = answer.read(MOST_MANIFEST)
+                    data = answer.read(MAX_MANIFEST)
                     data = data[offset:] if answer.status == 200 else data
                     size, new = self._take_lines(source, job, data)
                     if not new and size and offset:
@@ -310,11 +310,11 @@ class Intake:
         """Hands whole lines to the job; how many bytes they were, and whether any was new."""
         size = data.rfind(b"\n") + 1
         new = False
-        if len(data) - size > MOST_LINE:
-            raise LieError(f"{source.url}: a manifest line of more than {MOST_LINE:,} bytes")
+        if len(data) - size > MAX_LINE:
+            raise LieError(f"{source.url}: a manifest line of more than {MAX_LINE:,} bytes")
         for line in data[:size].splitlines(keepends=True):
             # Before it is parsed: a line may take many times its size then.
-            if len(line) > (MOST_LINE if line.startswith(b'["closing"') else MOST_SHORT_LINE):
+            if len(line) > (MAX_LINE if line.startswith(b'["closing"') else MAX_SHORT_LINE):
                 raise LieError(f"{source.url}: a manifest line of {len(line):,} bytes")
             try:
                 new |= job.listed(source.url, line)

@@ -22,7 +22,7 @@ from shoal.shardcast.serve.rate_limit import sign_request
 from shoal.tls import UnvouchedError, pinned_context, public_context
 
 FORM = "http://HOST:PORT or https://HOST:PORT#0xADDRESS"
-MOST_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
+MAX_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
 
 
 def distance(host: str) -> int:
@@ -89,7 +89,7 @@ class Pace:
         self.count += count
         now = time.monotonic()
         if self._answer_by is not None:
-            if now > self._answer_by or self.count > MOST_HEADERS:
+            if now > self._answer_by or self.count > MAX_HEADERS:
                 raise SourceError("an answer that does not begin")
             return
         elapsed = now - self.started

@@ -12,8 +12,8 @@ from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, make_directory, remove
 from shoal.shardcast.format.manifest import FILES, Index, append_line, rewrite_lines, target_file, verified_lines
 from shoal.shardcast.format.records import (
-    MOST_LINE,
-    MOST_SHORT_LINE,
+    MAX_LINE,
+    MAX_SHORT_LINE,
     Closing,
     Entry,
     Line,
@@ -122,7 +122,7 @@ class Job:
         if index is None:
             record, signature = read_line(line)
             if len(line) > (
-                MOST_LINE if isinstance(record, Closing) else MOST_SHORT_LINE
+                MAX_LINE if isinstance(record, Closing) else MAX_SHORT_LINE
             ):  # padding would fill our manifest
                 raise ShardcastError(f"package {self.name}: a manifest line of {len(line):,} bytes")
             check_line(record, signature, self.entry.id, self._origin)

@@ -11,7 +11,7 @@ from shoal.shardcast.fetch.http import Connection
 from shoal.shardcast.fetch.selection import Belief
 
 PER_SOURCE = 2  # transfers from one source at once: one is hashed while the other arrives
-MOST_SOURCES = 64  # a thread waits at each; relays that come and go may have any number of names
+MAX_SOURCES = 64  # a thread waits at each; relays that come and go may have any number of names
 FAR_BELOW = 0.1  # of the best other source's speed: such a transfer is given up
 
 
@@ -74,8 +74,8 @@ class Sources:
             others = [source for source in self._all if source.url not in named]
             others.sort(key=lambda source: (source.failures > 0, -source.belief.success))
             staying = [source for source in self._all if source.url in named]
-            new = [Source(url) for url in named if url not in known][: max(0, MOST_SOURCES - len(staying))]
-            room = MOST_SOURCES - len(staying) - len(new)
+            new = [Source(url) for url in named if url not in known][: max(0, MAX_SOURCES - len(staying))]
+            room = MAX_SOURCES - len(staying) - len(new)
             for source in others[max(0, room) :]:
                 source.gone = True
                 for connection in source.idle:

@@ -16,8 +16,8 @@ from blake3 import blake3
 from shoal.errors import ShardcastError
 from shoal.files import disk_errors, make_directory, open_regular, read_regular, write_whole
 from shoal.shardcast.format.records import (
-    MOST_LINE,
-    MOST_MANIFEST,
+    MAX_LINE,
+    MAX_MANIFEST,
     Closing,
     Line,
     Opening,
@@ -61,7 +61,7 @@ class Index:
             if size < self.read_bytes or facts.st_ino != self._inode:
                 self.__init__(self.folder)  # type: ignore[misc]
                 self._inode = facts.st_ino
-            if not self.read_bytes < size <= MOST_MANIFEST:
+            if not self.read_bytes < size <= MAX_MANIFEST:
                 return False
             file.seek(self.read_bytes)
             data = file.read(size - self.read_bytes)
@@ -113,8 +113,8 @@ def closing_root(folder: Path) -> str | None:
     """The root of a package that is whole here. Only its manifest's end is read: it may be megabytes long."""
     try:
         with open_regular(folder / MANIFEST) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LINE))
-            record, _ = read_line(file.read(MOST_LINE).splitlines(keepends=True)[-1])
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LINE))
+            record, _ = read_line(file.read(MAX_LINE).splitlines(keepends=True)[-1])
     except (OSError, IndexError, ShardcastError):
         return None
     return record.root if isinstance(record, Closing) else None
@@ -154,7 +154,7 @@ def verified_lines(folder: Path, origin: str, threads: int = 2) -> list[tuple[by
     What a loss of power tore, and what somebody changed, is left out. Empty if the opening itself is not right.
     """
     try:
-        data = read_regular(folder / MANIFEST, MOST_MANIFEST)
+        data = read_regular(folder / MANIFEST, MAX_MANIFEST)
     except OSError:
         return []
     taken: list[tuple[bytes, Line]] = []

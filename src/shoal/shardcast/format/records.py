@@ -19,11 +19,11 @@ from shoal.keys import Key, signer_of
 
 MIB = 1 << 20
 SMALLEST_PIECE, LARGEST_PIECE = MIB, 4 * MIB
-MOST_LINE = 1 * MIB  # bytes of one manifest line; only a closing with thousands of files comes near
-MOST_SHORT_LINE = 1024  # bytes of any other
-MOST_MANIFEST = 64 * MIB  # 200,000 pieces: 800 GB in pieces of 4 MiB
-MOST_HEAD = MIB // 4
-MOST_RETRACTED = 64
+MAX_LINE = 1 * MIB  # bytes of one manifest line; only a closing with thousands of files comes near
+MAX_SHORT_LINE = 1024  # bytes of any other
+MAX_MANIFEST = 64 * MIB  # 200,000 pieces: 800 GB in pieces of 4 MiB
+MAX_HEAD = MIB // 4
+MAX_RETRACTED = 64
 PACKAGE_NAME = re.compile(r"(\d{6,9})-(full|delta)-([0-9a-f]{16})")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -117,7 +117,7 @@ class Head(Record):
     sequence: Annotated[int, Field(ge=0, lt=1 << 53)]
     time_ms: int
     packages: tuple[Entry, ...]
-    retracted: Annotated[tuple[Hash, ...], Field(max_length=MOST_RETRACTED)] = ()
+    retracted: Annotated[tuple[Hash, ...], Field(max_length=MAX_RETRACTED)] = ()
     """Roots of versions that were taken back, the last ones: what was made with them is nobody's fault."""
 
     def newest(self, *, closed: bool = False) -> int | None:

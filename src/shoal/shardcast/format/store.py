@@ -26,7 +26,7 @@ from blake3 import blake3
 from shoal.errors import ShardcastError
 from shoal.files import STAGING, locked, make_directory, open_regular, read_regular, remove, remove_staging, write_whole
 from shoal.shardcast.format.manifest import MANIFEST, closing_root
-from shoal.shardcast.format.records import MOST_HEAD, PACKAGE_NAME, Head, content_root, read_head
+from shoal.shardcast.format.records import MAX_HEAD, PACKAGE_NAME, Head, content_root, read_head
 
 HEAD = "head.json"
 MADE = "made.json"
@@ -50,7 +50,7 @@ class Store:
     def head(self, origin: str, run: str | None = None) -> Head | None:
         """The newest head that was accepted here, or None."""
         try:
-            data = read_regular(self.path / HEAD, MOST_HEAD)
+            data = read_regular(self.path / HEAD, MAX_HEAD)
         except FileNotFoundError:
             return None
         except OSError as error:

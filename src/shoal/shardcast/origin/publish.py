@@ -18,8 +18,8 @@ from shoal.shardcast.format.manifest import append_line, closing_root, target_fi
 from shoal.shardcast.format.package_plan import retained
 from shoal.shardcast.format.records import (
     LARGEST_PIECE,
+    MAX_RETRACTED,
     MIB,
-    MOST_RETRACTED,
     Base,
     Closing,
     Entry,
@@ -279,7 +279,7 @@ class Publisher:
             while resting := [e for e in self._entries if e not in gone and e.base and e.base.root in roots]:
                 gone += resting
                 roots += [e.root for e in resting if e.root]
-            retracted = [*self._retracted, *dict.fromkeys(roots)][-MOST_RETRACTED:]
+            retracted = [*self._retracted, *dict.fromkeys(roots)][-MAX_RETRACTED:]
             self._offer([e for e in self._entries if e not in gone], retracted)
 
     def _withdraw(self, id: str) -> None:  # noqa: A002

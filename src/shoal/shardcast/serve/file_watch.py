@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.files import read_regular
-from shoal.shardcast.format.records import MOST_HEAD
+from shoal.shardcast.format.records import MAX_HEAD
 from shoal.shardcast.format.store import HEAD
 
 LOOK_EVERY_S = 0.005
@@ -70,7 +70,7 @@ def state(path: Path) -> tuple[int, int]:
     """
     try:
         if path.name == HEAD:
-            data = read_regular(path, MOST_HEAD)
+            data = read_regular(path, MAX_HEAD)
             return hash(data), len(data)
         facts = path.stat()
     except OSError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from shoal.errors import IdentityError
 from shoal.keys import Key, signer_of
 
-MOST_ADDRESSES = 4096  # remembered at once; the one not seen for longest is forgotten
+MAX_ADDRESSES = 4096  # remembered at once; the one not seen for longest is forgotten
 SIGNATURE_AGE_S = 60.0
 SIGNED_HEADERS = ("Shoal-Address", "Shoal-Time", "Shoal-Nonce", "Shoal-Signature")
 
@@ -36,7 +36,7 @@ class Rates:
 
     per_s: float
     burst: float
-    most: int = MOST_ADDRESSES
+    most: int = MAX_ADDRESSES
     _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def take(self, address: str, now: float) -> bool:

@@ -28,15 +28,15 @@ from shoal.errors import ShardcastError
 from shoal.files import parse_json, read_regular
 from shoal.handshake import Handshake
 from shoal.shardcast.format.manifest import FILES, MANIFEST, Index
-from shoal.shardcast.format.records import MIB, MOST_HEAD, PACKAGE_NAME
+from shoal.shardcast.format.records import MAX_HEAD, MIB, PACKAGE_NAME
 from shoal.shardcast.format.store import HEAD, Store, take_hold
 from shoal.shardcast.serve.connections import Connections
 from shoal.shardcast.serve.file_watch import Watch, state
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.tls import vouched
 
-MOST_CHILDREN = 1024
-MOST_LINES = MIB  # bytes of manifest in one answer
+MAX_CHILDREN = 1024
+MAX_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
 TLS_CHUNK = MIB // 4  # encrypted at once
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
@@ -195,7 +195,7 @@ class Server:
         while True:
             seen = state(path)
             try:
-                data = read_regular(path, MOST_HEAD)
+                data = read_regular(path, MAX_HEAD)
                 if after < 0 or parse_json(data)[0]["sequence"] > after:
                     return web.Response(body=data, content_type="application/json", headers=_FRESH)
             except FileNotFoundError:
@@ -220,7 +220,7 @@ class Server:
                 raise Answer(416, "nothing more yet", {"Content-Range": f"bytes */{index.read_bytes}"})
             await self._watch.changed(path, seen, deadline)
         self._lease(package)
-        end = index.read_bytes if wanted is None else min(index.read_bytes, start + MOST_LINES)
+        end = index.read_bytes if wanted is None else min(index.read_bytes, start + MAX_LINES)
         with path.open("rb") as file:
             data = os.pread(file.fileno(), end - start, start)
         headers = {**_FRESH, "Content-Range": f"bytes {start}-{start + len(data) - 1}/{index.read_bytes}"}
@@ -330,7 +330,7 @@ class Server:
         child = self._children.pop(key, None) or Child(address, name, request.headers.get("Shoal-Url", "")[:200])
         child.seen = time.time()
         self._children[key] = child
-        while len(self._children) > MOST_CHILDREN:
+        while len(self._children) > MAX_CHILDREN:
             self._children.popitem(last=False)
         return child
 

@@ -15,8 +15,8 @@ from shoal.errors import ShardcastError
 from shoal.shardcast.fetch.http import Connection, Pace
 from shoal.shardcast.format.records import MIB
 
-MOST_NODES = 500
-MOST_DEPTH = 8
+MAX_NODES = 500
+MAX_DEPTH = 8
 RECENT_S = 600.0
 
 Short = Annotated[str, Field(max_length=200)]
@@ -69,14 +69,14 @@ def walk(url: str, ask: Callable[[str], Node] = ask) -> Tree:
     while todo:
         branch, node, depth = todo.pop(0)
         for child in sorted(node.children, key=lambda child: (not child.url, child.name)):
-            if time.time() - child.seen > RECENT_S or len(seen) > MOST_NODES:
+            if time.time() - child.seen > RECENT_S or len(seen) > MAX_NODES:
                 continue
             key = child.url or f"{child.address} {child.name} {len(seen)}"
             if key in seen:
                 continue
             seen.add(key)
             below: Node | None = None
-            if child.url and depth < MOST_DEPTH:
+            if child.url and depth < MAX_DEPTH:
                 with suppress(ShardcastError):
                     below = ask(child.url)
             label = f"[b]{_plain(child.name or child.address)}[/b]  {_plain(child.url)}"

@@ -19,9 +19,9 @@ from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_o
 
 FORMAT = "shoal filter 1"
 # A filtered file names others by their hash, which may name others: what unfolds without end is nobody's tasks.
-MOST_LINES = 1024
-MOST_DEPTH = 8
-MOST_HEADER = 1 << 20
+MAX_LINES = 1024
+MAX_DEPTH = 8
+MAX_HEADER = 1 << 20
 Verdict = Literal["kept", "too hard", "too easy", "duplicate", "failed"]
 
 
@@ -80,7 +80,7 @@ def read_header(path: Path) -> Header:
     """What a file that `shoal filter` wrote says of itself."""
     try:
         with path.open("rb") as file:
-            line = file.readline(MOST_HEADER)
+            line = file.readline(MAX_HEADER)
     except OSError as error:
         raise TaskError(
             f"task source filtered/{path}: cannot be read ({error.strerror}); shoal filter writes it"
@@ -119,18 +119,18 @@ def behind(task: TaskConfig) -> list[TaskConfig]:
 def layers(tasks: Sequence[TaskConfig], whose: str) -> Iterator[list[TaskConfig]]:
     """The lines, then those behind them, and so on: each time before the files that they name are looked into."""
     lines, count = list(tasks), 0
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         yield lines
         count += len(lines)
         found: list[TaskConfig] = []
         for task in lines:
             found += behind(task)
-            if count + len(found) > MOST_LINES:
-                raise TaskError(f"{whose}: its tasks stand for more than {MOST_LINES} sources; do not join it")
+            if count + len(found) > MAX_LINES:
+                raise TaskError(f"{whose}: its tasks stand for more than {MAX_LINES} sources; do not join it")
         if not found:
             return
         lines = found
-    raise TaskError(f"{whose}: its tasks were filtered more than {MOST_DEPTH - 1} times; do not join it")
+    raise TaskError(f"{whose}: its tasks were filtered more than {MAX_DEPTH - 1} times; do not join it")
 
 
 class Filtered:

@@ -16,8 +16,8 @@ from shoal.tasks.sources.lmeval.scoring import ExactMatch, Filters, Scoring
 
 # The harness's own default.
 MAX_NEW_TOKENS = 256
-MOST_YAML = 1 << 20
-MOST_INCLUDES = 16
+MAX_YAML = 1 << 20
+MAX_INCLUDES = 16
 
 
 class _Section(BaseModel):
@@ -147,10 +147,10 @@ _Loader.add_constructor("!function", lambda _, node: _Code(str(node.value)))
 
 
 def _load(path: Path, where: str, outer: Sequence[Path]) -> dict[str, Any]:
-    if path.resolve() in outer or len(outer) > MOST_INCLUDES:
+    if path.resolve() in outer or len(outer) > MAX_INCLUDES:
         raise TaskError(f"{where}: {path} includes itself")
     try:
-        tree = yaml.load(read_regular(path, MOST_YAML), _Loader)
+        tree = yaml.load(read_regular(path, MAX_YAML), _Loader)
     except OSError as error:
         raise TaskError(f"{where}: {path} cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
