@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.anvil import Anvil, anvil
+from shoal.cli.ledger_views import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
 from shoal.client import ledger as history
 from shoal.client.ask import _ledger_says
 from shoal.client.challenge import Rulings, arbitrate, challenge
@@ -23,7 +24,6 @@ from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.policy import Terms
 from shoal.errors import LedgerError
 from shoal.keys import Key
-from shoal.ledger.commands import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
 from shoal.ledger.evm import deployed
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import ChainError, NoGasError

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cli.ledger_views import planters
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book_module
@@ -15,7 +16,6 @@ from shoal.coordinator.command import open_coordinator
 from shoal.coordinator.plants import LIFE, MAX_KEYS, Plants
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH
-from shoal.ledger.commands import planters
 from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing
 from shoal.protocol.verdict import Finding, Verdict

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.cli.lend import lend, machine
+from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.announce import AnnouncedChannel
 from shoal.client.client import Link
 from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
-from shoal.roles.join import lend, machine
 from shoal.roles.session import Heart, Reach, join_run
 from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
@@ -194,22 +195,25 @@ def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_wo
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("target", "flags", "settings", "reason"),
     [
-        ({}, "worker: give --join URL with a run's coordinator, or a run's directory"),
-        ({"join": "http://127.0.0.1:1", "settings": ["steps=2"]}, "a run that is joined has its own config"),
-        ({"target": Path(), "home": Path("x")}, "--home goes with --join alone"),
-        ({"join": "ftp://x"}, "must be the URL of a coordinator"),
+        (None, JoinFlags(), [], "worker: give --join URL with a run's coordinator, or a run's directory"),
+        (None, JoinFlags(join="http://127.0.0.1:1"), ["steps=2"], "a run that is joined has its own config"),
+        (Path(), JoinFlags(home=Path("x")), [], "--home goes with --join alone"),
+        (None, JoinFlags(join="ftp://x"), [], "must be the URL of a coordinator"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_refused(
-    tmp_path: Path, changes: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    target: Path | None,
+    flags: JoinFlags,
+    settings: list[str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    options: dict[str, object] = dict.fromkeys(("target", "join", "key", "home", "out"))
-    options |= {"relays": [], "settings": [], "console": Console(quiet=True), **changes}
     with pytest.raises((ConfigError, SwarmError), match=reason):
-        lend("worker", **options)  # type: ignore[arg-type]
+        lend("worker", target, flags, Console(quiet=True), ConfigFlags(settings=settings))
 
 
 def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:

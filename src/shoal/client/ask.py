@@ -16,7 +16,7 @@ from shoal.coordinator.archive import has_coordinator, reading
 from shoal.coordinator.verdicts import explain
 from shoal.errors import LedgerError, SwarmError
 from shoal.keys import Key, checksummed, short
-from shoal.ledger.commands import explain as sentences
+from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m

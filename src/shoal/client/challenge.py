@@ -24,7 +24,7 @@ from shoal.errors import LedgerError, RolloutError, ShoalError
 from shoal.files import sha256_file, write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Challenge, Leaf, Rule
-from shoal.ledger.commands import OUTCOMES
+from shoal.ledger.explain import OUTCOMES
 from shoal.ledger.state import Batch
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease

@@ -198,7 +198,7 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
                 view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
                 workers = [other for other in children if "worker" in other.arguments]
                 if all(other in banned for other in workers) and not _others_work(run, join, workers):
-                    raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
+                    raise ShoalError(f"every worker was banned, the last one: {_last_words(child)}")
                 continue
             if code == EXIT_REFUSED:
                 raise ShoalError(_last_words(child))

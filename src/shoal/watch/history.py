@@ -84,7 +84,7 @@ def note_of(role: str, entry: Entry) -> str | None:
         case {"event": "note", "text": text}:
             return one_line(f"{role}: {text}")
         case {"event": "banned", **rest}:
-            return one_line(f"{rest.get('node', 'a node')} was put out: {rest.get('reason', 'no reason')}")
+            return one_line(f"{rest.get('node', 'a node')} was banned: {rest.get('reason', 'no reason')}")
         case {"event": "refused", **rest}:
             return one_line(f"{role} refused {rest.get('file', 'a rollout file')}: {rest.get('reason', 'no reason')}")
         case {"event": "restart", **rest}:

@@ -38,7 +38,7 @@ class Summary:
     tokens_generated: int
     rollouts_refused: int
     banned: dict[str, str]
-    """Nodes that were put out, each with the check that its last file did not pass."""
+    """Nodes that were banned, each with the check that its last file did not pass."""
     worker_restarts: int
     wait_shares: dict[str, float]
     staleness_mean: float | None

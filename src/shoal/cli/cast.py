@@ -1,10 +1,12 @@
-"""What `shoal origin`, `relay`, `fetch` and `tree` do."""
+"""What `shoal origin`, `relay`, `fetch` and `tree` do outside a run: shardcast as a tool of its own."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -22,32 +24,25 @@ from shoal.shardcast.serve.server import Server, until_stopped
 from shoal.shardcast.serve.tree import walk
 from shoal.tls import server_context, speaks_tls
 
+if TYPE_CHECKING:
+    from shoal.cli.options import ListenFlags
+    from shoal.cli.weights import FetchFlags, OriginFlags, RelayFlags
+
 FOLLOW_S = 0.02  # between looks at an origin's directory
-LOOK_S = 0.5  # between looks at whether the version fetched last was taken back
+LOOK_S = 0.5  # between looks at whether the version fetched last was retracted
 
 
-def serve_origin(
-    directory: Path,
-    store: Path,
-    key: Path,
-    run: str,
-    host: str,
-    port: int,
-    url: str | None,
-    allow: Path | None,
-    keep: int,
-    console: Console,
-    tls: bool | None = None,
-) -> None:
-    """Publishes what appears in a directory and serves it, until stopped."""
+def serve_origin(directory: Path, flags: "OriginFlags", listen: "ListenFlags", port: int, console: Console) -> None:
+    """Publishes the versions that appear in a directory and serves them, until stopped."""
     if not directory.is_dir():
         raise ConfigError(
             f"origin {directory}: no such directory; make it, and put versions into it as v000000, v000001"
         )
-    identity = Key.load_or_create(key)
-    opened = Store(store)
-    with Publisher(opened, identity, run, keep) as publisher:
-        server = _server(opened, f"origin {run}", host, port, allow, url, identity, tls)
+    run, place = flags.run_name, flags.store or directory / ".store"
+    identity = Key.load_or_create(flags.key or place.parent / "origin.key")
+    store = Store(place)
+    with Publisher(store, identity, run, flags.keep) as publisher:
+        server = _server(store, f"origin {run}", listen, port, flags.allow, identity)
 
         async def main() -> None:
             listening = await server.start()
@@ -68,42 +63,37 @@ def serve_origin(
 
 
 def serve_relay(
-    sources: Sequence[str],
-    store: Path,
-    origin: str,
-    run: str | None,
-    host: str,
-    port: int,
-    name: str,
-    url: str | None,
-    key: Path | None,
-    allow: Path | None,
-    nginx: Path | None,
-    serve: bool,
-    console: Console,
-    tls: bool | None = None,
+    sources: Sequence[str], flags: "RelayFlags", listen: "ListenFlags", port: int, key: Path | None, console: Console
 ) -> None:
-    """Mirrors what the sources offer, and passes each verified piece on at once, until stopped."""
+    """Mirrors what the sources offer, and serves each verified piece at once, until stopped."""
+    nginx, name = flags.nginx, flags.name
     if nginx is not None:
-        write_whole(nginx, nginx_config(store, nginx, host, port).encode())
+        write_whole(nginx, nginx_config(flags.store, nginx, listen.host, port).encode())
         console.print(
-            f"{nginx}: serves {store} at {host}:{port}; start it with: nginx -c {nginx.absolute()}", highlight=False
+            f"{nginx}: serves {flags.store} at {listen.host}:{port}; start it with: nginx -c {nginx.absolute()}",
+            highlight=False,
         )
-    opened = Store(store)
+    store = Store(flags.store)
     identity = Key.load_or_create(key) if key else None
-    server = _server(opened, name, host, port, allow, url, identity, tls if serve else False)
+    server = _server(store, name, listen if flags.serve else replace(listen, tls=False), port, flags.allow, identity)
 
     async def main() -> None:
-        listening = await server.start() if serve else None
-        where = server.known_as
-        noted = _Notes(console)
+        listening = await server.start() if flags.serve else None
         puller = Puller(
-            opened, sources, origin, run, mirror=True, name=name, own_url=where, key=identity, on_note=noted
+            store,
+            sources,
+            flags.origin_address,
+            flags.run_name,
+            mirror=True,
+            name=name,
+            own_url=server.known_as,
+            key=identity,
+            on_note=_Notes(console),
         )
         server.facts = puller.facts
         with puller:
-            said = f"relay {name} at {where}" if serve else f"relay {name} fills {store}"
-            console.print(f"{said}, fetching from {', '.join(sources)}", highlight=False)
+            what = f"relay {name} at {server.known_as}" if flags.serve else f"relay {name} fills {flags.store}"
+            console.print(f"{what}, fetching from {', '.join(sources)}", highlight=False)
             try:
                 await server.keep(listening)
             finally:
@@ -113,73 +103,52 @@ def serve_relay(
     until_stopped(main)
 
 
-def _server(
-    store: Store,
-    name: str,
-    host: str,
-    port: int,
-    allow: Path | None,
-    url: str | None,
-    key: Key | None,
-    tls: bool | None,
-) -> Server:
-    """A server for which `key` vouches where it speaks TLS; a key beside the store if none was given."""
+def _server(store: Store, name: str, listen: "ListenFlags", port: int, allow: Path | None, key: Key | None) -> Server:
+    """A server for whose certificate `key` vouches if it speaks TLS; without one, a key beside the store does."""
     context = None
-    if speaks_tls(host, url, tls):
-        key = key or Key.load_or_create(store.path.with_name(f"{store.path.name}.key"))  # nginx may serve what is in it
+    if speaks_tls(listen.host, listen.url, listen.tls):
+        key = key or Key.load_or_create(store.path.with_name(f"{store.path.name}.key"))  # not in it: nginx serves that
         context = server_context(key)
-    address = key.address if key else ""
     return Server(
         store,
         name=name,
-        host=host,
+        host=listen.host,
         port=port,
         allow=read_addresses(allow),
-        public=url,
+        public=listen.url,
         context=context,
-        address=address,
+        address=key.address if key else "",
     )
 
 
-def fetch_version(
-    sources: Sequence[str],
-    to: Path,
-    origin: str,
-    run: str | None,
-    number: int | None,
-    follow: bool,
-    wait_s: float,
-    name: str,
-    key: Path | None,
-    console: Console,
-    quiet: bool,
-) -> None:
+def fetch_version(sources: Sequence[str], flags: "FetchFlags", console: Console) -> None:
     """Fetches a version, or each new one as it appears; prints the directory of its files."""
-    identity = Key.load_or_create(key) if key else None
+    identity = Key.load_or_create(flags.key) if flags.key else None
     errors = Console(stderr=True)
     noted = _Notes(errors)
     files: Path | None = None
-    with Puller(Store(to), sources, origin, run, name=name, key=identity, on_note=noted) as puller:
+    store, origin, number = Store(flags.to), flags.origin_address, flags.version
+    with Puller(store, sources, origin, flags.run_name, name=flags.name, key=identity, on_note=noted) as puller:
         while True:
-            if follow:
+            if flags.follow:
                 number = _await_next(puller, files)
             try:
-                with _bar(errors, quiet) as show:
-                    files = puller.fetch(number, wait_s, on_progress=show)
+                with _bar(errors, flags.quiet) as show:
+                    files = puller.fetch(number, flags.wait, on_progress=show)
             except ShardcastError as error:
-                if not follow:
+                if not flags.follow:
                     raise
-                noted(str(error))  # it was taken back while it came; there will be another
+                noted(str(error))  # it was retracted while it was being fetched; there will be another
                 time.sleep(LOOK_S)
                 continue
-            _point(to / "latest", files)
+            _point(flags.to / "latest", files)
             console.print(str(files), highlight=False, soft_wrap=True)
-            if not follow:
+            if not flags.follow:
                 return
 
 
 def _await_next(puller: Puller, files: Path | None) -> int:
-    """The version after the one fetched last; the newest there is if that one was taken back, which removes it."""
+    """The version after the one fetched last; the newest there is if that one was retracted, which removes it."""
     while True:
         after = int(files.parent.name.split("-")[0]) if files is not None and files.is_dir() else -1
         if (found := puller.latest(LOOK_S, after)) is not None:
@@ -213,13 +182,13 @@ def show_tree(url: str, console: Console) -> None:
 
 
 def read_addresses(path: Path | None) -> list[str] | None:
-    """Addresses in a file, one a line; what follows a # is a remark."""
+    """Addresses in a file, one per line; text after a # is a comment."""
     if path is None:
         return None
     try:
         lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--allow {path}: cannot be read ({error}); give a file with one address a line") from error
+        raise ConfigError(f"--allow {path}: cannot be read ({error}); give a file with one address per line") from error
     return [checked_address(line) for line in lines if line]
 
 
