@@ -23,7 +23,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.config import TinyConfig
 from shoal.errors import BenchError, RolloutError
 from shoal.models.load import Policy, load
@@ -34,6 +33,7 @@ from shoal.protocol.submission import Limits, Rollout, Submission
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.tasks.sources.gym.source import ReasoningGym
 from tests.runs import CONFIG, Runs
+from tests.support.anvil import Anvil, anvil
 
 # A busy machine is no failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
@@ -44,7 +44,7 @@ LIMITS = Limits(group_size=4, vocab=260, max_prompt_tokens=16, max_new_tokens=8)
 ROOT = "ab" * 32
 # Tests that use both cores, or measure time.
 ALONE = (
-    "tests/bench/",
+    "tests/benchmarks/",
     "tests/faults/",
     "tests/attacks/test_programs.py",
     "tests/attacks/test_run_under_attack.py",

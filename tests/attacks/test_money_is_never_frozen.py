@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.bench.anvil import Anvil
 from shoal.client.credits import Teller
 from shoal.client.ledger import OnChain
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.evm.ledger import EvmLedger
+from tests.support.anvil import Anvil
 
 from ..conftest import chain_or_skip
 from ..ledger.world import (

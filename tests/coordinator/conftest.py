@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from shoal.bench.postgres import postgres
 from shoal.errors import BenchError
+from tests.support.postgres import postgres
 
 from .world import World, world_at
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.anvil import Anvil
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book
 from shoal.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
+from tests.support.anvil import Anvil
 
 from ..conftest import chain_or_skip
 from .test_commands import shoal

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.client import ledger as history
 from shoal.client.ask import _ledger_says
 from shoal.client.challenge import Rulings, arbitrate, challenge
@@ -34,6 +33,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
+from tests.support.anvil import Anvil, anvil
 
 from ..conftest import chain_or_skip
 from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak

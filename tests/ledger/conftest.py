@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.anvil import Anvil
 from shoal.ledger.interface import Ledger
+from tests.support.anvil import Anvil
 
 from ..conftest import chain_or_skip
 from .world import KEYS, evm_ledger, sqlite_ledger
