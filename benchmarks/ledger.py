@@ -30,7 +30,7 @@ from shoal.ledger.evm.rpc import Chain
 from shoal.ledger.export import verify_file
 from shoal.ledger.store import SqliteLedger
 from shoal.rundir import prepare_run
-from tests.support.anvil import Anvil, anvil
+from tests.support.servers.anvil import Anvil, anvil
 
 RUN = "bench"
 MAX_SHARE = 0.02

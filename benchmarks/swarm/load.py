@@ -32,7 +32,7 @@ from shoal.config import RunConfig, check_config, to_toml
 from shoal.errors import BenchError
 from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import key_path
-from tests.support.postgres import postgres
+from tests.support.servers.postgres import postgres
 
 SHARE = 0.5
 HURRIED = 32

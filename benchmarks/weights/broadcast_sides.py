@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from benchmarks.peers.process import Peer, peer_python
 from shoal.errors import BenchError, WaitError
 from shoal.process import free_ports
-from tests.support.programs import find_program
+from tests.support.servers.programs import find_program
 
 SHARDCAST = "shardcast==0.3.2"
 SCRIPT = Path(__file__).parents[1] / "peers" / "shardcast.py"

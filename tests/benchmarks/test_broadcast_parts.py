@@ -18,7 +18,7 @@ from benchmarks.weights.broadcast_sides import Nginx, free_port
 from shoal.errors import BenchError
 from shoal.files import cache_dir
 from shoal.tasks.isolation import install
-from tests.support.programs import PROGRAMS, find_program
+from tests.support.servers.programs import PROGRAMS, find_program
 
 LINK = ROOT / "benchmarks" / "peers" / "link.py"
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.common.progress import Progress
 from benchmarks.ledger import bench_ledger, share_of_run
 from shoal.errors import BenchError
-from tests.support.anvil import anvil
+from tests.support.servers.anvil import anvil
 
 
 def test_the_ledger_bench_gives_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ import psycopg
 import pytest
 
 from shoal.errors import BenchError
-from tests.support.postgres import postgres
-
-from .world import World, world_at
+from tests.support.coordinator_in_process import World, world_at
+from tests.support.servers.postgres import postgres
 
 _numbers = itertools.count()
 

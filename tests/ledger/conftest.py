@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from shoal.ledger.interface import Ledger
-from tests.support.anvil import Anvil
-
-from ..conftest import chain_or_skip
-from .world import KEYS, evm_ledger, sqlite_ledger
+from tests.conftest import chain_or_skip
+from tests.support.ledgers import KEYS, evm_ledger, sqlite_ledger
+from tests.support.servers.anvil import Anvil
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import pytest
 from shoal.errors import BenchError, ShardcastError
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.serve.nginx import nginx_config
-from tests.shardcast.world import client_of, contents, origin_at
-from tests.support.programs import find_program
+from tests.support.origin_and_relays import client_of, contents, origin_at
+from tests.support.servers.programs import find_program
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from shoal.errors import BenchError
-from tests.support.programs import find_program
+from tests.support.servers.programs import find_program
 
 START_S = 30.0
 STOP_S = 10.0

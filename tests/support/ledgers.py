@@ -25,7 +25,7 @@ from shoal.ledger.evm.rpc import Chain
 from shoal.ledger.interface import Ledger, Standing
 from shoal.ledger.refusal import Refused
 from shoal.ledger.store import SqliteLedger
-from tests.support.anvil import Anvil
+from tests.support.servers.anvil import Anvil
 
 
 def key_of(number: int) -> Key:

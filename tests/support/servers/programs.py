@@ -1,6 +1,6 @@
 """Programs that tests and benchmarks run and pip cannot install: the machine's own, else fetched into the cache.
 
-`python -m tests.support.programs nginx` prints where the program is.
+`python -m tests.support.servers.programs nginx` prints where the program is.
 """
 
 import platform

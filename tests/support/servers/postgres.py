@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.errors import BenchError
 from shoal.process import free_ports
-from tests.support.programs import find_program
+from tests.support.servers.programs import find_program
 
 START_S = 60.0
 STOP_S = 20.0
