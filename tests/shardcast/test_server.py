@@ -17,7 +17,7 @@ from shoal.shardcast.serve.children import CHILDREN
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates, sign_request
 from shoal.shardcast.serve.server import Server, serving
 from shoal.shardcast.serve.tree import walk
-from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
+from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
