@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.bench.anvil import Anvil
 from shoal.client.credits import Teller
 from shoal.client.ledger import OnChain
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.evm.ledger import EvmLedger
-
-from ..conftest import chain_or_skip
-from ..ledger.world import (
+from tests.conftest import chain_or_skip
+from tests.support.ledgers import (
     COORDINATOR,
     KEYS,
     NODES,
@@ -27,6 +25,7 @@ from ..ledger.world import (
     refusal,
     sqlite_ledger,
 )
+from tests.support.servers.anvil import Anvil
 
 STALL_S = 3600
 

@@ -22,8 +22,7 @@ from shoal.protocol.signed_request import (
     check_request,
     sign_request,
 )
-
-from .world import COORDINATOR, HERE, TRAINER, key_of
+from tests.support.coordinator_in_process import COORDINATOR, HERE, TRAINER, key_of
 
 NODE = key_of("a")
 NOW = 1_800_000_000.0

@@ -12,7 +12,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.errors import LedgerError
 from shoal.keys import Key
 from shoal.ledger.acts import Advance, Fund, Head, Open, Register, Settle
@@ -22,9 +21,21 @@ from shoal.ledger.interface import Ledger, totals_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import State, holdings, leases, status
+from tests.support.ledgers import (
+    COORDINATOR,
+    NODES,
+    RUN,
+    STRANGER,
+    VALIDATORS,
+    Court,
+    evm_ledger,
+    leaf,
+    make_terms,
+    refusal,
+)
+from tests.support.servers.anvil import Anvil, anvil
 
 from .moves import Move, act_of
-from .world import COORDINATOR, NODES, RUN, STRANGER, VALIDATORS, Court, evm_ledger, leaf, make_terms, refusal
 
 
 def balance(chain: Anvil, ledger: EvmLedger) -> int:

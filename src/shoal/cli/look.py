@@ -1,14 +1,16 @@
 """Help panel "Look": what a run is doing, what became of a submission, and whether a rejection holds."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import shoal
 from shoal.cli.app import app, console
 from shoal.cli.options import AskUrl, MaybeRun, Run
-from shoal.errors import ConfigError
+from shoal.errors import BenchError, ConfigError
 
 PANEL = "Look"
 
@@ -81,19 +83,21 @@ def attacks() -> None:
 
 @app.command(rich_help_panel=PANEL)
 def bench(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="engine, loop, async, toploc, attacks, delta, broadcast, swarm, ledger, eval, filter or length.",
-        ),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `python -m benchmarks` lists.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
     ] = False,
 ) -> None:
-    """Measure a hot path side by side with what you would otherwise use."""
-    from shoal.bench.run import run_bench
-
-    run_bench(name, json_, quick, console)
+    """Measure a hot path side by side with what you would otherwise use; in a checkout of the repository."""
+    root = Path(shoal.__file__).parents[2]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise BenchError(
+            "benchmarks are not part of the installed package, they are in the repository: "
+            "clone it and run `python -m benchmarks` there"
+        )
+    flags = [flag for flag, given in (("--json", json_), ("--quick", quick)) if given]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    # -P: a folder `benchmarks` of the current directory is not ours.
+    command = [sys.executable, "-P", "-m", "benchmarks", name, *flags]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
