@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, config: Path) -> None:
 def test_an_option_that_the_relay_of_a_run_does_not_heed_is_refused(tmp_path: Path, option: str) -> None:
     result = shoal(tmp_path, "relay", "--join", "http://127.0.0.1:1", option, str(tmp_path / "file"))
     assert result.returncode == 3
-    assert f"relay: {option}: not for the relay of a run" in result.stderr
+    assert f"relay of a run does not take {option}: only a relay outside a run does" in result.stderr
 
 
 def test_a_prepared_run_has_its_own_config(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _fields(kind: type) -> Iterator[inspect.Parameter]:
         )
 
 
-def refuse_flags(context: typer.Context, form: str, names: Collection[str], instead: str) -> None:
+def refuse_flags(context: typer.Context, form: str, names: Collection[str], why: str) -> None:
     """Refuses flags that this form of a command does not take; a flag that has no effect would be a lie."""
     given = []
     for parameter in context.command.params:
@@ -122,4 +122,4 @@ def refuse_flags(context: typer.Context, form: str, names: Collection[str], inst
             is_off = context.params[parameter.name] is False and parameter.secondary_opts
             given.append((parameter.secondary_opts if is_off else parameter.opts)[0])
     if given:
-        raise ConfigError(f"{form}: {', '.join(given)} cannot be given here; {instead}")
+        raise ConfigError(f"{form} does not take {', '.join(given)}: {why}")

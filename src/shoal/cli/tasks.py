@@ -99,7 +99,7 @@ def filter_tasks(
     if source.endswith(".toml"):
         own = ("reward", "max_new_tokens", "max_prompt_tokens")
         refuse_flags(
-            context, f"filter {source}", own, "a config has its own; they go with a source, as in file/math.jsonl"
+            context, f"filter {source}", own, "a config has its own; only a source does, as in file/math.jsonl"
         )
         config = load_config(Path(source))
         lines = config.tasks
@@ -140,10 +140,10 @@ def evaluate(
 
     if suite is not None:
         own = ("config", "settings", "version", "follow")
-        refuse_flags(context, "eval --suite", own, "they go with a run, or with a model directory and --config")
+        refuse_flags(context, "eval --suite", own, "only eval of a run does, or of a model directory with --config")
         _evaluate_suite(target, against, suite, tasks, samples, json_)
         return
-    refuse_flags(context, f"eval {target}", ("against", "samples", "json_"), "they go with --suite")
+    refuse_flags(context, f"eval {target}", ("against", "samples", "json_"), "only eval --suite does")
     # Before torch: a typo is reported at once.
     if follow:
         own = ("config", "settings", "version", "tasks")

@@ -58,7 +58,7 @@ def origin(
             context,
             f"origin {directory}",
             ("store", "key", "run_name", "keep", "allow"),
-            "they go with a directory of versions that is not a run's; a run's origin uses RUN/origin, "
+            "only an origin of another directory does; a run's origin uses RUN/origin, "
             "RUN/origin.key, name and keep.versions, and its readers do not sign their requests",
         )
         from shoal.roles.origin import start_origin
@@ -114,7 +114,7 @@ def relay(
             context,
             "relay of a run",
             ("store", "origin_address", "run_name", "name", "allow", "nginx", "serve"),
-            "they go with a relay outside a run (shoal relay --from URL --origin ADDRESS); a run's relay follows the "
+            "only a relay outside a run does (shoal relay --from URL --origin ADDRESS); a run's relay follows the "
             "run's config, and its readers do not sign their requests",
         )
         if listen.host in ("0.0.0.0", "::") and join is not None and listen.url is None:
@@ -132,7 +132,9 @@ def relay(
             "relay: give --join URL (a run's coordinator), or --from URL (an origin or a relay) and --origin ADDRESS "
             "(which the origin prints)"
         )
-    refuse_flags(context, "relay --from --origin", ("home",), "it goes with --join URL; here packages are in --store")
+    refuse_flags(
+        context, "relay --from --origin", ("home",), "only relay --join URL does; here packages are in --store"
+    )
     if flags.nginx is not None and flags.allow is not None:
         raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
     from shoal.cli.cast import serve_relay
