@@ -161,7 +161,7 @@ RELAY = ["relay", "runs/a", "--from", "http://127.0.0.1:1"]
         (["origin", "runs/a"], ["--key", "x", "--keep", "5"], "a run's origin uses RUN/origin"),
         (["origin", "runs/a"], ["--allow", "x"], "only an origin of another directory does"),
         (["origin", "runs/a"], ["--run", "run"], "only an origin of another directory does"),
-        (RELAY, ["--allow", "x"], "a relay outside a run (shoal relay --from URL --origin ADDRESS)"),
+        (RELAY, ["--allow", "x"], "only a relay outside a run does (shoal relay --from URL --origin ADDRESS)"),
         (RELAY, ["--store", "relay", "--name", "relay"], "a relay outside a run"),
         (RELAY, ["--no-serve"], "a relay outside a run"),
         ([*RELAY[:1], *RELAY[2:], "--origin", f"0x{'1' * 40}"], ["--home", "x"], "only relay --join URL does"),

@@ -13,6 +13,10 @@ class ConfigError(ShoalError):
     """A run's description is wrong."""
 
 
+class MissingExtraError(ConfigError):
+    """An optional package that is not installed; the message says which extra of shoal-rl has it."""
+
+
 class ModelError(ShoalError):
     """A model directory cannot be used."""
 

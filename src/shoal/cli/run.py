@@ -9,6 +9,7 @@ import typer
 from shoal.cli.app import app, console
 from shoal.cli.options import ConfigFlags, Join, JoinFlags, MaybeTarget, Target, takes_options
 from shoal.errors import ConfigError
+from shoal.extras import require
 
 PANEL = "Run"
 
@@ -32,6 +33,7 @@ def run(
         )
         typer.echo(to_toml(resolved), nl=False)
         return
+    require("coordinator", "shoal run")
     from shoal.roles.supervisor import run_config
 
     run_config(config, changes.settings or [], changes.out, console)
@@ -52,6 +54,7 @@ def coordinator(
     Its state is stored in the run's directory, or in PostgreSQL if swarm.database names one. It may be killed at any
     time; start it again to resume.
     """
+    require("coordinator", "shoal coordinator")
     from shoal.config import load_config
     from shoal.coordinator.command import serve_coordinator
     from shoal.rundir import default_path, open_run, settled

@@ -9,6 +9,7 @@ import typer
 from shoal.cli.app import app, console
 from shoal.cli.options import Home, Join, JoinFlags, ListenFlags, NodeKey, refuse_flags, takes_options
 from shoal.errors import ConfigError
+from shoal.extras import require
 
 PANEL = "Weights"
 Allow = Annotated[
@@ -51,6 +52,7 @@ def origin(
     Add a version in one move (write it under another name, such as v000012.partial, then rename it): its files are
     linked, not copied, and can be fetched while they are still being published.
     """
+    require("relay", "shoal origin")
     from shoal.rundir import RUN_FILE, open_run
 
     if (directory / RUN_FILE).is_file():
@@ -65,7 +67,7 @@ def origin(
 
         start_origin(open_run(directory), port, listen.host, listen.url, listen.tls)
         return
-    from shoal.cli.cast import serve_origin
+    from shoal.cli.weights_serve import serve_origin
 
     serve_origin(directory, flags, listen, port, console)
 
@@ -109,6 +111,7 @@ def relay(
 
     To lend this machine's bandwidth to a run: shoal relay --join URL --host 0.0.0.0 --url https://THIS-MACHINE:7200.
     """
+    require("relay", "shoal relay")
     if join is not None or (run_directory is not None and sources):
         refuse_flags(
             context,
@@ -137,7 +140,7 @@ def relay(
     )
     if flags.nginx is not None and flags.allow is not None:
         raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
-    from shoal.cli.cast import serve_relay
+    from shoal.cli.weights_serve import serve_relay
 
     serve_relay(sources, flags, listen, port, key, console)
 
@@ -167,7 +170,7 @@ def fetch(
     flags: FetchFlags,
 ) -> None:
     """Fetch weights from several relays at once and print where they are. If it is stopped, run it again to resume."""
-    from shoal.cli.cast import fetch_version
+    from shoal.cli.weights_fetch import fetch_version
 
     fetch_version(sources, flags, console)
 
@@ -175,6 +178,6 @@ def fetch(
 @app.command(rich_help_panel=PANEL)
 def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a relay.")]) -> None:
     """Show which nodes have how much of which version, from a server downwards."""
-    from shoal.cli.cast import show_tree
+    from shoal.cli.weights_fetch import show_tree
 
     show_tree(url, console)

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from shoal.client.client import Link
 from shoal.client.known_coordinators import trusted
-from shoal.coordinator.archive import has_coordinator, reading
-from shoal.coordinator.verdicts import explain
 from shoal.errors import LedgerError, SwarmError
+from shoal.extras import require
 from shoal.keys import Key, checksummed, short
 from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
@@ -36,10 +35,14 @@ def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
 
 
 def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
-    """The same of a run that lies here, also when it is over."""
+    """The same for a run on this machine, also after it has ended."""
+    require("coordinator", f"run {run_dir}: reading its coordinator's records")
+    from shoal.coordinator.archive import has_coordinator, reading
+    from shoal.coordinator.verdicts import explain
+
     run = open_run(run_dir)
     if not has_coordinator(run):
-        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
+        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts are in {run_dir}/rollouts")
     with reading(run) as db:
         told = asdict(explain(db, *named_submission(submission)))
     told["ledger"] = _ledger_says(run_dir, told["step"], told["submission"])

@@ -28,7 +28,7 @@ from shoal.coordinator.db.schema import nodes, nonces
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.node_states import State
-from shoal.coordinator.nodes import Node, Role
+from shoal.coordinator.nodes import Node
 from shoal.coordinator.orphaned_uploads import Orphans, unnamed
 from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
@@ -37,6 +37,7 @@ from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.coordinator.verdicts import Explanation, Filed
 from shoal.keys import Key
 from shoal.ledger.entry import Statement
+from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card

@@ -20,10 +20,10 @@ from shoal.client.known_coordinators import remember, trusted
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.weight_source import CastChannel
 from shoal.config import TaskConfig
-from shoal.coordinator.nodes import Role
 from shoal.errors import ShoalError, WaitError
 from shoal.files import whole_file
 from shoal.keys import Key
+from shoal.protocol.messages import Role
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import RolloutStore, WeightChannel, WeightSource, roots_of
 from shoal.protocol.submission import Limits

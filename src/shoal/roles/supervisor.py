@@ -19,7 +19,7 @@ from shoal.client.client import Link
 from shoal.config import load_config
 from shoal.coordinator.node_states import State
 from shoal.coordinator.plants import Plants
-from shoal.errors import ShoalError, StorageError
+from shoal.errors import MissingExtraError, ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.ledger.reader import read_record
@@ -79,10 +79,14 @@ def run_swarm(run: RunDir, console: Console) -> None:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
-    plot_run(run.path, run.path / "curves.png")
+    curves = str(run.path / "curves.png")
+    try:
+        plot_run(run.path, run.path / "curves.png")
+    except MissingExtraError as error:
+        curves = f"not drawn ({error})"
     print_summary(summarise(run.path), console)
     console.print(
-        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
+        f"curves: {curves}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
         soft_wrap=True,
     )
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from shoal.coordinator.archive import handed_in
 from shoal.errors import RolloutError, WeightsError
+from shoal.extras import require
 from shoal.models.load import load, read_weights
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Limits, check_sample, read_rollouts
@@ -52,6 +52,9 @@ def bound_to(bundle: Bundle, run: Path) -> str:
             f"{whose}: bound to nothing, for it does not lie in a run's directory; config, lease and samples are what "
             "its sender wrote"
         )
+    require("coordinator", f"{whose}: comparing it with the run in {run}")
+    from shoal.coordinator.archive import handed_in
+
     own = open_run(run)
     if differs := changes(own.config, bundle.config, DECIDES_NO_VERDICT):
         raise RolloutError(f"{whose}: its config is not that of the run in {run}\n" + "\n".join(differs))

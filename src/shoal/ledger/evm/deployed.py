@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shoal.errors import LedgerError
+from shoal.extras import require
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import Address, Record, Terms, TxHash
@@ -15,8 +16,9 @@ from shoal.ledger.store import LEDGER_FILE
 try:
     from shoal.ledger.evm.ledger import EvmLedger
     from shoal.ledger.evm.rpc import Chain
-except ImportError as error:
-    raise LedgerError(f"{error.name} is not installed, which talks to a chain: pip install 'shoal-rl[chain]'") from None
+except ImportError:
+    require("chain", "ledger on a chain", LedgerError)
+    raise
 
 JOURNAL = "sent.json"
 OWN_RPC = "SHOAL_RPC"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.extras import require
 from shoal.files import parse_json
 from shoal.tasks.prompts import posed
 from shoal.tasks.rewards.extract import Place
@@ -162,10 +163,8 @@ def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:
 def read_dataset(name: str, options: Mapping[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """The rows of a dataset that `datasets` knows: a directory, or a name on the hub where there is a network."""
     where = f"dataset/{name}"
-    try:
-        import datasets
-    except ImportError:
-        raise TaskError(f"task source {where}: needs the package datasets; pip install 'shoal-rl[datasets]'") from None
+    require("datasets", f"task source {where}", TaskError)
+    import datasets
 
     try:
         if (Path(name) / "state.json").is_file() or (Path(name) / "dataset_dict.json").is_file():
