@@ -15,8 +15,8 @@ from shoal.config import RunConfig, TaskConfig
 HEAD = """# Settings of a run
 
 Every key of a config file with its type, default and meaning. This page is generated: `python -m shoal.config_docs >
-docs/config.md`. An unknown key is refused, with the nearest known one. `shoal run CONFIG --dry-run` prints a config with all
-defaults filled in; `--set train.lr=1e-5` overrides one key.
+docs/config.md`. An unknown key is refused, with the nearest known one. `shoal run CONFIG --dry-run` prints a config with
+all defaults filled in; `--set train.lr=1e-5` overrides one key.
 """
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "multiple_of": "a multiple of"}
 HUGE = 1 << 31  # a bound that only keeps numbers within their format is not worth a word
