@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import load_config
+from shoal.config_io import load_config
 
 CONFIG = """
 name = "a"

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import RunConfig, TrainConfig, check_config, describe, load_config, to_toml
+from shoal.config import RunConfig, TrainConfig
 from shoal.config_docs import config_page
+from shoal.config_io import check_config, describe, load_config, to_toml
 from shoal.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"name": "a", "steps": 3, "tasks": [{"source": "reasoning-gym/chain_sum"}]}

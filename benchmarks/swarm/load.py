@@ -28,7 +28,8 @@ from benchmarks import ROOT
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import Figure
 from benchmarks.swarm.nodes import Load
-from shoal.config import RunConfig, check_config, to_toml
+from shoal.config import RunConfig
+from shoal.config_io import check_config, to_toml
 from shoal.errors import BenchError
 from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import key_path

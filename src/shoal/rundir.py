@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.config import RunConfig, check_config, load_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.client.weight_source import CastChannel
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.errors import WeightsError
 from shoal.process import free_ports
 from shoal.protocol.stores import Version

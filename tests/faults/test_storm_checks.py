@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import Connection, update
 
-from shoal.config import check_config
+from shoal.config_io import check_config
 from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import verdicts as judging

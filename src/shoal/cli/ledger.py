@@ -114,7 +114,7 @@ def gas(
     votes, for which ledger.gas funds it; a node for withdrawing; a challenger and the arbiter for their own.
     """
     from shoal.client.gas import show_gas
-    from shoal.config import load_config
+    from shoal.config_io import load_config
     from shoal.rundir import default_path, open_run
 
     if run.is_dir():

@@ -23,7 +23,7 @@ def run(
 ) -> None:
     """Run a whole swarm on this machine, and let other machines join it. Run it again to resume after a stop."""
     if dry_run:
-        from shoal.config import load_config, to_toml
+        from shoal.config_io import load_config, to_toml
         from shoal.rundir import locate_run
 
         settings = changes.settings or []
@@ -55,7 +55,7 @@ def coordinator(
     time; start it again to resume.
     """
     require("coordinator", "shoal coordinator")
-    from shoal.config import load_config
+    from shoal.config_io import load_config
     from shoal.coordinator.command import serve_coordinator
     from shoal.rundir import default_path, open_run, settled
 

@@ -23,7 +23,7 @@ def model(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make it again even if it is cached.")] = False,
 ) -> None:
     """Make the base model of a run and print its directory; it is cached for later runs."""
-    from shoal.config import load_config
+    from shoal.config_io import load_config
     from shoal.models.base import ensure_base_model
 
     typer.echo(ensure_base_model(load_config(config, settings or []), errors, rebuild=rebuild))
@@ -50,7 +50,7 @@ def sft(
     A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples come from
     the tasks: shoal sft configs/laptop.toml --model MODEL --out warm
     """
-    from shoal.config import load_config
+    from shoal.config_io import load_config
 
     _check_model(model)
     lines = load_config(data).tasks if data.suffix == ".toml" else None
@@ -92,7 +92,8 @@ def filter_tasks(
 
     If it is stopped, the same command resumes, also with another number of workers.
     """
-    from shoal.config import TaskConfig, load_config
+    from shoal.config import TaskConfig
+    from shoal.config_io import load_config
     from shoal.evals.filter import parse_keep
     from shoal.tasks.sources.filtered import Header
 
@@ -203,7 +204,7 @@ def _check_model(model: Path) -> None:
 
 def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
     """What `shoal eval` measures: a run, or the config that goes with a model directory."""
-    from shoal.config import load_config
+    from shoal.config_io import load_config
     from shoal.rundir import RUN_FILE, open_run
 
     if not target.is_dir():

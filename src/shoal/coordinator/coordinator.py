@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
 
-from shoal.config import RunConfig, public_tree
+from shoal.config import RunConfig
+from shoal.config_io import public_tree
 from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import retention as keeping

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from shoal.config import RUN_NAME, RunConfig, check_config
+from shoal.config import RUN_NAME, RunConfig
+from shoal.config_io import check_config
 from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.client.client import Link
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.coordinator.node_states import State
 from shoal.coordinator.plants import Plants
 from shoal.errors import MissingExtraError, ShoalError, StorageError
