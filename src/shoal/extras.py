@@ -23,7 +23,7 @@ def require(extra: str, what: str, kind: type[ShoalError] = MissingExtraError) -
     """Raises an error of this kind, which says what to install, unless all modules of the extra can be imported."""
     missing = [name for name in EXTRAS[extra] if name not in NOT_EVERYWHERE and not _is_there(name)]
     if missing:
-        raise kind(f"{what}: needs {' and '.join(missing)}; run: pip install 'shoal-rl[{extra}]'")
+        raise kind(f"{what}: needs {', '.join(missing)}; run: pip install 'shoal-rl[{extra}]'")
 
 
 def _is_there(module: str) -> bool:

@@ -172,7 +172,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     run = RunDir(path, config)
     channel = run.channel()
     if file.exists():
-        console.print(f"going on with the run in {path}")
+        console.print(f"resuming the run in {path}")
     elif run.checkpoints.exists() or channel.numbers():
         raise ConfigError(
             f"run {path}: holds the remains of a run that lost its {RUN_FILE}; restore that file, delete the rest, "

@@ -54,7 +54,7 @@ def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
     assert twice.returncode == 3
     assert "there is a file already" in twice.stderr
     again = shoal(there, "identity", "import", str(backup))
-    assert "is this machine's already" in again.stdout
+    assert "is already this machine's key" in again.stdout
     other = shoal(tmp_path / "third", "identity", "show").stdout.splitlines()[-1]
     refused = shoal(tmp_path / "third", "identity", "import", str(backup))
     assert refused.returncode == 3
@@ -131,7 +131,7 @@ def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
     small_world.announce()
     small_world.hand_in("a", small_world.take("a"))
     before = shoal(tmp_path, "why", "0/0", "--join", small_world.url)
-    assert "no verdict yet: it waits for a validator" in before.stdout
+    assert "no verdict yet: waiting for a validator" in before.stdout
     (upload,) = small_world.validator.waiting(0, 0)
     finding = Finding("rewards", "rewards are what the scorer gives", 1.0, 0.0, 3)
     sha256 = small_world.validator.read(upload)[1]

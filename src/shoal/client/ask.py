@@ -83,8 +83,8 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
     ]
     verdict = told["verdict"]
     if verdict is None:
-        return [*lines, "no verdict yet: it waits for a validator"]
-    how = "computed again" if verdict["audited"] else "checked without computing it again"
+        return [*lines, "no verdict yet: waiting for a validator"]
+    how = "recomputed" if verdict["audited"] else "checked without recomputing it"
     lines.append(f"{'accepted' if verdict['accept'] else 'rejected'} by {checksummed(told['judge'])}, {how}")
     if finding := verdict["finding"]:
         where = "" if finding["sample"] is None else f" in sample {finding['sample']}"
@@ -93,7 +93,7 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
     if verdict["evidence"]:
-        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE computes it again")
+        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE recomputes it")
     lines += [f"ledger: {line}" for line in told.get("ledger", [])]
     return lines
 
@@ -104,7 +104,7 @@ def print_swarm(join: str, console: Console) -> None:
         status = link.look(m.StatusOut, "/v1/status").model_dump()
     console.print(
         f"run {one_line(status['run'])}: version {status['version']} of {status['steps']}; "
-        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} wait for a verdict",
+        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} awaiting a verdict",
         highlight=False,
         soft_wrap=True,
     )

@@ -64,7 +64,7 @@ def filter_source(
         tasks = _tasks(source, count)
         chunks = chunks_of(tasks)
         if rated:
-            console.print(f"going on after {len(rated)} tasks that were measured before", highlight=False)
+            console.print(f"resuming after {len(rated)} tasks that were measured before", highlight=False)
         with (
             partial.open("ab") as file,
             _bar(console) as bar,

@@ -36,11 +36,13 @@ def replay_bundle(path: Path, console: Console) -> bool:
     console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
     if again is None:
-        console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")
+        console.print("recomputed: no rule is broken; the rejection does not hold", style="bold red")
         return False
     console.print(f"computed again {again}", markup=False, highlight=False, soft_wrap=True)
     agree = (again.check, again.sample) == (bundle.finding.check, bundle.finding.sample)
-    console.print("the same rule is broken at the same place" if agree else "another rule is broken than was said")
+    console.print(
+        "the same rule is broken at the same place" if agree else "a rule is broken, but the verdict names another rule"
+    )
     return agree
 
 
