@@ -177,7 +177,7 @@ def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: 
     assert joined.config.swarm.relays == []  # what is nobody's business is not in the card
     assert json.loads((joined.path / "run.json").read_text())["config"]["name"] == "test"
     assert key.stat().st_mode & 0o777 == 0o600
-    assert f"what is fetched lies in {joined.path}" in said[-1]
+    assert f"files are kept in {joined.path}" in said[-1]
 
 
 def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_world: World, tmp_path: Path) -> None:
