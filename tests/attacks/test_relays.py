@@ -282,7 +282,7 @@ def test_a_head_that_another_key_signed_is_refused_and_its_signer_named(tmp_path
 
     with evil_relay(honest.url, head_twist(resign)) as evil, pytest.raises(WaitError) as refused:
         pull(tmp_path / "client", honest, evil.url, wait_s=2)
-    assert f"{evil.url}: head: signed by {forger.address}, not by the origin {honest.key.address}" in str(refused.value)
+    assert f"{evil.url}: head: signed by {forger.address}, not by {honest.key.address}" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_what_is_no_card_is_said_to_be_none(data: bytes) -> None:
 def test_a_card_of_another_schema_says_so(small_world: World) -> None:
     tree = json.loads(signed_card(small_world))
     tree["card"]["schema_version"] = 1
-    with pytest.raises(SwarmError, match="has schema version 1, this program knows 2"):
+    with pytest.raises(SwarmError, match="has schema version 1, this program knows 3"):
         read_card(json.dumps(tree).encode(), Join(small_world.url, None))
 
 
