@@ -9,7 +9,7 @@ import httpx2
 
 from shoal.coordinator.http.api import make_app
 from shoal.keys import Key
-from shoal.protocol.signed_request import Recipient, sign_request
+from shoal.signed_request import Recipient, sign_request
 
 from .world import HERE, World, key_of
 

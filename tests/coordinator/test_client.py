@@ -66,7 +66,7 @@ def test_what_is_refused_is_not_asked_again(small_world: World) -> None:
 
 
 def test_a_node_whose_clock_is_off_is_told_by_how_much(small_world: World) -> None:
-    with pytest.raises(IdentityError, match=r"your clock is 1\d\d s behind the coordinator's.*set it"):
+    with pytest.raises(IdentityError, match=r"your clock is 1\d\d s behind this server's.*set it"):
         small_world.link(A, clock=lambda: time.time() - 120).join("worker")
 
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from shoal.keys import Key
-from shoal.protocol.signed_request import sign_request
+from shoal.signed_request import sign_request
 
 from .world import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 

@@ -28,9 +28,9 @@ from shoal.keys import Key
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import STATUS, Refusal
 from shoal.protocol.run_card import MAX_CARD_BYTES, Card, Join, read_card
-from shoal.protocol.signed_request import EMPTY, Recipient, sign_request
 from shoal.protocol.task_weights import SignedTable
 from shoal.shardcast.fetch.http import distance_to
+from shoal.signed_request import EMPTY, Recipient, sign_request
 from shoal.tasks.difficulty import Table
 from shoal.text import one_line
 from shoal.tls import UnvouchedError, WrongServerError, pinned_context, public_context
