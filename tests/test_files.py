@@ -25,8 +25,7 @@ from shoal.files import (
     whole_directory,
     write_whole,
 )
-
-from .conftest import run_on_small_disk
+from tests.support.small_disk import run_on_small_disk
 
 # Writes files of ever new content and length; each ends with the hash of what stands before it.
 WRITE_FOREVER = """

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.process import EXIT_REFUSED, PARENT_PIPE, Child, die_with_parent, set_defaults, stop_all
-
-from .conftest import run_on_small_disk
+from tests.support.small_disk import run_on_small_disk
 
 # A role: says that it is ready, then does nothing for a long time.
 ROLE = """

@@ -16,8 +16,7 @@ from shoal.files import STAGING, locked
 from shoal.models.load import WEIGHTS, load
 from shoal.protocol.submission import Limits, write_rollouts
 from shoal.rundir import RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
-
-from .conftest import judge_formats, make_submission
+from tests.support.submissions import judge_formats, make_submission
 
 
 def make_config(model: Path | str, **changes: Any) -> RunConfig:

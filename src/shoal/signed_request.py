@@ -2,7 +2,8 @@
 
 The coordinator and the servers of weights check them alike. The message is eight lines that begin with a domain of our
 own, so nothing that a peer supplied is signed as it stands. It names the server, and of a coordinator the run: where
-one key serves two runs, a request of one is void in the other. A signature is valid for `WINDOW_S` before and after its time, its nonce remembered for `REMEMBER_S`, across restarts.
+one key serves two runs, a request of one is void in the other. A signature is valid for `WINDOW_S` before and after its
+time, its nonce remembered for `REMEMBER_S`, by the coordinator across restarts.
 """
 
 import hashlib

@@ -34,12 +34,11 @@ from shoal.validate.checks import Checks
 from shoal.validate.evidence import bundle_name, read_bundle
 from shoal.validate.replay import replay_bundle
 from shoal.validate.vote_log import Vote, Votes
-
-from ..coordinator.world import COORDINATOR, VALIDATOR, key_of, world_at
-from ..coordinator.world import World as Swarm
-from ..swarm import base_version, make_run
-from ..validate.court import InThisProcess
-from ..world import SAMPLING, TASKS, World, build_world, gym, model_dir, weights, with_sample
+from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, key_of, world_at
+from tests.support.coordinator_in_process import World as Swarm
+from tests.support.model_and_checks import SAMPLING, TASKS, World, build_world, gym, model_dir, weights, with_sample
+from tests.support.roles_in_process import base_version, make_run
+from tests.support.validator_in_process import InThisProcess
 
 PASSWORD = "hunter2-and-more"
 

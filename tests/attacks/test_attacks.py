@@ -8,8 +8,7 @@ from shoal.attacks import ATTACKS, attack_named
 from shoal.attacks.texts import EditedTokens
 from shoal.errors import ConfigError
 from shoal.generate.engine import Request
-
-from ..world import VERSIONS, World, build_world, lease_of, weights
+from tests.support.model_and_checks import VERSIONS, World, build_world, lease_of, weights
 
 LEASES = {"short": 3, "long": 2}
 OTHER_DRAWS = {"sampling"}

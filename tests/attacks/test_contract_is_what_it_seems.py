@@ -12,9 +12,8 @@ from shoal.ledger.evm.contract import compiled
 from shoal.ledger.evm.creation import creation_input
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import Chain
-
-from ..conftest import chain_or_skip
-from ..ledger.world import COORDINATOR, RUN, evm_ledger, make_terms
+from tests.conftest import chain_or_skip
+from tests.support.ledgers import COORDINATOR, RUN, evm_ledger, make_terms
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import pytest
 
 from shoal.validate.recompute import replay
 from shoal.validate.sampling import check_free, surprise
-
-from ..world import World, build_world, lease_of, with_sample
+from tests.support.model_and_checks import World, build_world, lease_of, with_sample
 
 FILES = 200
 

@@ -18,9 +18,8 @@ from shoal.ledger.store import SqliteLedger
 from shoal.protocol.lease import Lease
 from shoal.protocol.verdict import Verdict
 from shoal.signed_request import Recipient, sign_request
-
-from ..coordinator.strangers import Stranger
-from ..coordinator.world import COORDINATOR, TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from tests.support.coordinator_in_process import COORDINATOR, TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from tests.support.strangers import Stranger
 
 HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ..world import World, build_world, lease_of
+from tests.support.model_and_checks import World, build_world, lease_of
 
 
 @pytest.fixture(scope="module", params=["short", "long"])

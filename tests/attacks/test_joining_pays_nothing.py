@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from shoal.ledger.acts import Register, Stake, Unbond, Withdraw
-
-from ..ledger.world import KEYS, NODES, STRANGER, Court, key_of, leaf, refusal, sqlite_ledger
+from tests.support.ledgers import KEYS, NODES, STRANGER, Court, key_of, leaf, refusal, sqlite_ledger
 
 
 def test_a_key_that_did_nothing_takes_nothing_out(tmp_path: Path) -> None:

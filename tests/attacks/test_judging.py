@@ -18,11 +18,10 @@ from shoal.roles.trainer import start_trainer
 from shoal.tasks.source import Score, Split, Task
 from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
 from shoal.validate.vote_log import Votes
-
-from ..coordinator.world import good_file, key_of, world_at
-from ..swarm import entries, make_config, make_run, make_worker, notes, working
-from ..validate.court import open_court
-from ..world import World, build_world, gym
+from tests.support.coordinator_in_process import good_file, key_of, world_at
+from tests.support.model_and_checks import World, build_world, gym
+from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, working
+from tests.support.validator_in_process import open_court
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ from shoal.tasks.package_versions import PYTHON, check_packages, packages_of
 from shoal.tasks.rewards.scorer import Scorer, _Lost, _score
 from shoal.tasks.sources.gym import source as gym
 from shoal.tasks.sources.gym.safe_answers import TEXT_OPTIONS
-
-from ..coordinator.world import world_at
+from tests.support.coordinator_in_process import world_at
 
 PATHS_AS_OPTIONS = {"data_file"}
 

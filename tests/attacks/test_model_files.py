@@ -12,8 +12,7 @@ from shoal.errors import ModelError
 from shoal.keys import Key
 from shoal.models import load as loading
 from shoal.models.load import Policy, load
-
-from ..models.architectures import save_random
+from tests.support.architectures import save_random
 
 
 @pytest.fixture

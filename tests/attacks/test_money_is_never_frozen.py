@@ -12,9 +12,8 @@ from shoal.client.ledger import OnChain
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.evm.ledger import EvmLedger
-
-from ..conftest import chain_or_skip
-from ..ledger.world import (
+from tests.conftest import chain_or_skip
+from tests.support.ledgers import (
     COORDINATOR,
     KEYS,
     NODES,

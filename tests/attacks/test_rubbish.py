@@ -26,13 +26,13 @@ from shoal.roles.trainer import start_trainer
 from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Score, Split, Task
+from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
+from tests.support.model_and_checks import SAMPLING, TASKS, build_world, gym, model_dir
+from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes
+from tests.support.strangers import Stranger
+from tests.support.submissions import LIMITS, make_lease, make_submission
+from tests.support.validator_in_process import open_court
 
-from ..conftest import LIMITS, make_lease, make_submission
-from ..coordinator.strangers import Stranger
-from ..coordinator.world import TRAINER, World, key_of, world_at
-from ..swarm import entries, make_config, make_run, make_worker, notes
-from ..validate.court import open_court
-from ..world import SAMPLING, TASKS, build_world, gym, model_dir
 from .pages import with_hollow_pages
 
 PLACES = [f"198.51.{number}.7" for number in range(6)]

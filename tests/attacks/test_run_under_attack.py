@@ -12,7 +12,7 @@ from shoal.coordinator.db.schema import nodes, submissions
 from shoal.ledger.export import verify_file
 from shoal.rundir import open_run
 from shoal.telemetry.metrics import read_metrics
-from tests.runs import CONFIG, Runs, reward_at
+from tests.support.run_processes import CONFIG, Runs, reward_at
 
 STEPS = 40
 # Three strikes rather than two keep the cheaters at work a little longer.

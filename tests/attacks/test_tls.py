@@ -24,9 +24,8 @@ from shoal.shardcast.fetch.http import Connection, Pace, SourceError
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server, serving
 from shoal.tls import UnvouchedError, make_certificate, server_context, vouched_by
-
-from ..coordinator.world import COORDINATOR, World, key_of, world_at
-from ..shardcast.world import KEY, origin_at
+from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
+from tests.support.origin_and_relays import KEY, origin_at
 
 A, MALLORY = key_of("a"), key_of("mallory")
 PAUSE_S = 0.5

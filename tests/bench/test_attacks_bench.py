@@ -13,8 +13,7 @@ from shoal.bench import attacks as bench
 from shoal.bench.attacks import Size, Tally
 from shoal.bench.progress import Progress
 from shoal.config import RunConfig
-
-from ..swarm import make_config
+from tests.support.roles_in_process import make_config
 
 SMALL = Size(2, 4, 8, files=3, honest={1: 2, 64: 2}, plain=2, lr=1e-2, trained_on=4)
 

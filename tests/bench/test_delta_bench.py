@@ -16,8 +16,7 @@ from shoal.bench.result import BenchResult
 from shoal.bench.run import find_bench
 from shoal.config import RunConfig
 from shoal.shardcast.delta import kernels as delta_kernels
-
-from ..swarm import make_config
+from tests.support.roles_in_process import make_config
 
 SMALL = Size(group_size=4, new_tokens=8, groups=16, most_groups=256, rounds=1)
 

@@ -24,8 +24,7 @@ from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import read_status
-
-from ..shardcast.world import KEY, RUN, contents, relay_at
+from tests.support.origin_and_relays import KEY, RUN, contents, relay_at
 
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
 

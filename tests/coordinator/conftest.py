@@ -12,8 +12,7 @@ import pytest
 
 from shoal.bench.postgres import postgres
 from shoal.errors import BenchError
-
-from .world import World, world_at
+from tests.support.coordinator_in_process import World, world_at
 
 _numbers = itertools.count()
 

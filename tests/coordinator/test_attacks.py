@@ -21,8 +21,17 @@ from shoal.coordinator.db.schema import metadata
 from shoal.keys import Key
 from shoal.protocol.refusal import Refusal
 from shoal.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
-
-from .world import COORDINATOR, HERE, ORIGIN, TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from tests.support.coordinator_in_process import (
+    COORDINATOR,
+    HERE,
+    ORIGIN,
+    TRAINER,
+    VALIDATOR,
+    World,
+    good_file,
+    key_of,
+    world_at,
+)
 
 A, B = key_of("a"), key_of("b")
 

@@ -13,9 +13,8 @@ from shoal.errors import IdentityError, SwarmError, WaitError
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join, SignedCard, read_card
-from tests.faults.net import Mischief, Network, Proxy
-
-from .world import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config
+from tests.support.coordinator_in_process import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config
+from tests.support.faulty_network import Mischief, Network, Proxy
 
 A = key_of("a")
 

@@ -16,8 +16,7 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.keys import Key, checksummed, short
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import key_path
-
-from .world import World, key_of
+from tests.support.coordinator_in_process import World, key_of
 
 
 def shoal(home: Path, *arguments: str, said: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from .world import World, key_of, world_at
+from tests.support.coordinator_in_process import World, key_of, world_at
 
 PAUSE_S = 0.3
 GET = b"GET /v1/card HTTP/1.1\r\nHost: x\r\n\r\n"

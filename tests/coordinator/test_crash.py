@@ -20,9 +20,8 @@ from shoal.config import to_toml
 from shoal.files import sha256_file
 from shoal.keys import Key
 from shoal.rundir import role_key
-
-from ..conftest import LIMITS, ROOT, judge_formats
-from .world import good_file, key_of, make_config
+from tests.support.coordinator_in_process import good_file, key_of, make_config
+from tests.support.submissions import LIMITS, ROOT, judge_formats
 
 KILLS = 2
 NODES = 4

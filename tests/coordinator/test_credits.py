@@ -14,11 +14,11 @@ from shoal.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
+from tests.conftest import chain_or_skip
+from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
 
-from ..conftest import chain_or_skip
 from .test_commands import shoal
 from .test_ledger_writer import TOKENS, announce, judge, keep, state
-from .world import COORDINATOR, World, key_of, world_at
 
 GOOD = key_of("good").address
 STALL_S = 3600

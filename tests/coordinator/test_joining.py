@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..runs import CONFIG
+from tests.support.run_processes import CONFIG
 
 
 def own_network() -> list[str]:

@@ -25,8 +25,7 @@ from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
-
-from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)
 EVIDENCE = "ee" * 32

@@ -4,8 +4,7 @@ import pytest
 
 from shoal.coordinator.node_states import LOST_S, QUIET_S, SUSPENDED_S
 from shoal.coordinator.nodes import sweep
-
-from .world import VALIDATOR, World, key_of
+from tests.support.coordinator_in_process import VALIDATOR, World, key_of
 
 A = key_of("a")
 

@@ -34,10 +34,10 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
+from tests.conftest import chain_or_skip
+from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
-from ..conftest import chain_or_skip
 from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
-from .world import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
 

@@ -11,9 +11,8 @@ import pytest
 
 from shoal.coordinator.orphaned_uploads import Orphans
 from shoal.coordinator.uploads import Objects, incoming_name, object_name, place_in
-
-from ..conftest import judge_formats
-from .world import World, good_file, key_of
+from tests.support.coordinator_in_process import World, good_file, key_of
+from tests.support.submissions import judge_formats
 
 A = key_of("a")
 HOUR_S = 3600.0

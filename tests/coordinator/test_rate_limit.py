@@ -13,8 +13,7 @@ from shoal.coordinator.http.rate_limit import BURST_S, Guard, network_of
 from shoal.keys import Key
 from shoal.protocol.refusal import Refusal
 from shoal.signed_request import sign_request
-
-from .world import HERE, TRAINER, World, key_of, world_at
+from tests.support.coordinator_in_process import HERE, TRAINER, World, key_of, world_at
 
 A, B = key_of("a"), key_of("b")
 DEFAULT = SwarmConfig().requests_per_s

@@ -11,9 +11,8 @@ from shoal.errors import BannedError, RolloutError, StorageError
 from shoal.ledger.acts import Deposit
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.verdict import Finding, Verdict
-
-from ..conftest import judge_formats
-from .world import TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from tests.support.coordinator_in_process import TRAINER, VALIDATOR, World, good_file, key_of, world_at
+from tests.support.submissions import judge_formats
 
 
 def test_a_file_goes_from_worker_through_judgement_to_the_trainer_once(world: World) -> None:

@@ -20,8 +20,7 @@ from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
-
-from .world import TRAINER, World, key_of, world_at
+from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:

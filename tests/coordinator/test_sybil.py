@@ -13,9 +13,8 @@ from shoal.coordinator.db.schema import nodes
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.signed_request import sign_request
-
-from .strangers import Stranger
-from .world import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.coordinator_in_process import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.strangers import Stranger
 
 
 def accept(world: World) -> None:

@@ -15,8 +15,7 @@ from shoal.rundir import RunDir
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.files import place_of
 from shoal.tasks.source import score
-
-from .world import World, world_at
+from tests.support.coordinator_in_process import World, world_at
 
 CODE = (
     "def task(n):\n    return {'question': f'{n}?', 'answer': str(n)}\n\n\ndef score(entry, answer):\n    return 1.0\n"

@@ -10,9 +10,8 @@ from moto.server import ThreadedMotoServer
 
 from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.errors import ConfigError
-
-from ..conftest import judge_formats
-from .world import World, good_file, key_of, world_at
+from tests.support.coordinator_in_process import World, good_file, key_of, world_at
+from tests.support.submissions import judge_formats
 
 A = key_of("a")
 

@@ -16,9 +16,8 @@ from shoal.tasks.difficulty import Table
 from shoal.tasks.source import InProcess
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-
-from ..swarm import base_version, entries, make_config, make_run, make_worker, mixed_tasks
-from .world import TRAINER, VALIDATOR, World, key_of
+from tests.support.coordinator_in_process import TRAINER, VALIDATOR, World, key_of
+from tests.support.roles_in_process import base_version, entries, make_config, make_run, make_worker, mixed_tasks
 
 STEPS = 4
 CHANGES: dict[str, Any] = {

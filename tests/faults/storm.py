@@ -35,10 +35,10 @@ from shoal.keys import Key
 from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
 from shoal.protocol.lease import Lease
 from shoal.rundir import key_path, prepare_run
-from tests.conftest import own_mounts
 from tests.faults.checks import Checker, People, read_lineage, read_records
-from tests.faults.net import Cutter, Network, Proxy
 from tests.faults.nursery import Born, Nursery
+from tests.support.faulty_network import Cutter, Network, Proxy
+from tests.support.small_disk import own_mounts
 
 ASYNC_LEVEL = 2
 HONEST = ("worker-0", "worker-1")

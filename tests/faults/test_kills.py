@@ -14,7 +14,7 @@ from shoal.keys import Key
 from shoal.rundir import key_path, open_run
 from shoal.telemetry.status import read_status
 from tests.faults.checks import Checker, People, read_lineage
-from tests.runs import STEPS, Runs, reward_at
+from tests.support.run_processes import STEPS, Runs, reward_at
 
 # There are two workers.
 KILLS = {

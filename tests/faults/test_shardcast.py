@@ -20,17 +20,8 @@ from shoal.shardcast.format.manifest import Index
 from shoal.shardcast.format.records import MIB, Piece, read_head, read_line, signed_head, signed_line
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.rate_limit import Limits
-from tests.conftest import run_on_small_disk
-from tests.shardcast.world import (
-    KEY,
-    RUN,
-    Origin,
-    changing_relay,
-    client_of,
-    contents,
-    metric,
-    origin_at,
-)
+from tests.support.origin_and_relays import KEY, RUN, Origin, changing_relay, client_of, contents, metric, origin_at
+from tests.support.small_disk import run_on_small_disk
 
 THIEF = Key(b"\x66" * 32)
 

@@ -31,10 +31,10 @@ from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir, prepare_run
 from shoal.signed_request import Signed
 from shoal.telemetry.status import RoleStatus
-from tests.conftest import make_submission
 from tests.faults import checks
 from tests.faults.checks import Checker, People
 from tests.faults.storm import config_of
+from tests.support.submissions import make_submission
 
 COORDINATOR, TRAINER, VALIDATOR, HONEST, CHEATER = (Key(bytes([n]) * 32) for n in range(1, 6))
 PEOPLE = People(TRAINER.address, frozenset([VALIDATOR.address]), frozenset([HONEST.address]))

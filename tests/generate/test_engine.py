@@ -19,8 +19,7 @@ from shoal.generate import engine as engine_module
 from shoal.generate.engine import Completion, Request, TorchEngine
 from shoal.generate.sampling import NoiseStream
 from shoal.models.load import Policy, load
-
-from ..models.architectures import plain_model, save_random
+from tests.support.architectures import plain_model, save_random
 
 MAX_LEN = 64
 VOCAB = 260

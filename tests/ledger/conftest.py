@@ -7,9 +7,8 @@ import pytest
 
 from shoal.bench.anvil import Anvil
 from shoal.ledger.interface import Ledger
-
-from ..conftest import chain_or_skip
-from .world import KEYS, evm_ledger, sqlite_ledger
+from tests.conftest import chain_or_skip
+from tests.support.ledgers import KEYS, evm_ledger, sqlite_ledger
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,19 @@ from shoal.ledger.acts import (
     vote_hash,
 )
 from shoal.ledger.state import State
-
-from .world import ARBITER, COORDINATOR, EVIDENCE, KEYS, LINKS, NODES, RUN, SALT, VALIDATORS, leaf, reveal
+from tests.support.ledgers import (
+    ARBITER,
+    COORDINATOR,
+    EVIDENCE,
+    KEYS,
+    LINKS,
+    NODES,
+    RUN,
+    SALT,
+    VALIDATORS,
+    leaf,
+    reveal,
+)
 
 Move = tuple[int, int, int, int]
 _number = st.integers(0, (1 << 16) - 1)

@@ -22,9 +22,20 @@ from shoal.ledger.interface import Ledger, totals_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import State, holdings, leases, status
+from tests.support.ledgers import (
+    COORDINATOR,
+    NODES,
+    RUN,
+    STRANGER,
+    VALIDATORS,
+    Court,
+    evm_ledger,
+    leaf,
+    make_terms,
+    refusal,
+)
 
 from .moves import Move, act_of
-from .world import COORDINATOR, NODES, RUN, STRANGER, VALIDATORS, Court, evm_ledger, leaf, make_terms, refusal
 
 
 def balance(chain: Anvil, ledger: EvmLedger) -> int:

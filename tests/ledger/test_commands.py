@@ -16,9 +16,20 @@ from shoal.ledger.acts import Fund
 from shoal.ledger.commands import explain
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.export import export, read_file, verify_file
+from tests.support.ledgers import (
+    ARBITER,
+    COORDINATOR,
+    EVIDENCE,
+    NODES,
+    RUN,
+    STRANGER,
+    VALIDATORS,
+    Court,
+    leaf,
+    sqlite_ledger,
+)
 
 from .test_tamper import fill
-from .world import ARBITER, COORDINATOR, EVIDENCE, NODES, RUN, STRANGER, VALIDATORS, Court, leaf, sqlite_ledger
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from shoal.ledger.acts import (
     vote_hash,
 )
 from shoal.ledger.interface import Ledger
-
-from .world import (
+from tests.support.ledgers import (
     ARBITER,
     COORDINATOR,
     EVIDENCE,

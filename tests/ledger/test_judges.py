@@ -11,8 +11,7 @@ from shoal.ledger.acts import Challenge, Commit, Deposit, Rule, Settle, vote_has
 from shoal.ledger.plant_draw import planted
 from shoal.ledger.state import in_standing
 from shoal.ledger.store import SqliteLedger
-
-from .world import (
+from tests.support.ledgers import (
     ARBITER,
     COORDINATOR,
     EVIDENCE,

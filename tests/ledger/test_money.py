@@ -12,9 +12,9 @@ from shoal.ledger.acts import Act, Open
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply, opened
 from shoal.ledger.state import FULL_STANDING, State
+from tests.support.ledgers import COORDINATOR, RUN, make_terms
 
 from .moves import MAX_KIND, MOVES, Move, act_of
-from .world import COORDINATOR, RUN, make_terms
 
 
 def fresh() -> State:

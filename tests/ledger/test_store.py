@@ -12,9 +12,8 @@ from shoal.errors import LedgerError, StorageError
 from shoal.ledger.acts import Fund, Withdraw
 from shoal.ledger.entry import Statement
 from shoal.ledger.export import verify_file
-
-from ..conftest import run_on_small_disk
-from .world import COORDINATOR, NODES, RUN, STRANGER, Court, leaf, refusal, sqlite_ledger
+from tests.support.ledgers import COORDINATOR, NODES, RUN, STRANGER, Court, leaf, refusal, sqlite_ledger
+from tests.support.small_disk import run_on_small_disk
 
 
 def test_a_hundred_kills_tear_no_entry_and_lose_none_that_was_acknowledged(tmp_path: Path) -> None:

@@ -18,8 +18,18 @@ from shoal.ledger.chain import TamperedError, find_fork, verify
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.store import SqliteLedger
-
-from .world import ARBITER, COORDINATOR, EVIDENCE, NODES, RUN, STRANGER, VALIDATORS, Court, leaf, sqlite_ledger
+from tests.support.ledgers import (
+    ARBITER,
+    COORDINATOR,
+    EVIDENCE,
+    NODES,
+    RUN,
+    STRANGER,
+    VALIDATORS,
+    Court,
+    leaf,
+    sqlite_ledger,
+)
 
 
 def fill(ledger: SqliteLedger) -> None:

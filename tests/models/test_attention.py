@@ -14,8 +14,7 @@ from shoal.errors import ModelError
 from shoal.generate.engine import TorchEngine
 from shoal.models.attention import MAX_PADDING, Packed, SharedPrompt, _similar
 from shoal.models.load import Policy, load
-
-from .architectures import VOCAB, plain_model, save_random
+from tests.support.architectures import VOCAB, plain_model, save_random
 
 RUNS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from shoal.errors import ModelError
 from shoal.models.attention import Packed
 from shoal.models.load import WEIGHTS, Policy, load, read_weights, trainable
-
-from .architectures import save_random
+from tests.support.architectures import save_random
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.submission import Submission, write_rollouts
 from shoal.protocol.verdict import Verdict
-
-from ..conftest import LIMITS, ROOT, judge_formats, make_lease, make_rollout, make_submission
+from tests.support.submissions import LIMITS, ROOT, judge_formats, make_lease, make_rollout, make_submission
 
 RULES = Rules(
     run="test",

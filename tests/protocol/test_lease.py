@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
-
-from ..conftest import make_lease
+from tests.support.submissions import make_lease
 
 leases = st.builds(
     Lease,

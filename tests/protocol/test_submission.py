@@ -35,8 +35,7 @@ from shoal.protocol.submission import (
     read_summary,
     write_rollouts,
 )
-
-from ..conftest import LIMITS, ROOT, make_lease, make_submission
+from tests.support.submissions import LIMITS, ROOT, make_lease, make_submission
 
 LEASE = make_lease(deadline=2e9)
 GOOD = make_submission(LEASE)

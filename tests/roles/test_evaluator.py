@@ -23,8 +23,7 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess
 from shoal.watch.show import print_status
 from shoal.watch.summary import summarise
-
-from ..swarm import TREE, Coin, entries, make_config, make_run, make_worker, working
+from tests.support.roles_in_process import TREE, Coin, entries, make_config, make_run, make_worker, working
 
 TASKS = 12
 

@@ -19,11 +19,10 @@ from shoal.roles.session import Reach
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks import Checks
-
-from ..conftest import ROOT
-from ..coordinator.world import VALIDATOR, good_file, key_of, world_at
-from ..coordinator.world import World as Swarm
-from ..world import VERSIONS, World, build_world, gym, lease_of, weights
+from tests.support.coordinator_in_process import VALIDATOR, good_file, key_of, world_at
+from tests.support.coordinator_in_process import World as Swarm
+from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, weights
+from tests.support.submissions import ROOT
 
 PLANTS = Plants(key_of("planter"), "test")
 

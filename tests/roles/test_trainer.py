@@ -27,9 +27,18 @@ from shoal.tasks.source import Task
 from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import read_status
 from shoal.train.step import train_step
-
-from ..conftest import judge_formats
-from ..swarm import Coin, base_version, entries, judging_store, make_config, make_run, make_worker, notes, working
+from tests.support.roles_in_process import (
+    Coin,
+    base_version,
+    entries,
+    judging_store,
+    make_config,
+    make_run,
+    make_worker,
+    notes,
+    working,
+)
+from tests.support.submissions import judge_formats
 
 
 class Hopeless(Coin):

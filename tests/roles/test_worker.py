@@ -20,9 +20,8 @@ from shoal.rl.advantages import group_advantages
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
-
-from ..conftest import judge_formats, make_lease
-from ..swarm import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
+from tests.support.roles_in_process import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
+from tests.support.submissions import judge_formats, make_lease
 
 
 class Failing(Coin):

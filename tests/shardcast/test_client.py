@@ -17,7 +17,7 @@ from shoal.shardcast.format.store import HEAD, Store
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving
-from tests.shardcast.world import (
+from tests.support.origin_and_relays import (
     KEY,
     RUN,
     changing_relay,

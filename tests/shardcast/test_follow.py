@@ -19,8 +19,7 @@ from shoal.shardcast.origin.follow import Follower, follow, version_number
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving
-
-from .world import KEY, RUN, client_of, contents
+from tests.support.origin_and_relays import KEY, RUN, client_of, contents
 
 VALUES = 300_000
 

@@ -12,7 +12,7 @@ from shoal.errors import ShardcastError
 from shoal.shardcast.fetch.http import Connection, Pace, Response
 from shoal.shardcast.format.store import HEAD
 from shoal.shardcast.serve.tree import Node, Seen, walk
-from tests.shardcast.world import KEY, RUN, origin_at
+from tests.support.origin_and_relays import KEY, RUN, origin_at
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:x", "ftp://a", "a:80", ""])

@@ -16,7 +16,7 @@ from shoal.bench.programs import find_program
 from shoal.errors import ShoalError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
-from tests.shardcast.world import KEY, RUN, Origin, contents, origin_at
+from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
 
 
 @pytest.fixture(scope="session")

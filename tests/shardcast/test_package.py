@@ -10,7 +10,7 @@ from blake3 import blake3
 from shoal.errors import StorageError
 from shoal.shardcast.fetch.package import Job
 from shoal.shardcast.format.records import MIB, Entry, Opening, Piece, signed_line
-from tests.shardcast.world import KEY, RUN
+from tests.support.origin_and_relays import KEY, RUN
 
 URL = "http://127.0.0.1:1"
 DATA = b"a" * MIB

@@ -10,7 +10,7 @@ from shoal.errors import StorageError
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin import publish
 from shoal.shardcast.origin.publish import Publisher
-from tests.shardcast.world import KEY, RUN, write_version
+from tests.support.origin_and_relays import KEY, RUN, write_version
 
 
 @pytest.fixture

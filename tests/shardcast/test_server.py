@@ -16,7 +16,7 @@ from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.shardcast.serve.server import Server, serving
 from shoal.shardcast.serve.tree import walk
 from shoal.signed_request import EMPTY, NONCE, Recipient, sign_request
-from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
+from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:

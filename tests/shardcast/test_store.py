@@ -7,7 +7,7 @@ import pytest
 
 from shoal.shardcast.format.manifest import Index
 from shoal.shardcast.format.store import Store, take_hold
-from tests.shardcast.world import KEY, origin_at
+from tests.support.origin_and_relays import KEY, origin_at
 
 NAME = "000001-full-00112233aabbccdd"
 

@@ -14,7 +14,7 @@ from shoal.shardcast.fetch.client import KEEP_MADE
 from shoal.shardcast.format.records import Base
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.versions import Versions
-from tests.shardcast.world import Origin, client_of, contents, metric, origin_at, relay_at
+from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 pytest.importorskip("shoal.shardcast.delta.delta")
 

@@ -32,8 +32,7 @@ from shoal.tasks.difficulty import (
 )
 from shoal.tasks.source import Mixture, Split, Task, TaskSource, draw
 from shoal.tasks.sources.table import Rows
-
-from ..conftest import make_lease
+from tests.support.submissions import make_lease
 
 DIFFICULTY = SamplerConfig(kind="difficulty")
 NO_BUDGET = LengthConfig()

@@ -9,8 +9,7 @@ from shoal.errors import ConfigError
 from shoal.protocol.submission import read_parts
 from shoal.tasks.length import budgeted, target_of, with_length
 from shoal.tasks.source import Score, Task
-
-from ..world import World, build_world
+from tests.support.model_and_checks import World, build_world
 
 BUDGET = LengthConfig(targets=[4, 8, 12], alpha=0.01)
 TASK = Task("words", 3, "Spell.", "x", {})

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.protocol.submission import Rollout, Submission
 from shoal.train.batch import Group, MicroBatch, deal, pack, sort_groups
-
-from ..conftest import make_lease, make_rollout, make_submission
+from tests.support.submissions import make_lease, make_rollout, make_submission
 
 BUDGET = 40
 

@@ -17,8 +17,7 @@ from shoal.files import STAGING
 from shoal.models.attention import Packed
 from shoal.models.load import WEIGHTS, Policy, load, trainable
 from shoal.train.checkpoint import OPTIMIZER, STATE, Progress, load_checkpoint, save_checkpoint
-
-from ..conftest import run_on_small_disk
+from tests.support.small_disk import run_on_small_disk
 
 SAVE_FOREVER = """
 import itertools, sys, torch

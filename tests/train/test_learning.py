@@ -13,9 +13,8 @@ from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.loss_config import Family
 from shoal.train.batch import Group
 from shoal.train.step import train_step
-
-from ..conftest import make_rollout
-from ..swarm import make_config
+from tests.support.roles_in_process import make_config
+from tests.support.submissions import make_rollout
 
 STEPS = 40
 GROUPS = 12

@@ -15,8 +15,7 @@ from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.train.batch import pack
 from shoal.train.sft import SftConfig, example, fit, fit_model, from_conversations, from_source
 from shoal.train.step import logprobs
-
-from ..conftest import WORDS
+from tests.support.submissions import WORDS
 
 
 def rows(path: Path, *lines: Any) -> Path:

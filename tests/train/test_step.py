@@ -17,10 +17,9 @@ from shoal.protocol.submission import Rollout
 from shoal.rl.advantages import group_advantages
 from shoal.train.batch import Group, pack
 from shoal.train.step import StepResult, learning_rate, logprobs, train_step
-
-from ..conftest import make_rollout
-from ..models.architectures import save_random
-from ..swarm import make_config
+from tests.support.architectures import save_random
+from tests.support.roles_in_process import make_config
+from tests.support.submissions import make_rollout
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 TEMPERATURE = 0.8

@@ -10,8 +10,7 @@ from shoal.roles.trainer import start_trainer
 from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Sampler, Table, rates_from_tree
-
-from ..swarm import entries, make_config, make_run, make_worker, mixed_tasks, notes, working
+from tests.support.roles_in_process import entries, make_config, make_run, make_worker, mixed_tasks, notes, working
 
 WEIGHTED = {"kind": "difficulty"}
 

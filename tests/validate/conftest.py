@@ -3,8 +3,7 @@
 import pytest
 
 from shoal.protocol.submission import Submission, groups_with_signal
-
-from ..world import World, build_world
+from tests.support.model_and_checks import World, build_world
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,8 @@ from shoal.validate.sampling import check_free, check_logprobs, check_seeded, su
 from shoal.validate.tasks import check_tasks
 from shoal.validate.termination import check_termination
 from shoal.validate.version import check_version
-
-from ..conftest import make_lease, make_submission
-from ..world import VERSIONS, World, gym, with_sample
+from tests.support.model_and_checks import VERSIONS, World, gym, with_sample
+from tests.support.submissions import make_lease, make_submission
 
 LIMITS = ThresholdsConfig(shortfall=0.02, inexact_share=0.002, inexact_tokens=2, logprob=0.01)
 

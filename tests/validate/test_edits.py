@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
-
-from ..world import World, with_sample
+from tests.support.model_and_checks import World, with_sample
 
 
 @st.composite

@@ -22,9 +22,8 @@ from shoal.validate import evidence
 from shoal.validate import replay as again
 from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
 from shoal.validate.replay import replay_bundle
-
-from ..world import World, gym, with_sample
-from .court import Court, InThisProcess, open_court
+from tests.support.model_and_checks import World, gym, with_sample
+from tests.support.validator_in_process import Court, InThisProcess, open_court
 
 ATTACK_OF = {
     "format": "truncated",

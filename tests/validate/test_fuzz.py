@@ -14,8 +14,7 @@ from shoal.errors import RolloutError
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.validate.proofs import check_computation, check_lengths
 from shoal.validate.recompute import replay
-
-from ..world import World
+from tests.support.model_and_checks import World
 
 FILES = 600
 PROOFS = 2000

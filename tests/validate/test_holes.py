@@ -25,9 +25,8 @@ from shoal.tasks.source import InProcess, Score, Split, Task
 from shoal.tasks.sources.gym.safe_answers import in_form
 from shoal.validate.checks import noise_keys
 from shoal.validate.recompute import replay
-
-from ..world import World, gym
-from .court import Court, open_court
+from tests.support.model_and_checks import World, gym
+from tests.support.validator_in_process import Court, open_court
 
 
 @pytest.fixture

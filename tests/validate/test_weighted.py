@@ -28,9 +28,8 @@ from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import read_bundle
 from shoal.validate.replay import judge_again, replay_bundle
-
-from ..swarm import base_version, make_config, make_run, make_worker, mixed_tasks
-from ..world import SAMPLING, model_dir, weights
+from tests.support.model_and_checks import SAMPLING, model_dir, weights
+from tests.support.roles_in_process import base_version, make_config, make_run, make_worker, mixed_tasks
 
 VERSIONS = 3
 

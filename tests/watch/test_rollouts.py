@@ -14,9 +14,8 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
 from shoal.rundir import RunDir
 from shoal.watch.rollouts import print_rollouts
-
-from ..conftest import make_rollout
-from ..swarm import make_config, make_run
+from tests.support.roles_in_process import make_config, make_run
+from tests.support.submissions import make_rollout
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil[bold]"
 

@@ -18,9 +18,8 @@ from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
-
-from ..swarm import base_version, make_config, make_run
-from ..world import SAMPLING, TASKS, World, gym, model_dir, weights
+from tests.support.model_and_checks import SAMPLING, TASKS, World, gym, model_dir, weights
+from tests.support.roles_in_process import base_version, make_config, make_run
 
 
 @dataclass(slots=True)

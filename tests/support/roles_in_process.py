@@ -20,8 +20,7 @@ from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of, prepare_run
 from shoal.tasks.source import InProcess, Split, Task, TaskSource
 from shoal.telemetry.metrics import Entry, read_metrics
-
-from .conftest import judge_formats
+from tests.support.submissions import judge_formats
 
 TREE: dict[str, Any] = {
     "name": "test",

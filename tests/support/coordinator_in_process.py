@@ -29,8 +29,7 @@ from shoal.protocol.submission import Limits, write_rollouts
 from shoal.signed_request import Recipient, sign_request
 from shoal.tasks.difficulty import Table
 from shoal.tls import server_context
-
-from ..conftest import LIMITS, ROOT, make_submission
+from tests.support.submissions import LIMITS, ROOT, make_submission
 
 TREE: dict[str, Any] = {
     "name": "test",

@@ -28,9 +28,8 @@ from shoal.rundir import limits_of
 from shoal.tasks.source import InProcess
 from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.validate.checks import Checks
-
-from .conftest import WORDS, make_lease
-from .swarm import make_config
+from tests.support.roles_in_process import make_config
+from tests.support.submissions import WORDS, make_lease
 
 Kind = Literal["short", "long"]
 TASKS = {"source": "reasoning-gym/spell_backward", "options": WORDS, "binary": False}
