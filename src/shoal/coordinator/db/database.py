@@ -5,7 +5,6 @@ few hundred times a second however many nodes ask. One coordinator at a time own
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +19,7 @@ from shoal.errors import ConfigError, StorageError, first_line
 from shoal.files import locked, make_directory
 from shoal.group_commit import GroupCommit
 from shoal.protocol.refusal import Refusal
+from shoal.wait import wait_until
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
@@ -130,12 +130,10 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _own_postgres(connection: Any, _record: Any) -> None:
     """A lock that ends with the connection, whoever is killed; taken again whenever one is made."""
-    deadline = time.monotonic() + TAKEOVER_S
+    taken = "database: another coordinator has it open; a run has one coordinator"
+    lock = f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})"
     connection.autocommit = True
-    while not connection.execute(f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})").fetchone()[0]:
-        if time.monotonic() >= deadline:
-            raise StorageError("database: another coordinator has it open; a run has one coordinator")
-        time.sleep(0.1)
+    wait_until(lambda: connection.execute(lock).fetchone()[0], TAKEOVER_S, taken, error=StorageError)
     connection.autocommit = False
 
 
