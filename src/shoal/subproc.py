@@ -56,6 +56,10 @@ class Child:
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr, show_stderr), daemon=True)
         self._listener.start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def fileno(self) -> int:
         """For `select`: readable when a reply has begun."""
         return self._from
