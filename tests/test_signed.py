@@ -12,7 +12,7 @@ from shoal.errors import LedgerError
 from shoal.keys import Key, signer_of
 from shoal.protocol.lease import Lease
 from shoal.protocol.signed_lease import SignedLease
-from shoal.signed import canonical, check_signed, message
+from shoal.signed import _written, canonical, check_signed, message
 
 KEY, OTHER = Key(b"\1" * 32), Key(b"\2" * 32)
 
@@ -78,6 +78,7 @@ def test_strings_and_the_order_of_names_are_those_of_the_rfc() -> None:
 def test_the_form_of_what_was_read_back_is_the_same(value: object) -> None:
     text = canonical(value)
     assert canonical(json.loads(text)) == text
+    assert _written(value) == text  # with and without the encoder in C
     assert "\n" not in text
 
 

@@ -5,6 +5,7 @@ that no signature passes for one of another kind. A structured value is one line
 a line break. The signature is EIP-191 (`personal_sign`) over the UTF-8 bytes.
 """
 
+import json
 import math
 from decimal import Decimal
 from json.encoder import encode_basestring
@@ -14,6 +15,8 @@ from shoal.errors import IdentityError, ShoalError
 from shoal.keys import signer_of
 
 _LITERALS = {None: "null", True: "true", False: "false"}
+# In C, and right for a value without floats whose names are ASCII: ledgers and manifests hold no other.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
 
 
 def canonical(value: Any) -> str:
@@ -22,7 +25,7 @@ def canonical(value: Any) -> str:
     Integers are written in full. Up to 2**53 that is the RFC's form; beyond, where the RFC has only rounded ones, a
     reader needs integers of arbitrary size.
     """
-    text = _written(value)
+    text = _ENCODER.encode(value) if _is_simple(value) else _written(value)
     text.encode()  # half of a surrogate pair has no UTF-8
     return text
 
@@ -42,6 +45,15 @@ def check_signed(said: bytes, signature: str, author: str, what: str, error: typ
         raise error(f"{what}: {reason}") from None
     if signer != author:
         raise error(f"{what}: signed by {signer}, not by {author}, or changed since")
+
+
+def _is_simple(value: Any) -> bool:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return True
+    if kind is dict:
+        return all(type(name) is str and name.isascii() for name in value) and all(map(_is_simple, value.values()))
+    return (kind is list or kind is tuple) and all(map(_is_simple, value))
 
 
 def _written(value: Any) -> str:
