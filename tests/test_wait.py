@@ -9,7 +9,7 @@ from shoal.wait import Wait, wait_until
 
 
 def test_it_ends_as_soon_as_what_is_waited_for_is_there() -> None:
-    answers = iter([None, [], "here"])
+    answers = iter(["", "", "here"])
     told: list[float] = []
     assert wait_until(lambda: next(answers), 20.0, "nothing came", pause_s=0.01, on_wait=told.append) == "here"
     assert len(told) == 2
