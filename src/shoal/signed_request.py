@@ -1,4 +1,4 @@
-"""Signed HTTP requests: who asks what, of which server and when, under one EIP-191 signature that is good once.
+"""Signed HTTP requests with replay protection: method, path, body, time, nonce and server under one EIP-191 signature.
 
 The coordinator and the servers of weights check them alike. The message is eight lines that begin with a domain of our
 own, so nothing that a peer supplied is signed as it stands. It names the server, and of a coordinator the run: where
