@@ -11,7 +11,7 @@ from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, 
 from shoal.coordinator.policy import Terms
 from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
-from shoal.protocol.signed_request import Signed
+from shoal.signed_request import Signed
 
 # A node that asks often is not written down as seen each time.
 SEEN_EVERY_S = 1.0
