@@ -129,9 +129,9 @@ def test_what_a_worker_imports_needs_no_extra() -> None:
 BLOCK = f"""
 import sys
 from importlib.machinery import PathFinder
-class Without:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
         absent = {sorted(OPTIONAL - {"requests", "jinja2", "yaml"})!r}
         return None if name.partition(".")[0] in absent else PathFinder.find_spec(name, path, target)
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
