@@ -113,10 +113,10 @@ def test_a_request_that_is_sent_again_is_refused_also_after_a_restart(small_worl
     world.store(A)
     headers = signed(world, A, "POST", "/v1/leases", data) | {"Content-Type": "application/json"}
     assert world.send("POST", "/v1/leases", data, headers).status_code == 200
-    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
+    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request separately")
     world.stop()
     world.start()
-    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
+    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request separately")
 
 
 def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(small_world: World) -> None:

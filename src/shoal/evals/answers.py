@@ -1,4 +1,4 @@
-"""Answers of a model to tasks, sampled and scored. Those to one task depend on nothing that is asked beside it."""
+"""Samples answers of a model to tasks and scores them; those to one task do not depend on what is asked beside it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

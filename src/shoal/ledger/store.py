@@ -1,4 +1,4 @@
-"""The embedded ledger: a SQLite file to which entries are only ever added.
+"""The embedded ledger: an append-only SQLite file, single writer with group commit.
 
 One thread writes. What waits for it is entered in one transaction and acknowledged after the disk has it (WAL,
 `synchronous = FULL`), so many writers share a wait for the disk. The database itself refuses to change or remove a row,
@@ -148,7 +148,7 @@ class SqliteLedger:
             return reader(self._history.state)
 
     def stored_lines(self, first: int, most_bytes: int) -> list[str]:
-        """Entries from a number on as they are on the disk, not parsed: whoever reads them checks them."""
+        """Entries from a number on as they are on the disk, not parsed: the reader checks them."""
         found, size = list[str](), 0
         with _reading(self._path) as database:
             for (line,) in database.execute("SELECT line FROM entries WHERE number >= ? ORDER BY number", (first,)):
@@ -277,7 +277,7 @@ def _insert(database: sqlite3.Connection, entries: Sequence[Entry], path: Path) 
             raise
     except sqlite3.Error as error:
         raise StorageError(
-            f"ledger {path}: cannot be written ({error}); nothing acknowledged is lost: free some space or mend the "
+            f"ledger {path}: cannot be written ({error}); nothing acknowledged is lost: free some space or fix the "
             "disk, and open it again"
         ) from error
 

@@ -114,7 +114,7 @@ class Nonces:
     def use(self, signed: Signed) -> None:
         """Takes note of a request's nonce; a Refusal if it was used before."""
         if signed.time <= self.horizon or (signed.node, signed.nonce) in self._used:
-            raise Refusal("replay", f"{NONCE} {signed.nonce}: was used before; sign each request anew")
+            raise Refusal("replay", f"{NONCE} {signed.nonce}: was used before; sign each request separately")
         if len(self._used) >= MAX_NONCES:
             raise Refusal("full", f"{len(self._used)} requests within {REMEMBER_S:.0f} s; try again later")
         self._used[signed.node, signed.nonce] = signed.time

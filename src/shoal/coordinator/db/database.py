@@ -1,4 +1,4 @@
-"""One thread does all that is done to the database; what waits is done in one transaction and answered after it.
+"""Single-writer database with group commit: queued requests share one transaction and are answered after it commits.
 
 So nothing is acknowledged that could be lost, there is no race between two requests, and a busy coordinator commits a
 few hundred times a second however many nodes ask. One coordinator at a time owns a database: a second is refused.
@@ -142,7 +142,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _own_postgres(connection: Any, _record: Any) -> None:
-    """A lock that ends with the connection, whoever is killed; taken again whenever one is made."""
+    """A lock that ends with the connection, whichever process is killed; taken again whenever one is made."""
     deadline = time.monotonic() + TAKEOVER_S
     connection.autocommit = True
     while not connection.execute(f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})").fetchone()[0]:
