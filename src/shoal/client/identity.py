@@ -47,7 +47,7 @@ def export(path: Path, to: Path | None, console: Console) -> None:
     try:
         key.save(to)
     except FileExistsError:
-        raise IdentityError(f"key {to}: there is a file already, and it may be a key; give another one") from None
+        raise IdentityError(f"key {to}: the file exists, and may be a key; give another name") from None
     console.print(f"{checksummed(key.address)} is in {to}; anyone who has that file can act as you", highlight=False)
 
 
