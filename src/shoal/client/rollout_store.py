@@ -1,4 +1,4 @@
-"""`RolloutStore` over the network: the directory store's promises, kept by the coordinator.
+"""`RolloutStore` over the network: leases, files and verdicts of a run, kept by its coordinator.
 
 One class serves worker, validator and trainer; what each may do is decided by its key. A file is fetched once, checked
 against the hash that the coordinator gave for it, and read from a directory of the node's own.
@@ -52,7 +52,7 @@ class SwarmStore:
         root_of: Callable[[int], str | None] = lambda _: None,
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
     ) -> None:
-        """`cache` is for fetched files; `limits` and `root_of` are what they are judged by, as in a directory store."""
+        """`cache` is for fetched files; `limits` and `root_of` are what they are judged by."""
         self._link = link
         self._cache = cache
         self._limits = limits

@@ -1,4 +1,7 @@
-"""The two interfaces between trainer and workers. Networked ones replace the directories without touching the loop."""
+"""The two interfaces between roles: `WeightSource` for policy versions, `RolloutStore` for leases, files and verdicts.
+
+Roles work through them, so that a test can put memory in the place of the network.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
