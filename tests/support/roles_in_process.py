@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config
+from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import load
@@ -102,7 +103,7 @@ def make_worker(
 
 def train(run: RunDir) -> None:
     """The run's trainer in this thread, from its last checkpoint to the last step."""
-    with run.role("trainer") as (status, metrics):
+    with locked(run.path / "locks" / "trainer", "taken"), run.role("trainer") as (status, metrics):
         build_trainer(run, run.channel(), lambda *asked: memory_store(run, *asked), status, metrics).run()
 
 
