@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import settings
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.config import TinyConfig
 from shoal.errors import BenchError
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
 from shoal.tasks.sources.gym.source import ReasoningGym
 from tests.support.run_processes import CONFIG, Runs
+from tests.support.servers.anvil import Anvil, anvil
 from tests.support.submissions import WORDS
 
 # A busy machine is no failure: pytest-timeout ends what hangs.
@@ -30,7 +30,7 @@ settings.load_profile("shoal")
 
 # Tests that use both cores, or measure time.
 ALONE = (
-    "tests/bench/",
+    "tests/benchmarks/",
     "tests/faults/",
     "tests/attacks/test_programs.py",
     "tests/attacks/test_run_under_attack.py",

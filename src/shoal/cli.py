@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from shoal.errors import BannedError, ConfigError, ShoalError, StorageError
+import shoal
+from shoal.errors import BannedError, BenchError, ConfigError, ShoalError, StorageError
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_words, set_defaults
 
 if TYPE_CHECKING:
@@ -435,22 +436,24 @@ def calibrate(
 
 @app.command()
 def bench(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="engine, loop, async, toploc, attacks, delta, broadcast, swarm, ledger, eval, filter or length.",
-        ),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `python -m benchmarks` lists.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
     ] = False,
 ) -> None:
-    """Measure a hot path side by side with what you would otherwise use."""
-    from shoal.bench.run import run_bench
-
-    run_bench(name, json_, quick, console)
+    """Measure a hot path side by side with what you would otherwise use; in a checkout of the repository."""
+    root = Path(shoal.__file__).parents[2]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise BenchError(
+            "benchmarks are not part of the installed package, they are in the repository: "
+            "clone it and run `python -m benchmarks` there"
+        )
+    flags = [flag for flag, given in (("--json", json_), ("--quick", quick)) if given]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    # -P: a folder `benchmarks` of the current directory is not ours.
+    command = [sys.executable, "-P", "-m", "benchmarks", name, *flags]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 
 Sources = Annotated[

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.anvil import Anvil
 from shoal.errors import LedgerError
 from shoal.ledger.evm.contract import compiled
 from shoal.ledger.evm.creation import creation_input
@@ -14,6 +13,7 @@ from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import Chain
 from tests.conftest import chain_or_skip
 from tests.support.ledgers import COORDINATOR, RUN, evm_ledger, make_terms
+from tests.support.servers.anvil import Anvil
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.bench.anvil import Anvil
 from shoal.client.credits import Teller
 from shoal.client.ledger import OnChain
 from shoal.ledger.acts import Advance, Close, Fund, Refund, Settle, Unbond, Withdraw
@@ -26,6 +25,7 @@ from tests.support.ledgers import (
     refusal,
     sqlite_ledger,
 )
+from tests.support.servers.anvil import Anvil
 
 STALL_S = 3600
 

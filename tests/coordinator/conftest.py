@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from shoal.bench.postgres import postgres
 from shoal.errors import BenchError
 from tests.support.coordinator_in_process import World, world_at
+from tests.support.servers.postgres import postgres
 
 _numbers = itertools.count()
 

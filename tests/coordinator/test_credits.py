@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.anvil import Anvil
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book
 from shoal.keys import checksummed
@@ -16,6 +15,7 @@ from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
 from tests.conftest import chain_or_skip
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
+from tests.support.servers.anvil import Anvil
 
 from .test_commands import shoal
 from .test_ledger_writer import TOKENS, announce, judge, keep, state

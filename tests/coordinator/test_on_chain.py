@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.client import ledger as history
 from shoal.client.ask import _ledger_says
 from shoal.client.challenge import Rulings, arbitrate, challenge
@@ -36,6 +35,7 @@ from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
 from tests.conftest import chain_or_skip
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.servers.anvil import Anvil, anvil
 
 from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.anvil import Anvil
 from shoal.ledger.interface import Ledger
 from tests.conftest import chain_or_skip
 from tests.support.ledgers import KEYS, evm_ledger, sqlite_ledger
+from tests.support.servers.anvil import Anvil
 
 
 @pytest.fixture(scope="session")

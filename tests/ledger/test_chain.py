@@ -12,7 +12,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from shoal.bench.anvil import Anvil, anvil
 from shoal.errors import LedgerError
 from shoal.keys import Key
 from shoal.ledger.acts import Advance, Fund, Head, Open, Register, Settle
@@ -34,6 +33,7 @@ from tests.support.ledgers import (
     make_terms,
     refusal,
 )
+from tests.support.servers.anvil import Anvil, anvil
 
 from .moves import Move, act_of
 

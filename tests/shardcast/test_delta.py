@@ -304,7 +304,7 @@ def test_a_pipe_or_a_directory_is_no_base(base: Path, made: Path, tmp_path: Path
 
 def test_a_write_that_fails_leaves_nothing(base: Path, made: Path) -> None:
     code = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom shoal.shardcast import delta\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom shoal.shardcast.delta import delta\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "delta.apply(*map(Path, sys.argv[1:]))"
     )
@@ -325,7 +325,7 @@ def test_a_directory_that_cannot_be_made_is_said(base: Path, made: Path) -> None
 
 def test_a_killed_writer_leaves_nothing_at_the_name(base: Path, new: Path, made: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom shoal.shardcast import delta\n"
+        "import sys, time\nfrom pathlib import Path\nfrom shoal.shardcast.delta import delta\n"
         "def stall(done):\n    print(done, flush=True)\n    time.sleep(60)\n"
         "delta.apply(*map(Path, sys.argv[1:]), progress=stall)"
     )
@@ -354,7 +354,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
             file.seek(-1, io.SEEK_END)
             file.write(name.encode())
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom shoal.shardcast import delta\nimport numpy as np\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom shoal.shardcast.delta import delta\nimport numpy as np\n"
         "delta.encode_tensor(np.zeros(1, np.uint16), np.ones(1, np.uint16))\n"
         "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before, folder = most(), Path(sys.argv[1])\n"

@@ -43,7 +43,7 @@ def test_a_size_that_is_no_number_is_none(said: str, below: bool) -> None:
 
 
 def test_a_child_with_a_url_that_is_none_is_shown_and_passed_over() -> None:
-    child = Seen(address="127.0.0.1", name="odd", url="http://[::1", seen=time.time(), sent={})
+    child = Seen(name="odd", url="http://[::1", seen=time.time(), sent={})
 
     def ask(url: str) -> Node:
         Connection(url)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.programs import find_program
 from shoal.errors import BenchError, ShardcastError
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.serve.nginx import nginx_config
 from tests.support.origin_and_relays import client_of, contents, origin_at
+from tests.support.servers.programs import find_program
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.casts import await_port, free_port, running
-from shoal.bench.programs import find_program
+from benchmarks.weights.broadcast_sides import await_port, free_port, running
 from shoal.errors import ShoalError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
+from tests.support.servers.programs import find_program
 
 
 @pytest.fixture(scope="session")

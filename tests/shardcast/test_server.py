@@ -1,6 +1,7 @@
 """What a server gives, to whom, and what it never gives."""
 
 import io
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from shoal.keys import Key
 from shoal.shardcast.format.records import MIB
+from shoal.shardcast.serve.children import CHILDREN
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates, sign_request
 from shoal.shardcast.serve.server import Server, serving
 from shoal.shardcast.serve.tree import walk
@@ -179,3 +181,20 @@ def test_the_tree_names_relays_and_clients_and_what_they_have(tmp_path: Path) ->
     assert "v1 3.7 MB" in lines[0]
     assert "amsterdam" in lines[1]
     assert "worker-7(red)" in lines[2]
+
+
+def test_a_visitor_never_sees_the_address_of_whoever_fetches_and_the_operator_does(tmp_path: Path) -> None:
+    with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
+        origin.publish(1)
+        client.sources._headers["Shoal-Node"] = "worker-7"
+        client.fetch()
+        pages = [ask(origin.server, page)[1].decode() for page in ("/tree.json", "/metrics", "/head.json")]
+        status, _ = ask(origin.server, f"/{CHILDREN}")
+    (child,) = json.loads(pages[0])["children"]
+    assert child["name"] == "worker-7"
+    assert sum(child["sent"].values()) > 0
+    assert not any("127.0.0.1" in page or "address" in page for page in pages)
+    assert status == 404
+    file = origin.store.path / CHILDREN
+    assert [(row["name"], row["address"]) for row in json.loads(file.read_bytes())] == [("worker-7", "127.0.0.1")]
+    assert file.stat().st_mode & 0o777 == 0o600

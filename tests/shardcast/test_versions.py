@@ -1,5 +1,6 @@
 """Deltas over the wire: what a follower builds is the version itself, and a joiner takes the fewest bytes."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,7 @@ def test_a_version_put_together_here_is_hashed_again_by_the_next_process(origin:
         trainer.step(1)
         files = client.fetch(1)
     assert "made" in files.parent.name
+    assert json.loads((files.parent / "made.json").read_bytes())["root"].startswith(files.parent.name[-16:])
     with client_of(tmp_path / "client", origin.server.url) as client:
         assert client.fetch(1) == files
     with (files / "model.safetensors").open("r+b") as file:

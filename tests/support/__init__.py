@@ -1,0 +1,1 @@
+"""Helpers of tests and benchmarks that start real servers and hold small stand-ins."""

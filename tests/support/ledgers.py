@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.anvil import Anvil
 from shoal.keys import Key
 from shoal.ledger.acts import (
     NO_HASH,
@@ -26,6 +25,7 @@ from shoal.ledger.evm.rpc import Chain
 from shoal.ledger.interface import Ledger, Standing
 from shoal.ledger.refusal import Refused
 from shoal.ledger.store import SqliteLedger
+from tests.support.servers.anvil import Anvil
 
 
 def key_of(number: int) -> Key:

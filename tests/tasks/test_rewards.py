@@ -62,6 +62,16 @@ def test_a_generators_own_score_can_be_one_of_several() -> None:
     assert score(source, task, "7") == Score(0.0, parts={"own": 0.0, "format": 0.0})
 
 
+def test_what_follows_the_thinking_counts_only_where_a_reward_or_thinking_is_configured() -> None:
+    plain, thinking = (
+        build_source([TaskConfig(source="reasoning-gym/spell_backward", thinking=closed)]) for closed in (False, True)
+    )
+    task = plain.task("train", 0)
+    thought = f"<think>hm</think>{task.answer}"
+    assert (score(plain, task, f"{task.answer}").reward, score(plain, task, thought).reward) == (1.0, 0.0)
+    assert (score(thinking, task, f"{task.answer}").reward, score(thinking, task, thought).reward) == (0.0, 1.0)
+
+
 def test_a_reward_over_what_was_filtered_of_a_mixture_reaches_its_scorers_beside_other_sources(tmp_path: Path) -> None:
     lines = [TaskConfig(source=f"reasoning-gym/{name}") for name in ("chain_sum", "spell_backward")]
     rated = [Rated(index, "kept", 4, 8, 0.5, 0.2, 0.8) for index in range(20)]

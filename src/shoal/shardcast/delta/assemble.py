@@ -10,7 +10,7 @@ from shoal.errors import DeltaError, ShardcastError
 from shoal.files import disk_errors, make_directory, whole_directory
 from shoal.shardcast.format.manifest import FILES, Index
 from shoal.shardcast.format.records import Base, Closing, Entry
-from shoal.shardcast.format.store import MADE, Store, directory_root, is_made, made_name
+from shoal.shardcast.format.store import Store, directory_root, is_made, made_name, read_made, write_made
 
 DELTA = ".delta"
 # Two threads of a process may want the same version.
@@ -70,9 +70,12 @@ def find_version(store: Store, base: Base, files_of: Callable[[str], Path]) -> P
 
 def check_made(folder: Path) -> Path:
     """The files of a version put together here, hashed again; ShardcastError if they changed since."""
-    root, piece_size = (folder / MADE).read_text().split()
+    made = read_made(folder)
+    if made is None:
+        raise ShardcastError(f"{folder}: its made.json is missing or invalid; fetch the version again")
+    root, piece_size = made
     number = int(folder.name.split("-")[0])
-    _check_root(folder / FILES, Base(number=number, root=root), int(piece_size), folder.name)
+    _check_root(folder / FILES, Base(number=number, root=root), piece_size, folder.name)
     return folder / FILES
 
 
@@ -83,13 +86,13 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
     if closing is None or entry.base is None:
         raise ShardcastError(f"package {entry.name}: not whole here; fetch it again")
     target = store.folder(made_name(entry.number, closing.root))
-    if (target / MADE).is_file():
+    if read_made(target):
         return target
     try:
         _check_root(base, entry.base, entry.piece_size, f"the base of {entry.name}")
     except ShardcastError as error:
         raise DamagedError(str(error), base.parent.name) from None
-    with whole_directory(target) as staging, disk_errors(target):
+    with whole_directory(target, replace=True) as staging, disk_errors(target):
         try:
             for name, _ in closing.content:
                 out = staging / FILES / name
@@ -98,7 +101,7 @@ def _step(store: Store, entry: Entry, base: Path, own: Path) -> Path:
             _check_root(staging / FILES, Base(number=entry.number, root=closing.root), entry.piece_size, entry.name)
         except (DeltaError, ShardcastError) as error:
             raise UselessError(f"{entry.name}: {error}", entry.name) from error
-        (staging / MADE).write_text(f"{closing.root} {entry.piece_size}\n")
+        write_made(staging, closing.root, entry.piece_size)
     return target
 
 

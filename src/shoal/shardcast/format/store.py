@@ -7,13 +7,15 @@ store/
     manifest.jsonl                 the opening, the pieces that are here, and the closing once all of them are
     files/model.safetensors        written in place
   000013-made-77c0e1d2a3b4c5d6/    a version put together from deltas: number, root; served to nobody
-    made.json  files/
+    made.json                      root and piece size, written last
+    files/
 ```
 
 Readers hold a shared lock on a package's manifest; only what can be locked exclusively is removed.
 """
 
 import fcntl
+import json
 import os
 import re
 import time
@@ -24,7 +26,17 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.errors import ShardcastError
-from shoal.files import STAGING, locked, make_directory, open_regular, read_regular, remove, remove_staging, write_whole
+from shoal.files import (
+    STAGING,
+    locked,
+    make_directory,
+    open_regular,
+    parse_json,
+    read_regular,
+    remove,
+    remove_staging,
+    write_whole,
+)
 from shoal.shardcast.format.manifest import MANIFEST, closing_root
 from shoal.shardcast.format.records import MAX_HEAD, PACKAGE_NAME, Head, content_root, read_head
 
@@ -90,7 +102,8 @@ class Store:
             if match := PACKAGE_NAME.fullmatch(entry.name):
                 root = closing_root(folder) if match[2] == "full" else None
             elif match := MADE_NAME.fullmatch(entry.name):
-                root = made_root(folder)
+                made = read_made(folder)
+                root = made[0] if made else None
             else:
                 continue
             if root is not None:
@@ -162,10 +175,16 @@ def made_name(number: int, root: str) -> str:
     return f"{number:06d}-made-{root[:16]}"
 
 
-def made_root(folder: Path) -> str | None:
-    """The root of a version put together here; None if it is not whole."""
-    with suppress(OSError, ValueError, IndexError):
-        return (folder / MADE).read_text().split()[0]
+def write_made(folder: Path, root: str, piece_size: int) -> None:
+    """Marks a version put together here as whole: the last file to be written."""
+    (folder / MADE).write_text(json.dumps({"root": root, "piece_size": piece_size}))
+
+
+def read_made(folder: Path) -> tuple[str, int] | None:
+    """Root and piece size of a version put together here; None if it is not whole."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        tree = parse_json(read_regular(folder / MADE, MAX_HEAD))
+        return str(tree["root"]), int(tree["piece_size"])
     return None
 
 

@@ -14,7 +14,7 @@ from shoal.files import whole_directory
 from shoal.shardcast.delta.assemble import DELTA, link_or_copy
 from shoal.shardcast.format.manifest import FILES
 from shoal.shardcast.format.records import Base, content_root
-from shoal.shardcast.format.store import MADE, content_of, files_of, made_name
+from shoal.shardcast.format.store import content_of, files_of, made_name, write_made
 from shoal.shardcast.origin.publish import Content, Outgoing, Publisher, piece_size_for
 
 FULL_EVERY = 8
@@ -104,7 +104,7 @@ class Versions:
                     out = staging / FILES / name
                     out.parent.mkdir(parents=True, exist_ok=True)
                     link_or_copy(version.files / name, out)
-                (staging / MADE).write_text(f"{version.root} {version.piece_size}\n")
+                write_made(staging, version.root, version.piece_size)
         self._last = replace(version, files=target / FILES)
         for folder in store.made().values():
             if folder != target:

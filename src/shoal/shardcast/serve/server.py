@@ -15,11 +15,10 @@ import signal
 import ssl
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -30,27 +29,16 @@ from shoal.handshake import Handshake
 from shoal.shardcast.format.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.format.records import MAX_HEAD, MIB, PACKAGE_NAME
 from shoal.shardcast.format.store import HEAD, Store, take_hold
+from shoal.shardcast.serve.children import Child, Children
 from shoal.shardcast.serve.connections import Connections
 from shoal.shardcast.serve.file_watch import Watch, state
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.tls import vouched
 
-MAX_CHILDREN = 1024
 MAX_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is
 TLS_CHUNK = MIB // 4  # encrypted at once
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
-
-
-@dataclass(slots=True)
-class Child:
-    """Somebody who fetches here: what it calls itself is its own claim."""
-
-    address: str
-    name: str
-    url: str
-    seen: float = 0.0
-    sent: Counter[str] = field(default_factory=Counter)
 
 
 class Answer(Exception):
@@ -98,7 +86,7 @@ class Server:
         self._rates = Rates(self.limits.requests_per_s, self.limits.burst)
         self._indexes: dict[str, Index] = {}
         self._leases: dict[str, tuple[int, float]] = {}
-        self._children: OrderedDict[tuple[str, str], Child] = OrderedDict()
+        self._children = Children(store.path)
         self._watch = Watch()
         self._connections: Connections | None = None
 
@@ -140,12 +128,14 @@ class Server:
             while True:
                 await asyncio.sleep(min(5.0, self.limits.lease_s))
                 self._let_go()
+                self._children.save()
         finally:
             if listening is not None:
                 listening.close()
             if self._connections is not None:
                 await self._connections.shutdown(0.05)
             self._let_go(everything=True)
+            self._children.save()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connections = self._connections
@@ -325,27 +315,16 @@ class Server:
         return {self._public, self._own_host, f"{here[0]}:{here[1]}" if here else None}
 
     def _child(self, request: web.BaseRequest, address: str) -> Child:
-        name = request.headers.get("Shoal-Node", "")[:64]
-        key = (address, name)
-        child = self._children.pop(key, None) or Child(address, name, request.headers.get("Shoal-Url", "")[:200])
-        child.seen = time.time()
-        self._children[key] = child
-        while len(self._children) > MAX_CHILDREN:
-            self._children.popitem(last=False)
-        return child
+        headers = request.headers
+        return self._children.heard(address, headers.get("Shoal-Node", "")[:64], headers.get("Shoal-Url", "")[:200])
 
     def tree(self) -> dict[str, object]:
-        """This node, what it has of each version, and who fetched what from it lately."""
+        """What this node has of each version, and who fetched what lately: names and counts, no addresses."""
         packages = {}
         for package in self.store.packages():
             if (index := self._index(package)) is not None:
                 packages[package] = {"bytes": index.size, "whole": index.closing is not None}
-        children = [
-            {"address": c.address, "name": c.name, "url": c.url, "seen": round(c.seen, 3), "sent": dict(c.sent)}
-            for c in self._children.values()
-            if c.sent
-        ]
-        return {"name": self.name, "packages": packages, "children": children}
+        return {"name": self.name, "packages": packages, "children": self._children.public()}
 
     def _metrics(self) -> str:
         lines = []

@@ -31,7 +31,6 @@ class Held(BaseModel):
 
 class Seen(BaseModel):
     model_config = ConfigDict(frozen=True)
-    address: Short
     name: Short
     url: Short
     seen: float
@@ -71,7 +70,7 @@ def walk(url: str, ask: Callable[[str], Node] = ask) -> Tree:
         for child in sorted(node.children, key=lambda child: (not child.url, child.name)):
             if time.time() - child.seen > RECENT_S or len(seen) > MAX_NODES:
                 continue
-            key = child.url or f"{child.address} {child.name} {len(seen)}"
+            key = child.url or f"{child.name} {len(seen)}"
             if key in seen:
                 continue
             seen.add(key)
@@ -79,7 +78,7 @@ def walk(url: str, ask: Callable[[str], Node] = ask) -> Tree:
             if child.url and depth < MAX_DEPTH:
                 with suppress(ShardcastError):
                     below = ask(child.url)
-            label = f"[b]{_plain(child.name or child.address)}[/b]  {_plain(child.url)}"
+            label = f"[b]{_plain(child.name or 'unnamed')}[/b]  {_plain(child.url)}"
             if below is not None:
                 label = _label(below.name, child.url, below)
             else:

@@ -106,7 +106,7 @@ def find_bubblewrap() -> str:
     else:
         raise TaskError(
             "code tasks: bubblewrap is not there, and without it no stranger's program is run; install it "
-            "(apt-get install bubblewrap), or fetch it into the cache: python -m shoal.bench.programs bwrap"
+            "(apt-get install bubblewrap), or fetch it into the cache: python -m shoal.tasks.isolation.install"
         )
     outcome = _run(path, "print(6 * 7)", b"", Bounds(seconds=PROBE_S), MAIN)
     if outcome.output != b"42\n":

@@ -1,0 +1,1 @@
+"""Measurements of answering prompts: the engine and evaluation."""

@@ -1,0 +1,100 @@
+"""Registry of the benchmarks: finds one by its name, runs it and prints its result."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks.common.progress import Progress
+from benchmarks.common.result import BenchResult
+from shoal.errors import BenchError
+
+Run = Callable[[bool, Progress], BenchResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """What it measures, and the function that does. Its module is imported only when it runs: most import torch."""
+
+    summary: str
+    module: str
+    function: str
+
+    def load(self) -> Run:
+        run: Run = getattr(importlib.import_module(f"benchmarks.{self.module}"), self.function)
+        return run
+
+
+BENCHMARKS = {
+    "engine": Benchmark(
+        "tokens per second of our generation engine, against transformers `generate` and vLLM",
+        "generation.engine",
+        "bench_engine",
+    ),
+    "loop": Benchmark(
+        "samples per second of the whole training loop, against TRL's GRPOTrainer", "training.loop", "bench_loop"
+    ),
+    "async": Benchmark(
+        "wall time and reward at async level 2, against the same run at level 0", "training.asynchrony", "bench_async"
+    ),
+    "toploc": Benchmark(
+        "building and verifying proofs, against the published package toploc", "validation.toploc", "bench_toploc"
+    ),
+    "attacks": Benchmark(
+        "cheaters and honest workers before the validator's checks, and what the checks cost",
+        "validation.attacks",
+        "bench_attacks",
+    ),
+    "delta": Benchmark(
+        "size and speed of deltas between versions of a model, against full files and XOR + zstd",
+        "weights.delta",
+        "bench_delta",
+    ),
+    "broadcast": Benchmark(
+        "a file from an origin through a relay to clients, against shardcast and nginx",
+        "weights.broadcast",
+        "bench_broadcast",
+    ),
+    "swarm": Benchmark("a coordinator under the load of 1,000 simulated nodes", "swarm.bench", "bench_swarm"),
+    "ledger": Benchmark("entering, verifying, settling on a chain, and the share of a run", "ledger", "bench_ledger"),
+    "eval": Benchmark(
+        "`shoal eval --suite`, against a plain loop around `generate`", "generation.evaluation", "bench_eval"
+    ),
+    "filter": Benchmark(
+        "held-out reward with offline and online task filters, against none", "training.filtering", "bench_filter"
+    ),
+    "length": Benchmark(
+        "answer lengths and task reward with length budgets, against none", "training.length", "bench_length"
+    ),
+}
+
+
+def run_benchmark(name: str, json_: bool, quick: bool, console: Console) -> None:
+    """Runs one benchmark; `quick` makes it short and its figures meaningless."""
+    run = find_benchmark(name)
+    with _ends_tidily(), Progress(Console(stderr=True)) as progress:
+        result = run(quick, progress)
+    if json_:
+        console.out(result.to_json(), highlight=False)
+    else:
+        result.print(console)
+
+
+def find_benchmark(name: str) -> Run:
+    if name not in BENCHMARKS:
+        raise BenchError(f"benchmark {name}: there is none of that name; give one of {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name].load()
+
+
+@contextmanager
+def _ends_tidily() -> Iterator[None]:
+    """SIGTERM ends a benchmark as Ctrl-C does: its processes are stopped and its scratch directory is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""Measurements of a coordinator with many nodes."""

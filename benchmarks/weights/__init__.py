@@ -1,0 +1,1 @@
+"""Measurements of how versions of the weights travel: deltas and broadcast."""

@@ -1,1 +1,0 @@
-"""Side-by-side measurements against peers, run by `shoal bench`."""

@@ -1,0 +1,1 @@
+"""Real servers for tests and benchmarks, and the programs they need: anvil, PostgreSQL, nginx."""

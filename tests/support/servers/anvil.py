@@ -1,0 +1,81 @@
+"""A development chain of one's own, for tests and benches: a real anvil on 127.0.0.1."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from shoal.errors import BenchError
+from tests.support.servers.programs import find_program
+
+START_S = 30.0
+STOP_S = 10.0
+RICH = hex(10**24)
+
+
+class Anvil:
+    """The program with its port; it can be stopped and started again, and goes on where it was."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._program = find_program("anvil")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        state = ["--state", str(self._home / "state.json")]
+        command = [str(self._program), "--port", str(self.port), "--accounts", "1", "--silent", *state]
+        with (self._home / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while True:
+            if self._process.poll() is not None:
+                said = (self._home / "log").read_text(errors="replace")[-300:]
+                raise BenchError(f"anvil: ended with {self._process.returncode}: {said}")
+            try:
+                self.ask("eth_chainId")
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise BenchError(f"anvil: did not answer within {START_S:.0f} s") from None
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, method: str, *parameters: Any) -> Any:
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}).encode()
+        request = Request(self.url, body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=START_S) as answer:
+            tree = json.load(answer)
+        if "error" in tree:
+            raise BenchError(f"anvil: {method}: {tree['error']}")
+        return tree["result"]
+
+    def enrich(self, address: str) -> None:
+        """Gives an address money for gas and stake."""
+        self.ask("anvil_setBalance", address, RICH)
+
+
+@contextmanager
+def anvil() -> Iterator[Anvil]:
+    """A chain that mines each transaction at once; BenchError if there is none to be had."""
+    with tempfile.TemporaryDirectory(prefix="shoal-anvil-") as home:
+        chain = Anvil(Path(home))
+        chain.start()
+        try:
+            yield chain
+        finally:
+            chain.stop()
