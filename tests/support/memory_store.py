@@ -173,7 +173,6 @@ class MemoryStore:
     def read(self, upload: Upload) -> tuple[Submission, str]:
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
-        assert upload.lease is not None
         return read_rollouts(upload.path, upload.lease, self._limits), sha256_file(upload.path)
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:

@@ -293,7 +293,7 @@ class Validator:
         # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
         tokens = _tokens_of(submission) if submission is not None else 0
         verdict = Verdict(False, sha256, audited, finding, evidence, tokens=tokens)
-        blamed = bool(upload.node) and self._is_fault(submission, finding)
+        blamed = self._is_fault(submission, finding)
         # On the ledger nobody is accused of what the file's bytes do not show, such as which versions were published.
         proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence and is_blame(finding) else ""
         self._note(upload, Vote("r", sha256, tokens, proof) if proof else Vote("v", sha256, tokens))
