@@ -21,7 +21,7 @@ from typing import Literal
 from benchmarks.common.configs import base_model, changed, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure
-from benchmarks.common.roles import SwarmRoles
+from benchmarks.common.roles import Roles
 from shoal.errors import BenchError
 from shoal.keys import Key
 from shoal.ledger.acts import Act, Commit, Deposit, Fund, Leaf, Reveal, Settle, Terms, Work, beacons, vote_hash
@@ -74,7 +74,7 @@ def _share(path: Path, steps: int, progress: Progress) -> float:
     progress.stage("the ledger of a run")
     config = changed(laptop_config(), {"steps": steps, "model.source": str(base_model(laptop_config(), progress))})
     run = prepare_run(config, path, progress.console)
-    with SwarmRoles(run) as roles:
+    with Roles(run) as roles:
         roles.steps(steps, progress.detail)
     return share_of_run(run.path)
 

@@ -1,7 +1,9 @@
-"""A run's trainer, validator and workers as the real processes they are, started, paused and stopped by a bench.
+"""The processes of a run, as `shoal run` starts them, started, paused and stopped by a benchmark.
 
-A paused role uses no processor, so that another side can be measured meanwhile. Nothing is left behind: a stopped
-process cannot notice that its parent is gone, so a guard that can wakes the roles, and they end themselves.
+Trainer, validator and workers meet through a coordinator, and versions travel through an origin and a relay. A paused
+process uses no CPU, so that another side can be measured meanwhile; a pause must be shorter than a signed request is
+valid (`WINDOW_S`), for a request that was signed before it is sent after it. Nothing is left behind: a stopped process
+cannot notice that its parent is gone, so a guard that can wakes all of them, and they end themselves.
 """
 
 import signal
@@ -11,12 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from benchmarks.common.cpu_usage import cpu_of
 from shoal.errors import BenchError, WaitError
-from shoal.process import Child, free_ports, stop_all
+from shoal.process import Child, stop_all
+from shoal.roles.supervisor import ports_of, start_roles
 from shoal.rundir import RunDir
 from shoal.telemetry.metrics import Entry, Tail
 
 LOOK_S = 0.05
+DRAIN_S = 0.2
 # Also covers the start of the roles, which import torch and load the model.
 STEP_DEADLINE_S = 300.0
 LOG_LINES = 12
@@ -32,7 +37,7 @@ for pid in sys.argv[1:]:
 
 
 class Roles:
-    """Trainer, validator and workers of a prepared run, at work inside the `with` block; no evaluator."""
+    """All roles of a prepared run but the evaluator, at work inside the `with` block."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -40,9 +45,8 @@ class Roles:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
+        self._children = start_roles(self._run, ports_of(self._run), without=("evaluator",))
         try:
-            for name, arguments, threads in self._roles():
-                self._children.append(Child(name, arguments, threads, self._run.path / "logs" / f"{name}.log"))
             pids = [str(child.process.pid) for child in self._children]
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-c", GUARD, *pids], stdin=subprocess.PIPE, start_new_session=True
@@ -58,25 +62,24 @@ class Roles:
             guard.stdin.close()  # it wakes the roles and ends
         stop_all(self._children)
 
-    def _roles(self, *join: str) -> list[tuple[str, list[str], int]]:
-        """Name, command and threads of each; the trainer is the first."""
-        path, config = str(self._run.path), self._run.config
-        names = [f"worker-{i}" for i in range(config.workers.count)]
-        return [
-            ("trainer", ["trainer", path, *join], config.train.threads),
-            ("validator", ["validator", path, *join], config.audit.threads),
-            *[(name, ["worker", path, "--name", name, *join], config.workers.threads) for name in names],
-        ]
-
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        """Stops every role: first those that ask, so that the services can answer what was asked of them."""
+        for child in self._children:
+            if not child.is_service:
+                child.process.send_signal(signal.SIGSTOP)
+        time.sleep(DRAIN_S)
+        for child in self._children:
+            if child.is_service:
+                child.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        for child in sorted(self._children, key=lambda child: not child.is_service):
+            child.process.send_signal(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for child in self._children:
-            child.process.send_signal(number)
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds that each role and its own children have used so far."""
+        used = cpu_of([child.process.pid for child in self._children])
+        return dict(zip((child.name for child in self._children), used, strict=True))
 
     def steps(self, count: int, said: Callable[[str], None]) -> list[Entry]:
         """The trainer's entries of the next `count` steps, as soon as they are done; `said` hears how far it is."""
@@ -92,7 +95,7 @@ class Roles:
                 deadline = time.monotonic() + STEP_DEADLINE_S
             elif failed := [child for child in ended if child.poll() != 0]:
                 raise BenchError(f"{failed[0].name} ended with {failed[0].poll()}; its log ends:\n{_tail(failed[0])}")
-            elif len(ended) == len(self._children):
+            elif all(child in ended for child in self._children if not child.is_service):
                 raise BenchError(f"run {self._run.path}: ended after {len(done)} of {count} steps")
             elif time.monotonic() > deadline:
                 raise WaitError(
@@ -101,22 +104,6 @@ class Roles:
                 )
             time.sleep(LOOK_S)
         return done[:count]
-
-
-class SwarmRoles(Roles):
-    """The same roles meeting through a coordinator, with an origin and a relay for the versions, as in `shoal run`."""
-
-    def _roles(self, *join: str) -> list[tuple[str, list[str], int]]:
-        path = str(self._run.path)
-        coordinator, origin, relay = free_ports([0, 0, 0])
-        join = ("--join", f"http://127.0.0.1:{coordinator}")
-        source = ["--from", f"http://127.0.0.1:{origin}"]
-        return [
-            *super()._roles(*join),
-            ("coordinator", ["coordinator", path, "--port", str(coordinator)], 1),
-            ("origin", ["origin", path, "--port", str(origin)], 1),
-            ("relay", ["relay", path, *source, "--port", str(relay), *join], 1),
-        ]
 
 
 def _tail(child: Child) -> str:

@@ -1,11 +1,12 @@
 """`python -m benchmarks loop`: samples per second of the whole loop, against TRL's GRPOTrainer on the same work.
 
-Both sides answer 8 prompts 8 times a step with exactly 32 tokens and make one optimizer step of it, on the same number
-of threads in all, without KL term and entropy bonus. Ours is the real thing: a trainer and a worker process, a Parquet
-file a submission, a published version every step and a checkpoint every tenth, none of which TRL writes here. Ours
-scores with the task's own scorer, twice, in worker and validator, TRL with one that costs nothing. Files are not
-computed again here (audit.rate 0), for TRL checks nothing. The sides take turns; while one is measured the
-other stands still.
+Both sides answer 8 prompts 8 times per step with exactly 32 tokens and make one optimizer step of it, on the same
+number of threads in all, without KL term and entropy bonus. Ours is the run that users run: trainer, worker and
+validator are processes of their own that meet through a coordinator, submissions are Parquet files that are uploaded
+and entered in the ledger, a version per step travels through an origin and a relay, and a checkpoint is written every
+tenth step; TRL does none of this. Ours scores with the task's own scorer, twice, in worker and validator, TRL with one
+that costs nothing. Files are not computed again here (audit.rate 0), for TRL checks nothing. The sides take turns;
+while one is measured the other is paused.
 
 An answer has its fixed length because no eos token can come: TRL suppresses it, and ours opens a copy of the model
 directory whose eos id is one that the output head has no row for.
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.configs import base_model, changed, laptop_config
 from benchmarks.common.progress import Progress
@@ -32,8 +34,7 @@ from benchmarks.peers.trl import Job
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.files import cache_dir
-from shoal.protocol.lease import Lease
-from shoal.rundir import RunDir, prepare_run
+from shoal.rundir import prepare_run
 from shoal.tasks.build import build_source
 from shoal.tasks.source import draw
 from shoal.telemetry.metrics import Entry
@@ -104,16 +105,21 @@ def _measure(laptop: RunConfig, base: Path, template: str, size: Size, progress:
         model = Path(scratch) / "model"
         unending(base, model)
         run = prepare_run(loop_config(laptop, model, template), Path(scratch) / "run", progress.console)
-        with peer as trl, Roles(run) as roles:
-            return _take_turns(run, roles, trl, base, size, progress)
+        with peer as trl:
+            # TRL first, which takes minutes: ours can be paused for less than one (`Roles`).
+            ready = _warm_up_trl(trl, base, peer_prompts(run.config, PEER_STEPS), progress)
+            with Roles(run) as roles:
+                progress.stage("ours: warm-up")
+                roles.steps(size.warm_up, progress.detail)
+                roles.pause()
+                return _take_turns(roles, trl, size, progress) | {
+                    "trl_torch_compile": str(ready["torch_compile"]),
+                    "trl": str(ready["trl"]),
+                }
 
 
-def _take_turns(run: RunDir, roles: Roles, trl: Peer, base: Path, size: Size, progress: Progress) -> dict[str, Figure]:
-    progress.stage("ours: warm-up")
-    roles.steps(size.warm_up, progress.detail)
-    roles.pause()
+def _warm_up_trl(trl: Peer, base: Path, prompts: list[str], progress: Progress) -> dict[str, Any]:
     progress.stage("TRL: warm-up, which compiles")
-    prompts = first_prompts(run.config, PEER_STEPS)
     job = Job(
         model=str(base),
         prompts=prompts,
@@ -125,7 +131,10 @@ def _take_turns(run: RunDir, roles: Roles, trl: Peer, base: Path, size: Size, pr
         temperature=1.0,
         threads=THREADS,
     )
-    ready = trl.ask(asdict(job), awaiting="the end of its warm-up", deadline_s=PEER_READY_S)
+    return trl.ask(asdict(job), awaiting="the end of its warm-up", deadline_s=PEER_READY_S)
+
+
+def _take_turns(roles: Roles, trl: Peer, size: Size, progress: Progress) -> dict[str, Figure]:
     ours: list[float] = []
     theirs: list[float] = []
     steps: list[Entry] = []
@@ -140,11 +149,7 @@ def _take_turns(run: RunDir, roles: Roles, trl: Peer, base: Path, size: Size, pr
         progress.stage(f"round {round_ + 1} of {size.rounds}: TRL")
         took = trl.ask({"steps": size.peer}, awaiting=f"the timing of {size.peer} steps", deadline_s=PEER_ROUND_S)
         theirs.append(took["samples"] / took["seconds"])
-    load = {
-        "prompt_tokens_mean": took["prompt_tokens"] / took["samples"],
-        "trl_torch_compile": str(ready["torch_compile"]),
-    }
-    return conclude(ours, theirs, steps) | load | {"trl": str(ready["trl"])}
+    return conclude(ours, theirs, steps) | {"prompt_tokens_mean": took["prompt_tokens"] / took["samples"]}
 
 
 def conclude(ours: Sequence[float], theirs: Sequence[float], steps: Sequence[Entry]) -> dict[str, Figure]:
@@ -219,9 +224,7 @@ def unending(base: Path, target: Path) -> None:
         (target / name).write_text(json.dumps({**tree, **change}))
 
 
-def first_prompts(config: RunConfig, steps: int) -> list[str]:
-    """What our worker is asked in the first steps, when each takes one submission."""
+def peer_prompts(config: RunConfig, steps: int) -> list[str]:
+    """Prompts for TRL of the source that our worker is asked; which tasks a lease draws is the coordinator's chance."""
     tasks = build_source(config.tasks)
-    beacon = draw("beacon", config.name, config.seed)
-    leases = [Lease(config.name, "worker-0", step, 0, 0, step, PROMPTS, beacon, 0.0) for step in range(steps)]
-    return [tasks.task("train", lease.task_index(group)).prompt for lease in leases for group in range(PROMPTS)]
+    return [tasks.task("train", draw("peer", config.seed, index) >> 32).prompt for index in range(steps * PROMPTS)]

@@ -1,4 +1,4 @@
-"""Functions that numba compiles: at once, and then kept for the next process."""
+"""numba functions, compiled at first use and cached on disk for the next process."""
 
 # numba carries no types.
 # mypy: ignore-errors

@@ -1,4 +1,4 @@
-"""A TLS connection before it is one: counted from the moment it is accepted, and over if the handshake takes too long.
+"""TLS handshakes under a deadline (slowloris protection): a connection counts from the moment it is accepted.
 
 asyncio tells a protocol of a TLS connection when its handshake is done. Until then nobody counts it, so that
 half-open connections would pass every limit. Here the limits are asked first, and TLS begins on what they let in.

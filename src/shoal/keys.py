@@ -1,4 +1,4 @@
-"""Who somebody is: a secp256k1 key, its Ethereum address, and EIP-191 signatures over messages with a domain.
+"""Node identity: secp256k1 keys, Ethereum addresses, and EIP-191 signatures over messages with a domain.
 
 A signature here is what every Ethereum wallet makes of the same message (`personal_sign`), so any of them can check it.
 Signing goes straight to libsecp256k1: a piece list has one signature a piece, and eth-account takes seven times longer.

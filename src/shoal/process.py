@@ -1,4 +1,4 @@
-"""Starting role processes so that none is ever left behind, and so that they run well side by side.
+"""Child processes that die with their parent, with thread settings that let several run side by side.
 
 A child holds one end of a pipe whose other end only its parent has. When the parent is gone, for whatever reason, the
 pipe closes and the child ends itself: no signal needs to be delivered and none can be missed.

@@ -1,4 +1,4 @@
-"""Text that comes from strangers, made safe to show."""
+"""Sanitises text from strangers for display."""
 
 
 def one_line(text: str) -> str:

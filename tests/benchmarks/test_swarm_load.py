@@ -10,9 +10,15 @@ from rich.console import Console
 from benchmarks.common.progress import Progress
 from benchmarks.swarm.load import CONFIG, coordinator_of, figures, play
 from benchmarks.swarm.nodes import Load, Tally, percentile
+from benchmarks.swarm.services import share_of_services
 from shoal.config import check_config
 from shoal.errors import BenchError
 from shoal.rundir import key_path
+
+
+def test_the_share_of_services_is_of_the_roles_that_compute() -> None:
+    used = {"coordinator": 1.0, "origin": 0.5, "relay": 0.5, "trainer": 12.0, "validator": 3.0, "worker-0": 5.0}
+    assert share_of_services(used) == pytest.approx(0.1)
 
 
 def test_a_percentile_is_one_of_the_waits() -> None:

@@ -1,4 +1,4 @@
-"""The list of attacks, and what several of them need."""
+"""Registry of attacks by name, and the helpers that several of them share."""
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Files that are not what they should be: out of bounds, of other types, or far larger than they look."""
+"""Malformed files: values out of bounds, other column types, decompression bombs, truncated Parquet."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Other texts than the lease's noise draws from the claimed model, and other prompts than it draws from the tasks."""
+"""Other tokens than the lease's noise draws from the claimed model, and other prompts than it draws from the tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace

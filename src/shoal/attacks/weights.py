@@ -1,4 +1,4 @@
-"""Other weights than the claimed version's."""
+"""Substituted weights: quantised, smaller, perturbed or older than the claimed version."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The trainer's directory of versions, of which the coordinator is told: leases are for what was announced."""
+"""`WeightChannel` of the trainer: publishes a version to its directory, then announces it to the coordinator."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,6 @@
-"""What people do by hand with credits of their own, and what anybody may do where a coordinator is gone."""
+"""Commands on a node's own credits (stake, unbond, withdraw), and those that anybody may give when a coordinator is
+gone.
+"""
 
 import secrets
 from collections.abc import Callable, Iterator

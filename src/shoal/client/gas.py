@@ -1,4 +1,4 @@
-"""Who can pay for what on the chain of a run, and money for them on a development chain."""
+"""Gas balances: which roles can pay for transactions on the run's chain, and funds for them on a development chain."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

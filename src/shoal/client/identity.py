@@ -1,4 +1,4 @@
-"""A node's own key: where it is, and how it goes from one machine to another."""
+"""The node's identity: where its private key is stored, and how it moves to another machine."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which coordinator was found at which URL: remembered at the first join, as ssh remembers hosts, and held to.
+"""Trust on first use: the coordinator's address is remembered per URL, as ssh does in known_hosts.
 
 A machine that joined `URL` once believes no other coordinator there. Loopback is not remembered: a new run takes the
 port of an old one every day, and a program that listens on this machine's loopback is on this machine already.

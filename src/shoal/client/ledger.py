@@ -1,4 +1,4 @@
-"""A run's ledger to one of its members: followed with everything checked, and spoken on with the member's key.
+"""Ledger follower: a member's verified copy of the run's ledger, and statements signed with the member's key.
 
 Where the ledger is the coordinator's file, it goes through the coordinator, and validators sign heads: each for a
 history that it has checked from its first entry on, and never for one that contradicts a head it signed before. Where

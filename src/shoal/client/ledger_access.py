@@ -1,4 +1,4 @@
-"""The ledger that a person means: the one of a coordinator that serves, or a contract whose coordinator may be gone."""
+"""Resolves the ledger that a command is about: a coordinator's, or a contract whose coordinator may be gone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
-"""Policy versions from relays, as a role uses them: a background thread fetches each new version from its first piece
-on, while the role still works with the one before.
+"""`WeightSource` over relays: a background thread prefetches each new version from its first piece on, while the role
+still uses the one before.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What `shoal coordinator` does."""
+"""`shoal coordinator`: opens the database, the uploads and the ledger, and serves the API."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Leases and uploads: who gets work, for which step, and whose file counts as the work done.
+"""Lease allocation and uploads: which node gets work for which step, and which file fulfils a lease (idempotent).
 
 Functions of a transaction and a time; each decides before it writes.
 """

@@ -1,4 +1,4 @@
-"""What a node is to the coordinator, as a pure state machine: all its rules are in `RULES`.
+"""State machine of a node, as a pure function: all transitions are in `RULES`.
 
 A node earns nothing by its state but leave to ask for leases. `banned` is for good; everything else mends itself.
 """

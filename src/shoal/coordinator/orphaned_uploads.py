@@ -1,4 +1,4 @@
-"""Objects that belong to no submission: found after a while, and removed.
+"""Garbage collection of uploads that belong to no submission.
 
 A file is stored before its row is committed, and its row is marked before it is removed. Whoever is killed in between
 leaves an object that no row names, as does a node that sends a file to the object store and never says so.

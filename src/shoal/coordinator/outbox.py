@@ -1,4 +1,4 @@
-"""What the ledger is yet to be told, noted in the transaction of what it is told of: neither is without the other."""
+"""Transactional outbox: pending ledger entries, written in the same transaction as the change they record."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What the run's owner alone knows of its planter: the keys it works with, and which of its files are planted.
+"""Honeypots: which keys and files are the owner's planted samples, derived from a secret that only the owner has.
 
 To everybody else they are nodes like others. Coordinator and planter both have the secret, RUN/keys/planter.key, and
 compute from it what neither has to tell the other: a file's place (its step and number) says what it is.

@@ -1,4 +1,4 @@
-"""What the coordinator goes by: the part of a run's config that decides, and whom it trusts with what."""
+"""The coordinator's terms: the part of a run's config that it enforces, and which address may do what."""
 
 from dataclasses import dataclass
 

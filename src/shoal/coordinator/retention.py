@@ -1,4 +1,4 @@
-"""Which rejected files' bytes are kept: those whose verdict can still be challenged, within a budget of disk.
+"""Retention of rejected files: their bytes are kept while the verdict can be challenged, within a disk budget.
 
 An arbiter judges the bytes, so they must be there for as long as it may be asked to rule. Keys cost nothing: when the
 budget is spent, the files of nodes without an accepted one go first, so strangers push out each other and no node that

@@ -1,4 +1,4 @@
-"""What people look at: nodes, steps, and who waits on whom."""
+"""Status page data: nodes, steps, and who waits on whom."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Where uploads lie: a directory, or any object store that obstore knows by URL.
+"""Content-addressed upload storage: a directory, or any object store that obstore knows by URL.
 
 An object's name holds its step, its number and the hash of its bytes. So the same name always has the same content,
 writing it again changes nothing, and a rival upload under the same lease cannot replace what is there.

@@ -1,4 +1,4 @@
-"""Verdicts: who may give them, what they are bound to, and what the trainer may read.
+"""Verdicts in the database: who may give one, which bytes it is bound to, and what the trainer may read.
 
 A file is in quarantine until a validator's verdict. A verdict names the hash of the bytes it judged and is final, but
 for one thing: the trainer may turn down what was accepted, and then it is never read. The bytes of what is rejected

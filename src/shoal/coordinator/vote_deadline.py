@@ -1,4 +1,4 @@
-"""When the ledger's clock may go on: no validator is overdue for what it could not have seen.
+"""When the ledger's clock may advance: no validator is overdue for a vote that it could not have cast yet.
 
 The clock counts steps, and after some of them a batch is settled with the votes that are there. Steps that were noted
 while the ledger was away would all be entered at once, and every vote on them would come too late. So the next step

@@ -1,4 +1,4 @@
-"""Versions that are to be evaluated for certain: put aside as they appear, so that nobody waits for anybody.
+"""Versions pinned for evaluation: hard links made as they are published, so that the trainer may delete its own.
 
 The trainer removes old versions as it goes, and evaluating one may take longer than training several. A version put
 aside is made of links to the same files: it costs no time and no space until the trainer has removed its own.

@@ -1,4 +1,6 @@
-"""Shares, their intervals and their differences. The unit is the task: answers to one task are no independent draws."""
+"""Proportions with confidence intervals, and paired differences. The unit is the task: answers to one task are not
+independent.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Generation: requests in, completions out, in whatever order they finish.
+"""Generation with continuous batching: requests in, completions out, in the order in which they finish.
 
 The engine promises that a completion depends on the weights, the prompt, the seed and the sample number alone: which
 other requests ran beside it does not matter. Continuous batching: a finished sequence leaves at once, waiting ones

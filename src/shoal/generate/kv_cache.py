@@ -1,4 +1,4 @@
-"""Keys and values of the running sequences: one row a slot, written in place, never copied as a whole.
+"""KV cache: keys and values of the running sequences, one row per slot, written in place, never copied as a whole.
 
 Running sequences always fill slots 0 .. n-1. When one ends, the last one moves into its slot: one row is copied for
 each finished sequence, instead of the whole cache for each token.

@@ -1,4 +1,5 @@
-"""Generation as anyone would write it with transformers: its own attention, its own cache, one prompt after the other.
+"""Reference engine on plain transformers: its own attention and cache, one prompt after the other. Tests compare with
+it.
 
 It draws with the lease's noise, so an honest worker may use it instead of our engine. Slow, and no part of ours: what
 the two agree on is right, and how far they differ is what a validator must allow.

@@ -1,4 +1,4 @@
-"""What a lease asks for, made: tasks drawn, answers generated, proven and scored.
+"""Builds the submission that a lease asks for: draws tasks, generates answers, proves and scores them.
 
 Everything follows from the lease and the weights. Each part is a method of its own, which is where those who cheat
 differ from those who do not (`shoal.attacks`).

@@ -1,4 +1,5 @@
-"""What can be entered: one class a kind. Whoever signs an act is its author; `rules.py` says who may do what, and when.
+"""Ledger entries by kind: one class per act. The signer of an act is its author; `rules.py` says who may do what, and
+when.
 
 An act has a name among those of its author. Entering it a second time changes nothing, and another act under a name
 that is taken is refused.

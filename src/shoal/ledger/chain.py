@@ -1,4 +1,4 @@
-"""A history of entries, checked from the first to the last: every link, every signature, every rule, every head."""
+"""Hash chain: a history of entries verified from the first to the last, every link, signature, rule and head."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How work is judged: entered, voted on by those who are drawn, settled, challenged, ruled on."""
+"""Verdicts on the ledger: batches entered, commit and reveal of votes, settlement, challenges, rulings."""
 
 from shoal.ledger import money
 from shoal.ledger.acts import (

@@ -1,4 +1,4 @@
-"""What a ledger is to whoever writes to it or asks it, wherever it lies."""
+"""`Ledger` protocol: what writers and readers use, whether the ledger is a file or a contract."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

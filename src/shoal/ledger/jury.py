@@ -1,4 +1,4 @@
-"""Who judges a batch: drawn from a number that nobody could choose, and that anybody can draw again."""
+"""Sortition: which validators judge a batch, drawn from a beacon that nobody can choose and anybody can verify."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Keccak over 32-byte words, and Merkle trees of it: what the contract on a chain computes as well.
+"""Merkle trees over keccak-256, the same as the contract computes.
 
 A leaf has five words and a pair two, so neither can pass for the other. A node without a neighbour moves up as it is.
 """

@@ -1,4 +1,4 @@
-"""Who gets, loses and takes out which credits.
+"""Credits: deposits, stake, locked pay, slashes, unbonding and withdrawals.
 
 Stake + leaving + locked + earned + treasury + held = brought in - paid out, always. A node's gift is no part of it: it
 backs the node's word, and is owed to nobody.

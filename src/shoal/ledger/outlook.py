@@ -1,4 +1,4 @@
-"""What a node has on a ledger, what of it is locked until when, and who can move the clock on."""
+"""What a node owns on a ledger, what is locked and until which step, and who can advance the clock."""
 
 from dataclasses import replace
 

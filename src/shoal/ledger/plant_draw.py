@@ -1,4 +1,4 @@
-"""Which submissions are planted samples: some of every few, at places that only the coordinator can compute."""
+"""Where honeypots go: pseudorandom positions among submissions that only the coordinator can compute."""
 
 from typing import Literal
 

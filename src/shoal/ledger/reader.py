@@ -1,4 +1,4 @@
-"""A ledger as people read it, wherever it lies: all that was entered, checked, and what it adds up to."""
+"""Reads a run's ledger, from a file or from a chain: all entries verified, and the resulting state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

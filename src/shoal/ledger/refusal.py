@@ -1,4 +1,4 @@
-"""Why something is not entered."""
+"""Refusals: why an act is not entered."""
 
 from typing import Literal
 

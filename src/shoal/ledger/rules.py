@@ -1,4 +1,5 @@
-"""The rules: `apply` enters an act into the state, or refuses it by name and changes nothing.
+"""All rules of the ledger, as one fold: `apply` enters an act into the state, or refuses it by name and changes
+nothing.
 
 Every refusal comes before the first change. Nothing here knows of files, clocks, signatures or networks: the caller has
 made sure that the author signed. The contract on a chain does what these rules say; the same tests hold for both.

@@ -1,4 +1,4 @@
-"""What a ledger's entries add up to: accounts, judges, batches and the treasury."""
+"""Ledger state: accounts, judges, batches and the treasury, as the sum of all entries."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -1,4 +1,5 @@
-"""One attention function for any transformers causal LM: samples packed into one row, or one new token for each slot.
+"""One attention function for any transformers causal LM: packed rows for training and prefill, one token per slot for
+decoding.
 
 transformers looks attention up by name and hands keyword arguments through to it. A `layout` passed with a forward call
 therefore decides, for that call alone, what each token may look at; the model's own code is untouched, and no mask of

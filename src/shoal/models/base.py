@@ -1,4 +1,4 @@
-"""The base model of a run as a directory: built, expanded or simply named, and cached."""
+"""The base model of a run as a cached directory: built (tiny), expanded (smollm2) or a given path."""
 
 import hashlib
 import json

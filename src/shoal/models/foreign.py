@@ -1,4 +1,4 @@
-"""What the files of a model may say, looked at before transformers believes any of it: a stranger may have written it.
+"""Allow-list for model files from strangers: what config and tokenizer may say, checked before transformers reads them.
 
 transformers hands whatever a tokenizer's config holds to the tokenizer as arguments, and opens some of them as files. A
 vocabulary that is a file of this machine would come back to whoever wrote the config: answers are made of it, and

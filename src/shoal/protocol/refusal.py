@@ -1,4 +1,4 @@
-"""What the coordinator says instead of doing what it was asked: a code for programs and a reason for people."""
+"""Refusals of the coordinator: an error code for programs and a reason for people."""
 
 from typing import Literal
 

@@ -1,4 +1,5 @@
-"""Signed requests: who asks, what, of whom and when, under one EIP-191 signature that is good once.
+"""Signed requests with replay protection: method, path, body, time, nonce, recipient and run under one EIP-191
+signature.
 
 The message is eight lines that begin with a domain of our own, so nothing that a peer supplied is signed as it stands.
 It names the run as well as the coordinator: where one key serves two runs, a request of one is void in the other.

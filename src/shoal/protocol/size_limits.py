@@ -1,4 +1,4 @@
-"""How large a rollout file of a run can be: what is larger is not worth reading."""
+"""Upper bound on the size of a run's rollout files, from its config."""
 
 from shoal.config import RunConfig
 

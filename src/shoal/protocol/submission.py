@@ -1,4 +1,4 @@
-"""The rollout record: one Parquet file a submission, with a versioned schema.
+"""The rollout record: one Parquet file per submission, with a versioned schema.
 
 What a file says of itself is a claim. `read_rollouts` checks all that can be checked without a model: a file that is
 truncated, foreign, of another lease or out of bounds is a RolloutError that says which value broke which rule. One that

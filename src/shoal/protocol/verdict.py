@@ -1,4 +1,6 @@
-"""What a check says of a submission that does not pass it."""
+"""Verdict and finding: whether a submission is accepted, and if not, which check failed with what claim and what
+result.
+"""
 
 import json
 from collections.abc import Sequence

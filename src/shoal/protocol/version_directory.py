@@ -1,4 +1,4 @@
-"""A directory as WeightChannel: one folder a version, complete from the moment it can be seen.
+"""`WeightChannel` on a directory: one folder per version, complete from the moment it is visible (atomic rename).
 
 A version's root is the one that its broadcast has: whoever fetched it and whoever reads it here mean the same.
 """

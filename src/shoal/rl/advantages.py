@@ -1,4 +1,4 @@
-"""How much better each answer was than its siblings."""
+"""Group-relative advantages: how much better each answer was than the others to the same prompt."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Samples of uneven length into micro-batches of one size."""
+"""Bin packing (first-fit decreasing): samples of uneven length into micro-batches of one token budget."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that were chosen, without the memory that all the others would take."""
+"""Log-probabilities of the chosen tokens, computed in chunks so that the full logits never exist at once."""
 
 from collections.abc import Callable
 from functools import partial

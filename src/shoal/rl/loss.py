@@ -1,4 +1,4 @@
-"""The policy loss of one micro-batch.
+"""Policy loss of one micro-batch: GRPO with two-sided clipping, CISPO, GSPO and DPPO, with KL and entropy terms.
 
 In every family the largest weight of a token is a constant of the config (`max_weight`): one answer whose claimed
 log-probs are made up weighs at most that many times what it would weigh with the true ones.

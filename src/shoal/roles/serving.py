@@ -1,4 +1,4 @@
-"""What origin and relay share: serve a store until SIGTERM, and say what is served."""
+"""Main loop that origin and relay share: serve a store until SIGTERM, and report what is served."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -94,8 +94,11 @@ def join_line(run: RunDir, ports: dict[str, int]) -> str:
     return f"{swarm.scheme}://{swarm.public_host}:{ports['coordinator']}#{address}"
 
 
-def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
-    """A process for each role. They meet over the network, as they would on machines of their own."""
+def start_roles(run: RunDir, ports: dict[str, int], without: Collection[str] = ()) -> list[Child]:
+    """One process per role, the trainer's first, but for the roles named in `without`.
+
+    They meet over the network, as they would on machines of their own.
+    """
     config, path = run.config, str(run.path)
     port = {name: ["--port", str(number)] for name, number in ports.items()}
     host, public, scheme = config.swarm.host, config.swarm.public_host, config.swarm.scheme
@@ -122,6 +125,8 @@ def start_roles(run: RunDir, ports: dict[str, int]) -> list[Child]:
     children: list[Child] = []
     try:
         for name, arguments, threads in roles:
+            if name in without:
+                continue
             log, service = run.path / "logs" / f"{name}.log", name in SERVICES
             children.append(Child(name, arguments, threads, log, is_service=service))
     except BaseException:

@@ -1,1 +1,1 @@
-"""What is asked and how it is scored."""
+"""Tasks: what is asked, and how answers are scored."""

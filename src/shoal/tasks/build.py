@@ -1,4 +1,4 @@
-"""Task sources from their config lines."""
+"""Factory of task sources: builds them from the config's `[[tasks]]` and pins their content by hash."""
 
 import json
 from collections.abc import Sequence

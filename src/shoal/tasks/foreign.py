@@ -1,4 +1,4 @@
-"""Strangers' tasks are tried before anything is done for their run.
+"""Dry run of strangers' tasks, with limits on memory and time, before anything is done for their run.
 
 A table of a few kilobytes can unfold to gigabytes, a file can end its reader, and a generator's options can ask for a
 sum of a billion terms. The process that makes tasks has little memory and is confined; whoever joins is told at once

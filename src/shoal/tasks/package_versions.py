@@ -1,4 +1,5 @@
-"""Which packages decide a run's tasks and rewards, and in which versions: the run's and this machine's must agree.
+"""Version fingerprint: the packages that decide tasks and rewards must be the same on the run's machine and on this
+one.
 
 Another word list, another parser of formulas or another tokenizer makes other tasks and rewards of the same config, and
 an honest node would be blamed for them. So the run card says which versions are meant, and a node that has others is

@@ -1,4 +1,4 @@
-"""From what a source knows of a task to the task as it is asked: alike for generators, tables and a user's own."""
+"""From a source's entry to the prompt, the same for generators, tables and user code."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

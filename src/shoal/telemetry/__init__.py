@@ -1,1 +1,1 @@
-"""What roles write about themselves while they work: metrics (JSON lines) and status files."""
+"""Telemetry of roles: metrics (JSON lines) and status files."""

@@ -1,4 +1,4 @@
-"""Metrics are JSON lines, one file a role, readable while they are written.
+"""Metrics as JSON lines: one file per role, readable while it is written.
 
 A line goes to the file in a single append, so a SIGKILL can tear only the line being written. A writer that finds a
 torn end begins with a newline: whoever comes after a killed writer loses that one line and no other. A run that goes on

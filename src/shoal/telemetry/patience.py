@@ -1,4 +1,4 @@
-"""A wait that does not end a run: it goes on, and says so."""
+"""A wait without a deadline that reports itself at intervals, so that no wait is silent."""
 
 import time
 from collections.abc import Callable

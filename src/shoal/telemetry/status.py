@@ -1,4 +1,4 @@
-"""What each role is doing now, whom it waits for, and until when.
+"""Status files: what each role is doing now, whom it waits for, and until when.
 
 Every role keeps one small file, replaced whole at each change, so a reader never sees half a status. A killed role
 cannot write its own end: a reader finds that nobody holds the role's lock and calls it dead. (Its process number proves

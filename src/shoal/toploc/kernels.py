@@ -1,4 +1,4 @@
-"""The arithmetic of proofs, compiled at first use by numba: nobody needs a compiler.
+"""Finite-field kernels of proofs (Montgomery arithmetic, interpolation), compiled at first use by numba.
 
 The prime is below 2^16, so a product modulo it is four 16-bit multiplications in Montgomery form, which a processor
 does sixteen or thirty-two at a time. What works on many values at once is written as vectors (`_VECTOR`), not as loops

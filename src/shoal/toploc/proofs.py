@@ -1,4 +1,4 @@
-"""Building and verifying: the shell around the kernels.
+"""Build and verify proofs: the API around the kernels.
 
 States are the caller's own: what is wrong with them is a `ToplocError`. Proofs come from outside: what is wrong with
 them is a result that is rejected, one for every chunk of the states, so that none is ever skipped.

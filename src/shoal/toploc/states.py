@@ -1,4 +1,4 @@
-"""Hidden states as the caller has them, turned into the bits of bf16.
+"""Input conversion: hidden states of torch or numpy as the bits of bf16.
 
 bf16 is taken as it is and float32 is rounded to the nearest bf16, ties to even, as `tensor.to(torch.bfloat16)` does: a
 worker that computes in float32 must prove the same bits as one that converts first. Everything else is refused. float16

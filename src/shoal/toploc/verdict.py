@@ -1,4 +1,4 @@
-"""What verification finds in a chunk, and which of it is accepted.
+"""Acceptance thresholds: what verification finds in a chunk, and whether that is accepted.
 
 The published verification looks at exponents and mantissas only, and three cheap forgeries pass it. Closed here are:
 

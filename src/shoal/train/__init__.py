@@ -1,1 +1,1 @@
-"""Training on accepted rollouts and publishing what comes of it."""
+"""Training on accepted rollouts: batches, steps, checkpoints."""

@@ -1,4 +1,4 @@
-"""From accepted submissions to packed micro-batches.
+"""Batching: accepted submissions sorted into groups and packed into micro-batches.
 
 Groups without signal are set apart here; what is trained on is dealt into optimizer batches and packed first-fit
 decreasing into a token budget. A group's prompt is packed once with all its answers, so packing works on groups; one

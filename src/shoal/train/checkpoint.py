@@ -1,4 +1,4 @@
-"""Checkpoints: all that the trainer needs to go on after a SIGKILL, as safetensors and JSON, complete or not there.
+"""Atomic checkpoints: all that the trainer needs to resume after SIGKILL, as safetensors and JSON.
 
 The state after step k is checkpoint k + 1. Random choices of the trainer follow from seed and step, so there is no
 generator state to keep; the learning rate follows from the number of updates.

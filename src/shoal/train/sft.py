@@ -1,4 +1,4 @@
-"""`shoal sft`: a model shown how to answer, so that one that never scores begins to score sometimes.
+"""Supervised fine-tuning (`shoal sft`): a warm start for models that never score.
 
 The packing, the log-probs and the average over tokens are the trainer's own (`batch.py`, `step.py`): an example is a
 group of one answer, and its loss is the answer's negative log-likelihood. Prompts are context and are not learnt.

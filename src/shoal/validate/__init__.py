@@ -1,1 +1,1 @@
-"""What an untrusted file must pass before the trainer may use it: one module a check, from cheap to costly."""
+"""Validation of untrusted files before the trainer may use them: one module per check, from cheap to costly."""

@@ -1,4 +1,4 @@
-"""The arbiter's own judgement of a file: every check, on the whole file, by the run's own config.
+"""The arbiter's ruling: every check on the whole file, with the run's own config.
 
 Nothing that a challenger or a validator wrote is believed. The file is the one whose hash is on the ledger, the lease
 is the one that the coordinator signed, and the version is the one whose root hash that lease names.

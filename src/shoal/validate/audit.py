@@ -1,6 +1,4 @@
-"""Which files are computed again, and which answers of the others: choices that nobody can foresee, made after the file
-is in.
-"""
+"""Random audits: which files, and which answers of the others, are recomputed; drawn with a secret after the upload."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""All checks; the first that does not pass ends it. The validator asks for those that decide most for least first."""
+"""The order of checks, cheap ones first; the first that fails is the verdict."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

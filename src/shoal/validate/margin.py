@@ -1,4 +1,4 @@
-"""The margin between turning a file down and blaming its maker.
+"""Margin between rejection and blame: a file near a threshold is rejected, but its node is not accused.
 
 Two machines that compute the same file get numbers that differ in the last bits. A file right at a threshold is over it
 for one judge and not for another: whoever makes such a file on purpose sets judges against each other. So a file beyond

@@ -1,4 +1,4 @@
-"""The right weights made it: TOPLOC proofs of the final states, against the states of the claimed version."""
+"""Computation check: TOPLOC proofs must match the hidden states of the claimed version."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Whose file is judged next, and how much time a node's files may take without one of them being accepted.
+"""Validation queue: priority by record, round robin over nodes, and a time budget (token bucket) per node.
 
 Files of nodes that had files accepted come first, so what fresh keys hand in delays them by one file at most. Among
 equals the nodes take turns. Keys are free, so a bound per node bounds nothing by itself: it only keeps one node from

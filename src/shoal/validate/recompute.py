@@ -1,5 +1,6 @@
-"""Answers computed again in one forward pass: states, log-probs and, from the lease's noise, what should have been
-drawn. This costs a fraction of generating them, because all tokens of a file go through the model side by side.
+"""Recomputation by prefill: states, log-probs and, from the lease's noise, the tokens that should have been drawn, in
+one forward pass. This costs a fraction of generating them, because all tokens of a file go through the model side by
+side.
 """
 
 import math

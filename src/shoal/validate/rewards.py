@@ -1,4 +1,4 @@
-"""Rewards and advantages computed again: a worker's own are a claim."""
+"""Reward check: rewards and advantages are recomputed; a worker's own are a claim."""
 
 import math
 from collections.abc import Mapping, Sequence

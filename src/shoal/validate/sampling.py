@@ -1,5 +1,5 @@
-"""Fair draws: every token is the one that the lease's noise picks, or, where the noise is the worker's own, the tokens
-taken together look like draws from the claimed distribution.
+"""Sampling check: every token is the one that the lease's noise picks or, with free sampling, the tokens taken together
+look like draws from the claimed distribution.
 """
 
 from collections.abc import Sequence

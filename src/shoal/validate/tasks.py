@@ -1,4 +1,4 @@
-"""Tasks redrawn: which ones a submission answers, in what words, follows from its lease alone."""
+"""Task check: which tasks a submission answers, and in what words, follows from its lease alone."""
 
 from collections.abc import Callable
 

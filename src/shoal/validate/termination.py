@@ -1,4 +1,4 @@
-"""Where an answer ends: in its only end token, or at the length limit without one."""
+"""Termination check: an answer ends in its only end token, or at the length limit without one."""
 
 from shoal.protocol.submission import Rollout, Submission
 from shoal.protocol.verdict import Finding

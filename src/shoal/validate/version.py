@@ -1,4 +1,4 @@
-"""Version and staleness: the lease names the versions it allows, and a version is its content, not its number."""
+"""Version check: the lease names the versions it allows, and a version is its content, not its number."""
 
 from collections.abc import Callable
 

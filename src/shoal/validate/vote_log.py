@@ -1,4 +1,4 @@
-"""A validator's own notes of what it found: a line a file, kept so that a restart forgets nothing.
+"""Append-only log of a validator's verdicts: one line per file, so that a restart forgets nothing.
 
 The ledger is told from these alone. A rejected file whose maker is to blame is `r`, with the hash of the evidence; one
 that failed through nobody's fault is `v`.

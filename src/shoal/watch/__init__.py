@@ -1,1 +1,1 @@
-"""What a run says about itself: metrics and status on disk, and the views people read them in."""
+"""Views of a run for people: live page, status, plots, summary, rollouts."""

@@ -1,4 +1,4 @@
-"""Who contributed what to a run: the last thing that its supervisor wrote down."""
+"""Table of contributions: who generated, earned and lost what, as the supervisor recorded it at the end."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tables that the live view and `shoal status` share: values in, something rich can print out."""
+"""Tables that the live view and `shoal status` share: pure functions from values to rich renderables."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The curves of a run as one picture."""
+"""Plots the curves of a run into one picture."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The terminal while a run goes on: a live page for people, plain lines for logs."""
+"""Live terminal view of a run: a page for people, plain lines for logs."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""Keeps what a stranger sends within bounds while it comes: how much, and how slowly.
+"""Request body limits (ASGI middleware): maximum size, and slowloris protection by a minimum rate.
 
 Wrapped around the whole API, so that nothing behind it can forget to look.
 """

@@ -1,4 +1,4 @@
-"""Serves the coordinator's API: uvicorn, with an end to connections that never say what they want."""
+"""The coordinator's HTTP server: uvicorn with connection limits per network and slowloris protection."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Acts as the contract is called with them, and back out of what it logs.
+"""ABI encoding: acts as calls of the contract, and acts decoded from its log.
 
 The contract has only the root of a batch. The submissions themselves stand in the coordinator's transaction, after what
 `work` is called with: there the contract does not look, and everybody else can.

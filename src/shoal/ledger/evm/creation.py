@@ -1,4 +1,4 @@
-"""How a contract came into being: it is believed only if its creation is what we publish.
+"""Contract verification: a contract is believed only if its creation transaction has our code and terms as input.
 
 The code at an address says nothing about what lies in its storage: whoever writes the code that runs at a contract's
 creation can plant a balance first, and then leave our code there. So the transaction that created the contract is

@@ -1,4 +1,5 @@
-"""The ledger as a contract on any EVM chain. The rules are the contract's; who sends a transaction is its author.
+"""The ledger as a contract on any EVM chain: the contract enforces the rules, the sender of a transaction is the
+author.
 
 The chain orders entries and keeps them, so there are no seals and no heads here. The contract logs every act, and the
 same fold as the embedded ledger's makes the state out of the logs: `look` reads that, and asks nobody. What `node`,

@@ -1,4 +1,4 @@
-"""The contract's log, which is the whole history: read, checked, and added up by the rules, as a file's entries are.
+"""The contract's event log as the full history: read, checked and folded by the same rules as a file's entries.
 
 A chain may change its mind and a node may leave something out. What was read is believed as long as its last block is
 still there; from where it is not, it is read again.

@@ -1,4 +1,4 @@
-"""Puts a version together from the nearest version here and the deltas that lead to it, bit for bit, or not at all."""
+"""Rebuilds a version from the nearest full version and the deltas after it, bit for bit, or not at all."""
 
 import os
 import shutil

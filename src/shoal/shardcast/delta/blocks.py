@@ -1,4 +1,4 @@
-"""Blocks of a delta: each says how some bytes of the new content follow from those of the base at the same place.
+"""Block codec of a delta: how bytes of the new file follow from those of the base at the same place.
 
     record   1 byte: kind; 4 bytes, lowest first: how many blocks are the same, or how many bytes follow
     kinds    0 same, 1 steps between bf16 values (delta_kernels), 2 the new bytes in zstd, 3 the new bytes

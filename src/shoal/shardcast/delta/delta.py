@@ -1,4 +1,4 @@
-"""From one safetensors file to the next, bit for bit: version k + 1 as what it changes in version k.
+"""Delta encoding of safetensors files: version k + 1 as its changes to version k, bit for bit.
 
     from shoal.shardcast.delta import delta
 

@@ -1,4 +1,5 @@
-"""The steps between two blocks of bf16 values as bits, compiled at first use by numba: nobody needs a compiler.
+"""Bit-level codec (Rice and exponential-Golomb codes) for the steps between bf16 blocks, compiled by numba at first
+use.
 
 The optimizer moves every weight by about the same amount, so how likely a value is to change follows from its
 exponent, which the reader of a delta knows. A block's values fall into classes by the exponent that they had; in each

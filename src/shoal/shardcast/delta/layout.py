@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors file are, and which bytes of a new file follow from which of its base.
+"""Layout of safetensors files: where tensors are, and which bytes of a new file correspond to which of its base.
 
 Both sides of a delta work this out from the two headers, so a delta need not say it. Neighbours that are neighbours in
 both files are taken together: with one layout in both, all of it is a single span.

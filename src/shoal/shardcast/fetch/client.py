@@ -1,4 +1,4 @@
-"""What a client asks of its store: the newest version, and a version's files, complete and checked.
+"""Fetch client: the newest version, and a version's files, complete and checked.
 
 Behind it an `Intake` brings in heads and packages; here it is decided which packages lead to a version, what is put
 together from deltas, and what is hashed again before it is handed out.

@@ -1,4 +1,4 @@
-"""Fills a store from several sources at once, none of which is believed in anything but the origin's signature.
+"""Parallel downloader: fills a store from several untrusted sources; only the origin's signature is believed.
 
 A thread per source waits for new heads, one per source and package for new pieces, and a few fetch pieces, each from a
 source drawn by `choose`. Every piece is asked for once; what a stalled, slow or lying source did not deliver goes back

@@ -1,4 +1,4 @@
-"""One package on its way into a store: what is known of it, what is here, what each source offers."""
+"""State of one download: which pieces are known, which are here, and which source offers which."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Which source a request goes to, and what is believed of each: INTELLECT-2's rule, as functions of values."""
+"""Relay selection: draws a source in proportion to success rate x bandwidth (INTELLECT-2's rule), as pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

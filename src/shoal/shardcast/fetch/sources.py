@@ -1,4 +1,4 @@
-"""Where pieces come from: what is believed of each source, its connections, and what becomes of one that fails."""
+"""Pool of sources: success and speed estimates, connections, and exponential backoff for those that fail or lie."""
 
 import threading
 import time

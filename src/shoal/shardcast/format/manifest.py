@@ -1,4 +1,4 @@
-"""A package's manifest on the disk: which pieces are here, and whether their bytes still are what the origin signed.
+"""Manifest of a package on disk: which pieces are here, and whether their bytes are still what the origin signed.
 
 A line is appended after its piece is written and verified, so a manifest is at once the map of what is here, the state
 to resume from, and what a plain web server may hand out.

@@ -1,4 +1,4 @@
-"""Decisions over the head's list, as functions of values: which packages to fetch, and which to keep."""
+"""Fetch and retention plans, as pure functions of the head: which packages to fetch, and which to keep."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""A store is a directory; what is on its disk is the only state there is.
+"""Content-addressed store: a directory of packages named by hash; what is on its disk is the only state.
 
 ```
 store/

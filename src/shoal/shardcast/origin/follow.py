@@ -1,4 +1,4 @@
-"""Publishes what a directory holds: versions that appear there are offered, those that were taken back are no more.
+"""Directory follower: publishes versions that appear in a directory, and retracts those that were taken back.
 
 Versions are directories or files named `v000012` or `12`, put there in one move. Their files are linked, so there is
 one copy.

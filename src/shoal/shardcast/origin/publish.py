@@ -1,4 +1,4 @@
-"""The origin's side: packages that can be fetched while they are still being written."""
+"""Publisher: signs packages piece by piece, so that they can be fetched while they are still being written."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Versions as the trainer makes them: a delta for those who follow, and every so often a full one for those who join.
+"""Full versions and deltas: publishes a delta for followers, and every few versions a full one for newcomers.
 
 Each version's files stay linked in the store as the base of the next delta: one copy, whatever becomes of the
 trainer's own directory. After a restart the first version is a full one.

@@ -1,4 +1,4 @@
-"""Connections to a server, counted; over a limit, the one that has been idle for longest makes room."""
+"""Connection limits with eviction: over a limit, the connection that was idle longest is closed."""
 
 import asyncio
 import logging

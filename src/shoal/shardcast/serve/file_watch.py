@@ -1,4 +1,4 @@
-"""Wakes those who wait for a file to change.
+"""File watcher: wakes requests that wait for a file to change (long polling).
 
 Growth is noticed by stat(2) every few milliseconds, only of files that somebody waits for: it sees what other processes
 write, on any file system, for 0.2 % of a core; inotify would save those and need a foreign library.

@@ -1,4 +1,4 @@
-"""A configuration with which nginx serves a store: the same files, the same URLs, without the waiting."""
+"""nginx configuration that serves a store: the same files and URLs, without long polling."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who has how much of which version: walks from a node to those that fetch from it.
+"""The distribution tree: walks from a server to those that fetch from it, and shows how much of each version they have.
 
 What a node says of itself is its claim: it is shown, and the URL it gives is asked for its own tree, nothing more.
 """

@@ -1,4 +1,4 @@
-"""A process that gives up the machine for good before it meets what a stranger wrote: files, network, other processes.
+"""Landlock confinement: a process gives up files, network and other processes before it reads a stranger's data.
 
 Landlock leaves it the files that it is told and no others, whatever it runs: Python's own and those that the tasks are
 made of; never the home directory, where keys are. A filter of system calls (`seccomp.py`) leaves it no sockets, no new

@@ -1,4 +1,4 @@
-"""Strangers' programs, run where they can compute and nothing else.
+"""bubblewrap sandbox for programs that answer code tasks: they can compute and nothing else.
 
 A program gets an input and gives an output, and sees neither the machine nor who judges it: bubblewrap puts it into
 name spaces of its own (no network, no other process, no file but Python's own, nothing that can be written), a filter

@@ -1,4 +1,4 @@
-"""Whether a program solves its task: it gets the inputs of the task's tests, and what it answers is compared out here.
+"""Code reward: runs a program on the tests' inputs in a sandbox, and compares its outputs outside.
 
 The right outputs never enter the sandbox. A program cannot read them, patch the tests, or end early with success: there
 is nothing in there to read or patch, and only outputs count.

@@ -1,4 +1,4 @@
-r"""Where the final answer stands in a completion: behind the thinking part, in a box, between tags or in a code block.
+r"""Extraction of the final answer: after the thinking part, in a box, between tags or in a code block.
 
 Only the last one counts, so that nobody earns anything by listing guesses.
 """

@@ -1,4 +1,4 @@
-r"""Whether two mathematical answers say the same, by math-verify, which tolerates LaTeX, fractions, units and order.
+r"""Math reward: whether two answers are equal, by math-verify, which tolerates LaTeX, fractions, units and order.
 
 Two things are added to it. An answer to a question whose answer is a number must be a number: `12 \cdot 13` equals
 156, and so does the question. Words are compared as words: math-verify reads `Monday` as a product of its letters,

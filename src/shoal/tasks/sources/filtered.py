@@ -1,4 +1,4 @@
-"""What `shoal filter` leaves of a source: the same tasks, of which only those are trained on that were kept.
+"""A filtered source: the tasks of another source that `shoal filter` kept.
 
 A file names the source, the model that was asked, and each task's rate. Held-out tasks stay as they are, so that runs
 on filtered and on unfiltered tasks are measured by the same ones.

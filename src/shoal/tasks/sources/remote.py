@@ -1,4 +1,4 @@
-"""Tasks that another process makes: here is what is asked of them and nothing that makes them."""
+"""Proxy for a task source in another process: its metadata, and nothing that makes tasks."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""A user's own Python: a task in a few lines, or a reward.
+"""User code as a task source or a reward: a Python file with `task` and `score`.
 
 A file with `task(index)`, which returns a dict with `question` and perhaps `answer`, and, unless the config names
 another reward, `score(entry, answer)`. The config's `options` are further arguments of `task`. It is the user's own

@@ -1,4 +1,4 @@
-"""What keeps a generator of reasoning-gym the same, and small, in every process.
+"""Determinism of reasoning-gym: fixes that make a generator give the same tasks in every process, with bounded memory.
 
 Some draw by the order of a set, which is another one in every process: worker and validator would ask different tasks
 under one number, and an honest worker would be blamed for it. Some write down all tasks that they will ever ask.

@@ -1,4 +1,4 @@
-"""Scorers of reasoning-gym that pay for wrong answers, and what such an answer must hold to besides.
+"""Stricter scorers for reasoning-gym's generators that pay for wrong answers.
 
 `game_of_life_halting` takes any text for true, `puzzle24` takes the solution of any other puzzle, and `coin_flip` takes
 every probability that begins as the right one does, which 0 does.

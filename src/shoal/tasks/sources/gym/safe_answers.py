@@ -1,4 +1,4 @@
-"""The forms of answers that reasoning-gym's scorers would otherwise run as code.
+"""Allow-list of answer forms for reasoning-gym's scorers that would otherwise evaluate an answer as code.
 
 Some scorers give the answer to `eval`, or to sympy's `parse_expr`, which is the same thing. Whoever writes the answer
 then writes the program, and with it the reward. Such an answer is scored only if it is made of nothing but what these
