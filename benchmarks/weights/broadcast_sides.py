@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from benchmarks.peers.process import Peer, peer_python
-from shoal.errors import BenchError, WaitError
+from shoal.errors import BenchError
 from shoal.process import free_ports
+from shoal.wait import wait_until
 from tests.support.servers.programs import find_program
 
 SHARDCAST = "shardcast==0.3.2"
@@ -212,12 +212,10 @@ def free_port() -> int:
 
 def await_port(port: int, who: str, deadline_s: float = START_S) -> None:
     """Returns once somebody listens on a port."""
-    deadline = time.monotonic() + deadline_s
-    while True:
+
+    def is_open() -> bool:
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > deadline:
-            raise WaitError(f"{who}: nothing listens on port {port} after {deadline_s:.0f} s")
-        time.sleep(0.02)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(is_open, deadline_s, f"{who}: nothing listens on port {port} after {deadline_s:.0f} s", pause_s=0.02)

@@ -3,7 +3,6 @@
 import http.client
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from benchmarks.weights.broadcast_sides import await_port, free_port, running
 from shoal.errors import ShoalError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
+from shoal.wait import wait_until
 from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
 from tests.support.servers.programs import find_program
 
@@ -54,10 +54,7 @@ def relay_behind(nginx: Path, path: Path) -> Iterator[Relay]:
         options = ["--from", origin.server.url, "--store", store, "--origin", KEY.address, "--port", port]
         command = [sys.executable, "-m", "shoal", "relay", *options, "--nginx", config, "--no-serve"]
         with running([str(part) for part in command], path / "relay.log"):
-            deadline = time.monotonic() + 30
-            while not config.exists():
-                assert time.monotonic() < deadline, (path / "relay.log").read_text()
-                time.sleep(0.02)
+            wait_until(config.exists, 30, f"no configuration; see {path / 'relay.log'}", pause_s=0.02)
             # Its workers would otherwise be nobody, who may not read a test's directory.
             user = "user root;" if os.geteuid() == 0 else ""
             with running([str(nginx), "-c", str(config), "-g", f"daemon off; {user}"], path / "nginx.log"):
