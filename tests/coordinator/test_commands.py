@@ -48,7 +48,7 @@ def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
     printed = shoal(here, "identity", "export")
     assert shoal(there, "identity", "import", said=printed.stdout).stdout.strip() == shown
     backup = tmp_path / "backup"
-    assert "whoever has that file is you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
+    assert "anybody who has that file can act as you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
     assert backup.stat().st_mode & 0o777 == 0o600
     twice = shoal(here, "identity", "export", "--to", str(backup))
     assert twice.returncode == 3

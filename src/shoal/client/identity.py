@@ -48,7 +48,7 @@ def export(path: Path, to: Path | None, console: Console) -> None:
         key.save(to)
     except FileExistsError:
         raise IdentityError(f"key {to}: there is a file already, and it may be a key; give another one") from None
-    console.print(f"{checksummed(key.address)} is in {to}; whoever has that file is you", highlight=False)
+    console.print(f"{checksummed(key.address)} is in {to}; anybody who has that file can act as you", highlight=False)
 
 
 def bring_in(path: Path, source: str, replace: bool, console: Console) -> None:
