@@ -43,7 +43,7 @@ def worker(
     located = machine(located, batch, threads, dtype)
     from shoal.roles.worker import start_worker
 
-    start_worker(located, name, attack, reach)
+    start_worker(located, name, reach, attack)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -31,13 +31,15 @@ def lend(
         console.print(f"{time.strftime('%H:%M:%S')}  {one_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
     relays = flags.relays or []
+    if flags.join is None:
+        raise ConfigError(
+            f"{role}: needs the run's coordinator; give --join URL, which shoal run and shoal coordinator print"
+        )
     if target is not None:
         if flags.home is not None:
             raise ConfigError(f"{role}: --home goes with --join alone; {target} is a run with a directory of its own")
         run = locate_run(target, changes.settings or [], changes.out, console)
-        return run, Reach(flags.join or "", flags.key, relays, say)
-    if flags.join is None:
-        raise ConfigError(f"{role}: give --join URL with a run's coordinator, or a run's directory")
+        return run, Reach(flags.join, flags.key, relays, say)
     if changes.settings or changes.out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)

@@ -11,6 +11,7 @@ import shoal
 from shoal.cli.app import app, console
 from shoal.cli.options import AskUrl, MaybeRun, Run
 from shoal.errors import BenchError, ConfigError
+from shoal.extras import require
 
 PANEL = "Look"
 
@@ -52,6 +53,7 @@ def rollouts(
     count: Annotated[int, typer.Option("-n", min=1, help="Groups to show.")] = 3,
 ) -> None:
     """Print some finished rollouts: the prompt, the answers and each answer's reward."""
+    require("coordinator", "shoal rollouts")
     from shoal.watch.rollouts import print_rollouts
 
     print_rollouts(run, step, count, console)

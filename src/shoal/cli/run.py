@@ -74,16 +74,15 @@ def coordinator(
 def trainer(run: Target, changes: ConfigFlags, join: Join = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process.
 
-    With --join it signs with RUN/keys/trainer.key; if the coordinator runs on another machine, set swarm.trainer there
-    to this key's address.
+    It signs with RUN/keys/trainer.key; if the coordinator runs on another machine, set swarm.trainer there to this
+    key's address.
     """
-    from shoal.rundir import locate_run
+    from shoal.cli.lend import lend
 
-    located = locate_run(run, changes.settings or [], changes.out, console)  # before torch: report a typo at once
-    from shoal.roles.session import Reach
+    located, reach = lend("trainer", run, JoinFlags(join), console, changes)  # before torch: report a typo at once
     from shoal.roles.trainer import start_trainer
 
-    start_trainer(located, Reach(join or ""))
+    start_trainer(located, reach)
 
 
 @dataclass(frozen=True)

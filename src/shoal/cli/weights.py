@@ -128,7 +128,7 @@ def relay(
         from shoal.roles.relay import start_relay
 
         located, reach = lend("relay", run_directory, JoinFlags(join, key, home), console)
-        start_relay(located, sources or [], listen.host, port, listen.url, reach, listen.tls)
+        start_relay(located, sources or [], listen.host, port, reach, listen.url, listen.tls)
         return
     if not sources or not flags.origin_address:
         raise ConfigError(

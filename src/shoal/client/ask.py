@@ -37,12 +37,14 @@ def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
 def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
     """The same for a run on this machine, also after it has ended."""
     require("coordinator", f"run {run_dir}: reading its coordinator's records")
-    from shoal.coordinator.archive import has_coordinator, reading
+    from shoal.coordinator.archive import has_records, reading
     from shoal.coordinator.verdicts import explain
 
     run = open_run(run_dir)
-    if not has_coordinator(run):
-        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts are in {run_dir}/rollouts")
+    if not has_records(run):
+        raise SwarmError(
+            f"run {run_dir}: its coordinator's records are not on this machine; give its URL with --join instead"
+        )
     with reading(run) as db:
         told = asdict(explain(db, *named_submission(submission)))
     told["ledger"] = _ledger_says(run_dir, told["step"], told["submission"])

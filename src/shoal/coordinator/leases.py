@@ -25,7 +25,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.task_weights import SignedTable
 
-# Signal rates are judged by this many steps before the newest version's, as in the directory store.
+# Signal rates are judged by this many steps before the newest version's.
 MEMORY = 4
 ASKED = "versions asked"  # when the last request that changed versions was signed
 # What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
