@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from shoal.config import RunConfig, check_config, to_toml
 from shoal.errors import BenchError
 from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import key_path
+from shoal.wait import wait_until
 from tests.support.servers.postgres import postgres
 
 SHARE = 0.5
@@ -122,18 +122,18 @@ def coordinator_of(config: RunConfig, run: Path) -> Iterator[str]:
 
 
 def _wait(child: Child, url: str) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
+    def answers() -> bool:
         try:
             urllib.request.urlopen(f"{url}/v1/card", timeout=START_S).close()
-            return
         except OSError as error:
             if child.poll() is not None:
                 log = child.log.read_text(errors="replace")[-LOG_BYTES:]
                 raise BenchError(f"coordinator: ended with {child.poll()}; its log ends:\n{log}") from error
-            if time.monotonic() > deadline:
-                raise BenchError(f"coordinator {url}: did not answer within {START_S:.0f} s ({error})") from error
-        time.sleep(0.05)
+            return False
+        return True
+
+    late = f"coordinator {url}: did not answer within {START_S:.0f} s"
+    wait_until(answers, START_S, late, pause_s=0.05, error=BenchError)
 
 
 def play(load: Load, progress: Progress, log: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import aiohttp
 
 from shoal.errors import BenchError
 from shoal.keys import Key
-from shoal.protocol.signed_request import EMPTY, Recipient, sign_request
+from shoal.signed_request import EMPTY, Recipient, sign_request
 
 Kind = Literal["card", "join", "heartbeat", "lease", "upload", "other"]
 FILE_BYTES = 100_000

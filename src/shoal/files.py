@@ -9,13 +9,13 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shoal.errors import StorageError
+from shoal.wait import wait_until
 
 STAGING = ".staging-"
 
@@ -187,17 +187,17 @@ def locked(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
     make_directory(path.parent)
     with disk_errors(path):
         file = path.open("w")
-    deadline = time.monotonic() + wait_s
     with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StorageError(refusal) from None
-                time.sleep(0.1)
+        wait_until(lambda: _took(file), wait_s, refusal, error=StorageError)
         yield
+
+
+def _took(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sha256_file(path: Path) -> str:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from shoal.errors import ConfigError, IdentityError
 from shoal.keys import Key, signer_of
+from shoal.signed import message
 
 Mode = Literal["auto", "on", "off"]
 DOMAIN = "shoal tls key 1"
@@ -174,4 +175,4 @@ def public_context() -> ssl.SSLContext:
 
 
 def _message(spki: bytes) -> bytes:
-    return f"{DOMAIN}\n{hashlib.sha256(spki).hexdigest()}".encode()
+    return message(DOMAIN, hashlib.sha256(spki).hexdigest())

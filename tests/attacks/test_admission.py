@@ -6,8 +6,8 @@ from pathlib import Path
 
 from shoal.keys import Key
 from shoal.shardcast.format.store import Store
-from shoal.shardcast.serve.rate_limit import sign_request
 from shoal.shardcast.serve.server import Server, serving
+from shoal.signed_request import EMPTY, Recipient, sign_request
 
 
 def ask(server: Server, host: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -25,7 +25,7 @@ def test_a_server_cannot_use_a_visitors_signature_at_another(tmp_path: Path) -> 
     mine, other = (Server(Store(tmp_path / name), allow=[node.address]) for name in ("mine", "other"))
     with serving(mine), serving(other):
         visited = f"{mine.host}:{mine.port}"
-        headers = sign_request(node, visited, "/metrics", time.time(), "n1")
+        headers = sign_request(node, "GET", "/metrics", EMPTY, Recipient(visited), time.time())
         status, said = ask(other, visited, headers)
         assert status == 401
         assert b"signed for another server" in said
@@ -36,5 +36,5 @@ def test_a_server_that_others_know_by_another_name_is_told_so(tmp_path: Path) ->
     node = Key.create()
     named = Server(Store(tmp_path / "named"), allow=[node.address], public="http://relay.example:80")
     with serving(named):
-        headers = sign_request(node, "relay.example:80", "/metrics", time.time(), "n1")
+        headers = sign_request(node, "GET", "/metrics", EMPTY, Recipient("relay.example:80"), time.time())
         assert ask(named, "relay.example:80", headers)[0] == 200

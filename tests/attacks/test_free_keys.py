@@ -16,8 +16,8 @@ from shoal.ledger.acts import Withdraw
 from shoal.ledger.entry import Statement
 from shoal.ledger.store import SqliteLedger
 from shoal.protocol.lease import Lease
-from shoal.protocol.signed_request import Recipient, sign_request
 from shoal.protocol.verdict import Verdict
+from shoal.signed_request import Recipient, sign_request
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, VALIDATOR, World, good_file, key_of, world_at
 from tests.support.strangers import Stranger
 

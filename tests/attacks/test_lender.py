@@ -21,9 +21,10 @@ from shoal.errors import SwarmError, TaskError
 from shoal.keys import Key
 from shoal.protocol.messages import UploadOut
 from shoal.roles.session import join_run
+from shoal.subproc import ChildError
 from shoal.tasks.isolation import landlock as confine
 from shoal.tasks.package_versions import PYTHON, check_packages, packages_of
-from shoal.tasks.rewards.scorer import Scorer, _Lost, _score
+from shoal.tasks.rewards.scorer import Scorer, _score
 from shoal.tasks.sources.gym import source as gym
 from shoal.tasks.sources.gym.safe_answers import TEXT_OPTIONS
 from tests.support.coordinator_in_process import world_at
@@ -308,7 +309,7 @@ def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest
 def test_what_a_child_says_of_a_score_cannot_end_who_asked() -> None:
     wrong: list[dict[str, Any]] = [{"a": "b"}, {"a": None}, {"a": []}, {"a": math.nan}]
     for parts in wrong:
-        with pytest.raises(_Lost):
+        with pytest.raises(ChildError):
             _score([1.0, "", parts, False, ""])
     assert _score([1.0, "", {"a": 1}, False, ""])[0].parts == {"a": 1.0}
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Table, select
 from shoal.coordinator.db.schema import metadata
 from shoal.keys import Key
 from shoal.protocol.refusal import Refusal
-from shoal.protocol.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
+from shoal.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
 from tests.support.coordinator_in_process import (
     COORDINATOR,
     HERE,
@@ -113,10 +113,10 @@ def test_a_request_that_is_sent_again_is_refused_also_after_a_restart(small_worl
     world.store(A)
     headers = signed(world, A, "POST", "/v1/leases", data) | {"Content-Type": "application/json"}
     assert world.send("POST", "/v1/leases", data, headers).status_code == 200
-    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
+    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request again")
     world.stop()
     world.start()
-    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request anew")
+    refused(world.send("POST", "/v1/leases", data, headers), 401, "was used before; sign each request again")
 
 
 def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(small_world: World) -> None:
@@ -181,14 +181,14 @@ def test_a_forged_signature_is_refused(busy: World) -> None:
 
 def test_old_and_early_requests_are_refused_with_the_difference(busy: World) -> None:
     late = busy.request(A, "POST", "/v1/heartbeats", {}, at=busy.clock() - 90)
-    refused(late, 401, "your clock is 90 s behind the coordinator's")
+    refused(late, 401, "your clock is 90 s behind this server's")
     early = busy.request(A, "POST", "/v1/heartbeats", {}, at=busy.clock() + 3600)
-    refused(early, 401, "your clock is 3600 s ahead of the coordinator's")
+    refused(early, 401, "your clock is 3600 s ahead of this server's")
 
 
 def test_a_request_for_somebody_else_is_refused(busy: World) -> None:
     answer = busy.request(A, "POST", "/v1/heartbeats", {}, to=Recipient(TRAINER.address, "test"))
-    refused(answer, 401, f"this coordinator is {COORDINATOR.address}")
+    refused(answer, 401, f"this server is {COORDINATOR.address}")
 
 
 def test_who_has_not_joined_gets_nothing(busy: World) -> None:

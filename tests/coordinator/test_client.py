@@ -65,7 +65,7 @@ def test_what_is_refused_is_not_asked_again(small_world: World) -> None:
 
 
 def test_a_node_whose_clock_is_off_is_told_by_how_much(small_world: World) -> None:
-    with pytest.raises(IdentityError, match=r"your clock is 1\d\d s behind the coordinator's.*set it"):
+    with pytest.raises(IdentityError, match=r"your clock is 1\d\d s behind this server's.*set it"):
         small_world.link(A, clock=lambda: time.time() - 120).join("worker")
 
 
@@ -113,7 +113,7 @@ def test_what_is_no_card_is_said_to_be_none(data: bytes) -> None:
 def test_a_card_of_another_schema_says_so(small_world: World) -> None:
     tree = json.loads(signed_card(small_world))
     tree["card"]["schema_version"] = 1
-    with pytest.raises(SwarmError, match="has schema version 1, this program knows 2"):
+    with pytest.raises(SwarmError, match="has schema version 1, this program knows 3"):
         read_card(json.dumps(tree).encode(), Join(small_world.url, None))
 
 

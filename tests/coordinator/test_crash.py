@@ -20,6 +20,7 @@ from shoal.config import to_toml
 from shoal.files import sha256_file
 from shoal.keys import Key
 from shoal.rundir import role_key
+from shoal.wait import wait_until
 from tests.support.coordinator_in_process import good_file, key_of, make_config
 from tests.support.submissions import LIMITS, ROOT, judge_formats
 
@@ -128,10 +129,12 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_counts_nothing_twice(
 def wait_for_work(nodes: list[Node]) -> None:
     """Until every node has been acknowledged something more: the coordinator is back and they went on by themselves."""
     before = [len(node.acknowledged) for node in nodes]
-    deadline = time.monotonic() + 60
-    while any(len(node.acknowledged) <= had and node.failed is None for node, had in zip(nodes, before, strict=True)):
-        assert time.monotonic() < deadline, "the nodes did not go on by themselves"
-        time.sleep(0.05)
+    pairs = list(zip(nodes, before, strict=True))
+    wait_until(
+        lambda: all(len(node.acknowledged) > had or node.failed is not None for node, had in pairs),
+        60,
+        "the nodes did not go on by themselves",
+    )
 
 
 def assert_nothing_lost(run: Path, nodes: list[Node], store: SwarmStore, url: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shoal.roles.join import lend
 from shoal.roles.session import Heart, join_run
 from shoal.tasks.package_versions import packages_of
 from shoal.telemetry.status import StatusFile
+from shoal.wait import wait_until
 from tests.support.coordinator_in_process import COORDINATOR, ORIGIN, key_of, make_config
 from tests.support.http_answers import answering
 
@@ -150,10 +151,7 @@ def test_an_order_that_is_none_ends_no_heart(order: dict[str, Any], tmp_path: Pa
         Link(url, A) as link,
         Heart(link, status, lambda _: None),
     ):
-        deadline = time.monotonic() + 20
-        while len(answers) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(answers) >= 3, 20, "there were no three heartbeats", pause_s=0.01)
 
 
 def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from shoal.keys import Key
-from shoal.protocol.signed_request import sign_request
+from shoal.signed_request import sign_request
 from tests.support.coordinator_in_process import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -26,10 +26,10 @@ from shoal.coordinator.outbox import remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
 from shoal.keys import Key
-from shoal.protocol.signed_request import Signed
 from shoal.protocol.submission import write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir, prepare_run
+from shoal.signed_request import Signed
 from shoal.telemetry.status import RoleStatus
 from tests.faults import checks
 from tests.faults.checks import Checker, People

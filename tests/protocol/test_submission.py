@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, astuple, replace
@@ -326,10 +327,10 @@ def test_thousands_of_altered_files_end_nothing(path: Path) -> None:
 
 def test_an_honest_file_is_read_though_somebody_killed_the_reader(path: Path) -> None:
     assert read(path, GOOD_BYTES) == GOOD
-    process = READER._process
-    assert process is not None
-    process.kill()
-    process.wait()
+    child = READER._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.code(5.0) == -signal.SIGKILL
     assert read(path, GOOD_BYTES) == GOOD
 
 

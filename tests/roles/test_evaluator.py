@@ -65,7 +65,7 @@ def test_held_out_answers_are_scored_as_held_out_tasks(tiny_policy: Policy, tiny
 def test_a_prompt_that_is_too_long_names_the_setting_and_what_it_takes(tiny_policy: Policy, tiny_dir: Path) -> None:
     config = make_config(tiny_dir, sampling={"max_prompt_tokens": 2})
     coin = Coin()
-    said = r"sampling\.max_prompt_tokens = 2: held-out task 10 of coin takes 4 tokens; raise it to at least that"
+    said = "max_prompt_tokens = 2: coin heldout task 10 takes 4 tokens; raise it to at least that"
     with pytest.raises(TaskError, match=said):
         evaluate(tiny_policy, coin, InProcess(coin), config, TASKS)
 

@@ -17,6 +17,7 @@ from shoal.shardcast.format.store import HEAD, Store
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving
+from shoal.wait import wait_until
 from tests.support.origin_and_relays import (
     KEY,
     RUN,
@@ -204,10 +205,7 @@ def test_an_older_head_is_refused_with_its_source_named(tmp_path: Path) -> None:
             with client_of(tmp_path / "client", origin.server.url) as client:
                 client.fetch(2)
             with client_of(tmp_path / "client", relay) as client:
-                deadline = time.monotonic() + 5
-                while not client.counts["rollbacks_refused"]:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(lambda: client.counts["rollbacks_refused"], 5, "the old head was not noticed", pause_s=0.01)
                 assert client.latest() == 2
                 assert "older than" in client.sources[0].said
 

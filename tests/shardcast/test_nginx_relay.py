@@ -2,7 +2,6 @@
 
 import http.client
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
+from shoal.wait import wait_until
 from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
 from tests.support.servers.nginx import nginx
 from tests.support.servers.programs import find_program
@@ -54,10 +54,7 @@ def relay_behind(program: Path, path: Path) -> Iterator[Relay]:
         options = ["--from", origin.server.url, "--store", store, "--origin", KEY.address, "--port", port]
         command = [sys.executable, "-m", "shoal", "relay", *options, "--nginx", config, "--no-serve"]
         with running([str(part) for part in command], path / "relay.log"):
-            deadline = time.monotonic() + 30
-            while not config.exists():
-                assert time.monotonic() < deadline, (path / "relay.log").read_text()
-                time.sleep(0.02)
+            wait_until(config.exists, 30, f"no configuration; see {path / 'relay.log'}", pause_s=0.02)
             with nginx(config, port, path / "nginx.log", program):
                 yield Relay(origin, store, port)
 

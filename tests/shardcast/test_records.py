@@ -43,7 +43,7 @@ def test_a_line_comes_back_as_it_was_and_only_its_signer_passes(record: Opening 
     back, signature = read_line(line)
     assert back == record
     check_line(back, signature, OPENING.id, KEY.address)
-    with pytest.raises(ShardcastError, match=f"signed by {KEY.address}, not by the origin {OTHER.address}"):
+    with pytest.raises(ShardcastError, match=f"signed by {KEY.address}, not by {OTHER.address}"):
         check_line(back, signature, OPENING.id, OTHER.address)
 
 

@@ -14,9 +14,10 @@ from rich.console import Console
 from shoal.keys import Key
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.serve.children import CHILDREN
-from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates, sign_request
+from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.shardcast.serve.server import Server, serving
 from shoal.shardcast.serve.tree import walk
+from shoal.signed_request import EMPTY, NONCE, Recipient, sign_request
 from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 
@@ -114,24 +115,24 @@ def test_a_bucket_fills_again_and_is_each_addresses_own() -> None:
     assert not rates.take("a", 0.6)
 
 
+def signed_by(key: Key, host: str, target: str = "/head.json", at: float | None = None) -> dict[str, str]:
+    return sign_request(key, "GET", target, EMPTY, Recipient(host), time.time() if at is None else at)
+
+
 def test_only_known_nodes_are_answered_where_a_list_says_so(tmp_path: Path) -> None:
     known, unknown = Key(b"\x21" * 32), Key(b"\x22" * 32)
     with origin_at(tmp_path) as origin, serving(Server(origin.store, allow=[known.address])) as server:
         host = f"{server.host}:{server.port}"
-        good = sign_request(known, host, "/head.json", time.time(), "n1")
+        good = signed_by(known, host)
         assert ask(server, "/head.json")[0] == 401
         assert ask(server, "/head.json", **good)[0] == 200
         assert b"used before" in ask(server, "/head.json", **good)[1]
-        assert (
-            b"not on the list"
-            in ask(server, "/head.json", **sign_request(unknown, host, "/head.json", time.time(), "n2"))[1]
-        )
-        assert (
-            b"s off" in ask(server, "/head.json", **sign_request(known, host, "/head.json", time.time() - 999, "n3"))[1]
-        )
-        for place, target in ((host, "/metrics"), ("other:1", "/head.json")):
-            headers = sign_request(known, place, target, time.time(), "n4")
-            assert b"signature is not" in ask(server, "/head.json", **headers)[1]
+        assert b"not on the list" in ask(server, "/head.json", **signed_by(unknown, host))[1]
+        assert b"999 s behind" in ask(server, "/head.json", **signed_by(known, host, at=time.time() - 999))[1]
+        assert b"signed something else" in ask(server, "/head.json", **signed_by(known, host, "/metrics"))[1]
+        assert b"this server is" in ask(server, "/head.json", **signed_by(known, "other:1"))[1]
+        for_coordinator = sign_request(known, "GET", "/head.json", EMPTY, Recipient(known.address, "run"), time.time())
+        assert b"this server is" in ask(server, "/head.json", **for_coordinator)[1]
         origin.publish(1, mib=0.1)
         client = client_of(tmp_path / "client", server.url)
         client.sources._key = known
@@ -142,9 +143,10 @@ def test_only_known_nodes_are_answered_where_a_list_says_so(tmp_path: Path) -> N
 def test_a_signature_of_someone_else_does_not_use_up_a_nonce() -> None:
     known, unknown = Key(b"\x21" * 32), Key(b"\x22" * 32)
     guard = AllowList([known.address])
-    forged = {**sign_request(unknown, "h", "/", 100.0, "n"), "Shoal-Address": known.address}
-    assert guard.refusal(forged, "h", "/", 100.0)
-    assert guard.refusal(sign_request(known, "h", "/", 100.0, "n"), "h", "/", 100.0) is None
+    good = signed_by(known, "h", "/", at=1000.0)
+    forged = signed_by(unknown, "h", "/", at=1000.0) | {NONCE: good[NONCE]}
+    assert guard.refusal(forged, "GET", "h", "/", 1000.0)
+    assert guard.refusal(good, "GET", "h", "/", 1000.0) is None
 
 
 def test_metrics_count_what_was_served_and_what_is_here(origin: Origin) -> None:

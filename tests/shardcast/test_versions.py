@@ -1,7 +1,6 @@
 """Deltas over the wire: what a follower builds is the version itself, and a joiner takes the fewest bytes."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from shoal.shardcast.fetch.client import KEEP_MADE
 from shoal.shardcast.format.records import Base
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.versions import Versions
+from shoal.wait import wait_until
 from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 pytest.importorskip("shoal.shardcast.delta.delta")
@@ -131,10 +131,7 @@ def test_a_version_put_together_here_goes_when_it_is_taken_back(origin: Origin, 
             files = client.fetch(number)
         assert "made" in files.parent.name
         trainer.versions.retract([1])
-        deadline = time.monotonic() + 10
-        while files.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not files.exists(), 10, "the retracted version is still there", pause_s=0.01)
         assert client.held().keys() == {0}
 
 

@@ -25,8 +25,8 @@ from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
 from shoal.keys import Key
 from shoal.protocol.lease import Lease
-from shoal.protocol.signed_request import Recipient, sign_request
 from shoal.protocol.submission import Limits, write_rollouts
+from shoal.signed_request import Recipient, sign_request
 from shoal.tasks.difficulty import Table
 from shoal.tls import server_context
 from tests.support.submissions import LIMITS, ROOT, make_submission

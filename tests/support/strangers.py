@@ -9,7 +9,7 @@ import httpx2
 
 from shoal.coordinator.http.api import make_app
 from shoal.keys import Key
-from shoal.protocol.signed_request import Recipient, sign_request
+from shoal.signed_request import Recipient, sign_request
 from tests.support.coordinator_in_process import HERE, World, key_of
 
 

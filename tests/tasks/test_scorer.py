@@ -21,6 +21,7 @@ from shoal.tasks.rewards.scorer import MAX_ANSWER, Scorer
 from shoal.tasks.source import InProcess, Judge, Score, Task, TaskSource, score
 from shoal.tasks.sources.gym.safe_answers import FORMS
 from shoal.tasks.sources.gym.source import ReasoningGym
+from shoal.wait import wait_until
 
 WORDS = [TaskConfig(source="reasoning-gym/spell_backward")]
 INTEGRALS = [TaskConfig(source="reasoning-gym/simple_integration")]
@@ -195,10 +196,7 @@ def test_no_child_outlives_its_parent(state: str) -> None:
         child = int(parent.stdout.readline())
         time.sleep(0.5)
         parent.kill()
-    deadline = time.monotonic() + 30
-    while _runs(child):
-        assert time.monotonic() < deadline, f"child {child} is still there"
-        time.sleep(0.1)
+    wait_until(lambda: not _runs(child), 30, f"child {child} is still there")
 
 
 def _runs(pid: int) -> bool:

@@ -28,12 +28,13 @@ from shoal.keys import Key
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import STATUS, Refusal
 from shoal.protocol.run_card import MAX_CARD_BYTES, Card, Join, read_card
-from shoal.protocol.signed_request import EMPTY, Recipient, sign_request
 from shoal.protocol.task_weights import SignedTable
 from shoal.shardcast.fetch.http import distance_to
+from shoal.signed_request import EMPTY, Recipient, sign_request
 from shoal.tasks.difficulty import Table
 from shoal.text import one_line
 from shoal.tls import UnvouchedError, WrongServerError, pinned_context, public_context
+from shoal.wait import Wait
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 # Answers that say: not now.
@@ -280,8 +281,7 @@ class Link:
     def _until(self, what: str, once: Callable[[], T], wait_s: float | None = None) -> T:
         """Tries until it is answered, with growing pauses; a WaitError when the deadline is past."""
         wait_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
-        deadline = time.monotonic() + wait_s
-        pause = FIRST_PAUSE_S
+        wait = Wait(wait_s, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 return once()
@@ -300,15 +300,13 @@ class Link:
                 reason = str(later)
             except httpx2.InvalidURL as error:
                 raise SwarmError(f"--join {self.join_at.url}: {error}") from None
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if (left := wait.left) > 0:
+                self._on_wait(f"coordinator {self.join_at.url} ({reason})", left)
+            if not wait.pause():
                 raise WaitError(
                     f"coordinator {self.join_at.url}: did not answer {what} within {wait_s:.0f} s ({reason}); "
                     "is it running, and is the URL right?"
                 )
-            self._on_wait(f"coordinator {self.join_at.url} ({reason})", left)
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def _doubt(error: Exception) -> ssl.SSLCertVerificationError | None:

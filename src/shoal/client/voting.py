@@ -21,6 +21,7 @@ from shoal.ledger.state import Batch, State
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import Refusal
 from shoal.validate.vote_log import Vote, Votes
+from shoal.wait import Wait
 
 LOG = logging.getLogger(__name__)
 FINISH_LOOK_S = 0.2
@@ -96,17 +97,18 @@ class Juror:
         """
         if self._thread is not None:
             self._thread.join()
-        deadline, is_over, before = time.monotonic() + self._ledger.finish_s, False, (-1, -1)
-        while not is_over and time.monotonic() < deadline:
+        wait, is_over, before = Wait(self._ledger.finish_s, FINISH_LOOK_S), False, (-1, -1)
+        while not is_over and wait.left > 0:
             if (state := self._work_if_there()) is not None:
                 is_over, now = state.finished, _progress(state)
                 if now != before:
-                    deadline, before = time.monotonic() + self._ledger.finish_s, now
+                    wait.renew()
+                    before = now
                     say(f"waiting for the last windows of the ledger, which is at step {state.clock}")
             if self.owed:
                 judge()
             elif not is_over:
-                time.sleep(FINISH_LOOK_S)
+                wait.pause()
         self._work_if_there(last=True)
         return is_over
 

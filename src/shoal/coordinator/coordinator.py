@@ -41,10 +41,10 @@ from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card
 from shoal.protocol.signed_lease import SignedLease
-from shoal.protocol.signed_request import Nonces, Signed
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Verdict
 from shoal.shardcast.serve.rate_limit import Rates
+from shoal.signed_request import Nonces, Signed
 from shoal.tasks.build import files_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.package_versions import packages_of

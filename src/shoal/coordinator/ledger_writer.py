@@ -254,25 +254,12 @@ def run_beacons(key: Key, run: str) -> list[bytes]:
 
 
 def ledger_terms(config: RunConfig, key: Key, terms: Terms, beacon: bytes) -> LedgerTerms:
-    """What a run's ledger goes by, out of its config."""
-    ledger = config.ledger
-    return LedgerTerms(
-        arbiter=ledger.arbiter or key.address,
-        validators=tuple(sorted(terms.validators)),
-        drawn=ledger.drawn,
-        quorum=ledger.quorum,
-        rate=ledger.rate,
-        judge_pay=ledger.judge_pay,
-        stake_per_lease=ledger.stake_per_lease,
-        leases=config.swarm.leases,
-        welcome=ledger.welcome,
-        slash=ledger.slash,
-        slash_files=ledger.slash_files,
-        suspend_steps=ledger.suspend_steps,
-        ban_after=config.audit.strikes,
-        window=ledger.window,
-        patience=ledger.patience,
-        bond=ledger.bond,
-        stall=ledger.stall,
-        beacon=beacon.hex(),
-    )
+    """The terms of a run's ledger: most are settings of its config, under the same names."""
+    from_others = {
+        "arbiter": config.ledger.arbiter or key.address,
+        "validators": tuple(sorted(terms.validators)),
+        "leases": config.swarm.leases,
+        "ban_after": config.audit.strikes,
+        "beacon": beacon.hex(),
+    }
+    return LedgerTerms(**config.ledger.model_dump(include=set(LedgerTerms.model_fields)) | from_others)

@@ -12,7 +12,7 @@ from shoal.coordinator.db.schema import bans, leases, nodes, submissions, versio
 from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
 from shoal.protocol.refusal import Refusal
-from shoal.protocol.signed_request import Signed
+from shoal.signed_request import Signed
 
 Role = Literal["worker", "validator", "trainer", "relay"]
 # A node that asks often is not written down as seen each time.

@@ -1,5 +1,6 @@
-"""Answers of a model to tasks, sampled and scored. Those to one task depend on nothing that is asked beside it."""
+"""Sample n answers per task and score them. The answers to a task depend on nothing that is asked beside it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,31 +56,28 @@ def answer_tasks(
 ) -> Iterator[Answered]:
     """Yields the tasks in their order, some at a time."""
     prompts = [tuple(policy.encode(task.prompt)) for task in tasks]
-    for task, prompt in zip(tasks, prompts, strict=True):
-        if len(prompt) > drawing.max_prompt_tokens:
-            raise TaskError(
-                f"{task.source} task {task.index}: its prompt takes {len(prompt)} tokens, allowed "
-                f"{drawing.max_prompt_tokens}; raise max_prompt_tokens to at least that"
-            )
+    longest = max(map(len, prompts), default=0)
+    if longest > drawing.max_prompt_tokens:
+        task = next(task for task, prompt in zip(tasks, prompts, strict=True) if len(prompt) == longest)
+        raise TaskError(
+            f"max_prompt_tokens = {drawing.max_prompt_tokens}: {task.source} {split} task {task.index} takes {longest} "
+            "tokens; raise it to at least that"
+        )
     engine = TorchEngine(
         policy,
         max_batch=drawing.max_batch,
-        max_len=max(map(len, prompts), default=0) + drawing.max_new_tokens,
+        max_len=longest + drawing.max_new_tokens,
         temperature=drawing.temperature,
     )
     chunk = max(1, AT_ONCE // drawing.samples)
+    asked = Counter[tuple[str, int]]()  # a task that comes again, as where a table has few, gets other answers
     for begin in range(0, len(tasks), chunk):
-        part = tasks[begin : begin + chunk]
-        requests = [
-            Request(
-                prompts[begin + place],
-                draw("answers", drawing.seed, task.source, task.index),
-                sample,
-                drawing.max_new_tokens,
-            )
-            for place, task in enumerate(part)
-            for sample in range(drawing.samples)
-        ]
+        part, requests = tasks[begin : begin + chunk], list[Request]()
+        for place, task in enumerate(part, begin):
+            seed, first = draw("answers", drawing.seed, task.source, task.index), asked[task.source, task.index]
+            numbers = range(first, first + drawing.samples)
+            requests += [Request(prompts[place], seed, number, drawing.max_new_tokens) for number in numbers]
+            asked[task.source, task.index] += drawing.samples
         made = sorted(engine.generate(requests), key=lambda completion: completion.index)
         scores = judge.scores(split, [(part[c.index // drawing.samples], policy.decode(c.tokens)) for c in made])
         for place, task in enumerate(part):

@@ -6,11 +6,10 @@ What is measured together is the same however many processes there are, so that 
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
@@ -20,6 +19,7 @@ from shoal.errors import ShoalError, TaskError
 from shoal.evals.answers import Drawing, answer_tasks
 from shoal.models.load import load
 from shoal.process import set_defaults
+from shoal.subproc import Child, ChildError, say
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Task
@@ -27,6 +27,7 @@ from shoal.tasks.sources.filtered import Header
 
 # Tasks between two writes: what a stop loses at most, for each process.
 CHUNK = 64
+MAX_REPLY = 1 << 20
 # Right answers, answers, and those that could not be scored.
 Counts = tuple[int, int, int]
 Measured = dict[int, Counts]
@@ -84,52 +85,37 @@ class _Helper:
     def __init__(self, header: Header, drawing: Drawing) -> None:
         import torch
 
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal.evals.chunks"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._child = Child([sys.executable, "-P", "-m", "shoal.evals.chunks"])
         self._say({"header": header.to_json(), "drawing": asdict(drawing), "threads": torch.get_num_threads()})
 
     def fileno(self) -> int:
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._child.fileno()
 
     def ask(self, chunk: Sequence[int]) -> None:
         self._say(list(chunk))
 
     def answer(self) -> Measured:
-        assert self._process.stdout is not None
-        reply = self._process.stdout.readline()
-        if not reply:
-            raise self._ended()
-        found: dict[str, Any] = json.loads(reply)
+        try:
+            found = self._child.receive(most=MAX_REPLY)
+        except ChildError as error:
+            raise self._lost(error) from None
         if "error" in found:
             raise TaskError(str(found["error"]))
         return {int(index): (counts[0], counts[1], counts[2]) for index, counts in found.items()}
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+        self._child.close()
 
     def _say(self, message: object) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
+            self._child.send([message])
+        except ChildError as error:
+            raise self._lost(error) from None
 
-    def _ended(self) -> TaskError:
-        code = self._process.wait()
+    def _lost(self, error: ChildError) -> TaskError:
         return TaskError(
-            f"filter: a process that measures ended with code {code}; if it ran out of memory give fewer --workers. "
-            "The same command goes on"
+            f"filter: a process that measures {error}{self._child.last_words()}; if it ran out of memory give fewer "
+            "--workers. The same command goes on"
         )
 
 
@@ -175,8 +161,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             reply: Mapping[Any, object] = bench.measure(chunk)
         except ShoalError as error:
             reply = {"error": str(error)}
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
+        say(replies, reply)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """An entry: an act that its author signed, in its place after the one before, sealed by the coordinator.
 
-Everything is canonical JSON (sorted keys, no spaces, ASCII), so that an entry has one form only and any other is found.
+Everything is canonical JSON (RFC 8785), so that an entry has one form only and any other is found.
 The author signs what is done, for this one ledger; the coordinator seals where it stands. So nobody can put words into
 a node's or a validator's mouth, and the coordinator cannot deny an order that it gave out.
 """
 
 import hashlib
-import json
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
-from shoal.errors import IdentityError, LedgerError
-from shoal.keys import Key, signer_of
+from shoal.errors import LedgerError
+from shoal.keys import Key
 from shoal.ledger.acts import ACT, FORMAT, NO_HASH, Act, Address, Hash, Open, Record, Small
+from shoal.signed import canonical, check_signed, message
 
 ACT_DOMAIN = "shoal ledger act 2"
 SEAL_DOMAIN = "shoal ledger seal 2"
@@ -23,10 +23,6 @@ Time = Annotated[int, Field(ge=0, lt=1 << 53)]
 RunName = Annotated[str, Field(pattern=r"^[ -~]{1,200}$")]
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-
-
-def canonical(tree: Any) -> str:
-    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 class Statement(Record):
@@ -45,7 +41,8 @@ class Statement(Record):
 
     def check(self) -> None:
         """A LedgerError unless the author signed it."""
-        _must_be_by(self.author, _act_message(self.run, self.ledger, self.act), self.signature, self.act.name)
+        said = _act_message(self.run, self.ledger, self.act)
+        check_signed(said, self.signature, self.author, self.act.name, LedgerError)
 
 
 class Entry(Record):
@@ -83,7 +80,7 @@ class Entry(Record):
         if _hash(self.number, self.time, self.previous, said) != self.hash:
             raise LedgerError(f"its content does not have the hash {self.hash[:12]} that it gives")
         said.check()
-        _must_be_by(coordinator, _seal_message(said.run, self.number, self.hash), self.seal, "the seal")
+        check_signed(_seal_message(said.run, self.number, self.hash), self.seal, coordinator, "the seal", LedgerError)
 
     def to_line(self) -> str:
         return canonical(self.model_dump(mode="json"))
@@ -99,7 +96,7 @@ class Entry(Record):
             )
         entry = parsed(cls, raw)
         if entry.to_line().encode() != raw:
-            raise LedgerError("is not written as it should be: sorted keys, no spaces, ASCII")
+            raise LedgerError("is not written as it should be: canonical JSON (RFC 8785)")
         return entry
 
 
@@ -113,22 +110,13 @@ def parsed(kind: type[AnyRecord], line: str | bytes) -> AnyRecord:
 
 
 def _act_message(run: str, ledger: str, act: Act) -> bytes:
-    return f"{ACT_DOMAIN}\n{run}\n{ledger}\n{canonical(ACT.dump_python(act, mode='json'))}".encode()
+    return message(ACT_DOMAIN, run, ledger, canonical(ACT.dump_python(act, mode="json")))
 
 
 def _seal_message(run: str, number: int, digest: str) -> bytes:
-    return f"{SEAL_DOMAIN}\n{run}\n{number}\n{digest}".encode()
+    return message(SEAL_DOMAIN, run, str(number), digest)
 
 
 def _hash(number: int, time: int, previous: str, statement: Statement) -> str:
     tree = {"number": number, "time": time, "previous": previous, "statement": statement.model_dump(mode="json")}
     return hashlib.sha256(canonical(tree).encode()).hexdigest()
-
-
-def _must_be_by(author: str, message: bytes, signature: str, what: str) -> None:
-    try:
-        signer = signer_of(message, signature)
-    except IdentityError as error:
-        raise LedgerError(f"{what}: {error}") from None
-    if signer != author:
-        raise LedgerError(f"{what}: is not signed by {author}, or was changed since")

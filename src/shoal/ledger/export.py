@@ -13,8 +13,9 @@ from shoal.files import write_whole
 from shoal.ledger import chain
 from shoal.ledger.acts import FORMAT, Count, Hash, Head, Record
 from shoal.ledger.chain import History, TamperedError
-from shoal.ledger.entry import Entry, Statement, canonical, parsed
+from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.store import read_entries
+from shoal.signed import canonical
 
 SQLITE = b"SQLite format 3\0"
 # Over twice what the largest entry takes; what is cut there is no JSON.

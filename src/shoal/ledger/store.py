@@ -1,23 +1,22 @@
 """The embedded ledger: a SQLite file to which entries are only ever added.
 
-One thread writes. What waits for it is entered in one transaction and acknowledged after the disk has it (WAL,
-`synchronous = FULL`), so many writers share a wait for the disk. The database itself refuses to change or remove a row,
-against mistakes; against its owner there are seals and heads.
+Single writer with group commit: queued statements are entered in one transaction and acknowledged after the disk has it
+(WAL, `synchronous = FULL`), so many writers share a wait for the disk. The database itself refuses to change or remove
+a row, against mistakes; against its owner there are seals and heads.
 """
 
 import json
-import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
 from shoal.errors import LedgerError, StorageError
 from shoal.files import locked, make_directory
+from shoal.group_commit import GroupCommit
 from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Head, Open, Terms
@@ -36,7 +35,6 @@ CREATE TRIGGER IF NOT EXISTS no_change BEFORE UPDATE ON entries BEGIN SELECT RAI
 CREATE TRIGGER IF NOT EXISTS no_removal BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries stay'); END;
 """
 T = TypeVar("T")
-Job = tuple[Statement, "Future[bool]"]
 
 
 class SqliteLedger:
@@ -48,12 +46,10 @@ class SqliteLedger:
         self._history = chain.verify(entries)
         self._acts = {(e.statement.author, e.statement.act.name): e.statement.act for e in entries}
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._failed: Exception | None = None
         self.spent_s = 0.0
         """Seconds that entering took, those of waiting for the disk among them."""
-        self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
-        self._writer.start()
+        self._writer: GroupCommit[Statement, bool] = GroupCommit("ledger", self._commit, MAX_TOGETHER)
 
     @classmethod
     def open(cls, path: Path, key: Key, run: str, terms: Terms) -> Self:
@@ -105,10 +101,8 @@ class SqliteLedger:
 
     def take_all(self, statements: Sequence[Statement]) -> list[bool]:
         """Enters several in their order, with one wait for the disk; a refusal of any is raised after all are done."""
-        jobs: list[Job] = [(statement, Future()) for statement in statements]
-        for job in jobs:
-            self._jobs.put(job)
-        return [answer.result(ANSWER_S) for _, answer in jobs]
+        answers = [self._writer.submit(statement) for statement in statements]
+        return [answer.result(ANSWER_S) for answer in answers]
 
     def enter_all(self, key: Key, acts: Sequence[Act]) -> list[bool]:
         return self.take_all([Statement.sign(key, self.run, self.name, act) for act in acts])
@@ -163,52 +157,33 @@ class SqliteLedger:
         return self.look(totals_of)
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._writer.join()
+        self._writer.close()
         self._held.close()
 
-    def _write(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            jobs, last = [job], False
-            while len(jobs) < MAX_TOGETHER and not self._jobs.empty():
-                more = self._jobs.get()
-                if more is None:
-                    last = True
-                    break
-                jobs.append(more)
-            began = time.monotonic()
-            self._enter_all(jobs)
-            self.spent_s += time.monotonic() - began
-            if last:
-                return
-
-    def _enter_all(self, jobs: Sequence[Job]) -> None:
-        done: list[tuple[Future[bool], bool]] = []
+    def _commit(self, statements: Sequence[Statement]) -> list[bool | Exception]:
+        """Whether each statement is new, or why it is refused."""
+        began = time.monotonic()
+        answers: list[bool | Exception] = []
         entries: list[Entry] = []
-        for statement, answer in jobs:
+        for statement in statements:
             try:
                 if self._failed:
                     raise self._failed
                 entry = self._admit(statement)
-                done.append((answer, entry is not None))
+                answers.append(entry is not None)
                 if entry:
                     entries.append(entry)
             except Exception as error:
-                answer.set_exception(error)
+                answers.append(error)
         try:
             if entries:
                 _insert(self._database, entries, self._path)
         except Exception as error:
             # The state in memory is ahead of the disk: nothing more is entered until the file is opened again.
             self._failed = error
-            for answer, _ in done:
-                answer.set_exception(error)
-            return
-        for answer, is_new in done:
-            answer.set_result(is_new)
+            answers = [answer if isinstance(answer, Exception) else error for answer in answers]
+        self.spent_s += time.monotonic() - began
+        return answers
 
     def _admit(self, statement: Statement) -> Entry | None:
         """The statement as the next entry, applied to the state; None if it was entered before."""
@@ -277,7 +252,7 @@ def _insert(database: sqlite3.Connection, entries: Sequence[Entry], path: Path) 
             raise
     except sqlite3.Error as error:
         raise StorageError(
-            f"ledger {path}: cannot be written ({error}); nothing acknowledged is lost: free some space or mend the "
+            f"ledger {path}: cannot be written ({error}); nothing acknowledged is lost: free some space or fix the "
             "disk, and open it again"
         ) from error
 

@@ -11,9 +11,7 @@ break a rule before anything is unfolded.
 import atexit
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.errors import RolloutError, UnreadError
-from shoal.files import parse_json
+from shoal.subproc import Child, ChildError, say
 
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
@@ -38,7 +36,6 @@ MORE_MEMORY = 4
 WIDTHS = {"BOOLEAN": 0, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 # An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
 MAX_FOOTER = 1 << 18
-END_S = 1.0
 TOO_LONG = "it keeps its reader busier than any file of its size does"
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
@@ -48,7 +45,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def read(self, path: Path, most: int | None) -> Any:
         """The file as an Arrow table of at most `most` bytes, without rows if None.
@@ -71,60 +68,28 @@ class Reader:
         return pa.ipc.open_stream(data).read_all()
 
     def close(self) -> None:
-        if (process := self._process) is not None:
-            self._process = None
-            process.kill()
-            with suppress(OSError):
-                process.communicate()
+        if (child := self._child) is not None:
+            self._child = None
+            child.close()
 
     def _ask(self, path: Path, most: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
         deadline = time.monotonic() + READ_S
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.protocol.parquet_reader"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **FRUGAL},
-                start_new_session=True,
-                bufsize=0,
-            )
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None
-        assert answers is not None
+        if self._child is None:
+            command = [sys.executable, "-m", "shoal.protocol.parquet_reader"]
+            self._child = Child(command, {**os.environ, **FRUGAL}, show_stderr=False)
+        child = self._child
         try:
             seconds = MAX_CPU_S + (most or 0) // BYTES_PER_CPU_S
             asked = {"path": str(path.absolute()), "most": most, "memory": memory, "seconds": seconds}
-            requests.write(json.dumps(asked).encode() + b"\n")
-            header = parse_json(_receive(answers, int.from_bytes(_receive(answers, 8, deadline)), deadline))
-            return header, _receive(answers, header.get("size", 0), deadline)
-        except (OSError, ValueError):
-            if self._ended_by() == signal.SIGXCPU:
+            child.send([asked], READ_S)
+            header = child.receive(deadline - time.monotonic())
+            return header, child.read(header.get("size", 0), deadline - time.monotonic())
+        except ChildError:
+            code = child.code()
+            self.close()
+            if code == -signal.SIGXCPU:
                 return {"unread": TOO_LONG}, b""
             return {"unread": f"its reader ended, or took longer than {READ_S:g} s"}, b""
-
-    def _ended_by(self) -> int:
-        """Ends the process; the signal that had ended it before, if one had."""
-        process = self._process
-        code: int | None = None
-        if process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(END_S)
-        self.close()
-        return -code if code is not None and code < 0 else 0
-
-
-def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
-    parts: list[bytes] = []
-    while size > 0:
-        left = deadline - time.monotonic()
-        ready = left > 0 and select.select([pipe], [], [], left)[0]
-        part = pipe.read(min(size, 1 << 20)) if ready else b""
-        if not part:
-            raise OSError("the reader is gone or too slow")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 READER = Reader()
@@ -144,9 +109,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             header: dict[str, object] = {"size": len(data)}
         except Exception as error:  # the file decides what is raised
             header = _said(error, request["most"] is None)
-        text = json.dumps(header).encode()
-        answers.write(len(text).to_bytes(8) + text + data)
-        answers.flush()
+        say(answers, header, data)
 
 
 def _said(error: Exception, footer: bool) -> dict[str, object]:

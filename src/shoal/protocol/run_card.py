@@ -4,7 +4,6 @@ It says what is trained, with which settings, who signs the weights and where th
 the coordinator's address with the URL believes no other; one that was not takes the address that it finds there.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -15,10 +14,11 @@ from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of
 from shoal.protocol.size_limits import MAX_BYTES, file_room
+from shoal.signed import canonical, message
 from shoal.text import one_line
 
-DOMAIN = "shoal run card 1"
-SCHEMA = 2
+DOMAIN = "shoal run card 2"
+SCHEMA = 3
 MAX_CARD_BYTES = 1 << 20
 Address = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 
@@ -54,14 +54,14 @@ class Card(BaseModel):
         return config
 
     def message(self) -> bytes:
-        return f"{DOMAIN}\n{_canonical(self.model_dump(mode='json'))}".encode()
+        return message(DOMAIN, canonical(self.model_dump(mode="json")))
 
 
 class SignedCard(BaseModel):
     """A card and its coordinator's signature over it."""
 
     card: Card
-    signature: str = Field(description="EIP-191, over the domain line and the card as canonical JSON.")
+    signature: str = Field(description="EIP-191, over the domain line and the card as canonical JSON (RFC 8785).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,3 @@ def read_card(data: bytes, join: Join) -> Card:
     if join.coordinator is not None and signer != join.coordinator:
         raise SwarmError(f"{where}: the coordinator there is {signer}, expected {join.coordinator}; do not join it")
     return signed.card
-
-
-def _canonical(tree: Any) -> str:
-    """JSON with sorted keys and no spaces, so that both sides sign the same bytes."""
-    return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.config import RunConfig
-from shoal.errors import IdentityError, RolloutError
-from shoal.keys import Key, signer_of
+from shoal.errors import RolloutError
+from shoal.keys import Key
 from shoal.protocol.lease import Lease
+from shoal.signed import canonical, check_signed, message
 
-DOMAIN = "shoal lease 1"
+DOMAIN = "shoal lease 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,8 @@ class SignedLease:
 
     def check(self, coordinator: str) -> None:
         """A RolloutError unless the coordinator signed it."""
-        try:
-            signer = signer_of(_message(self.lease, self.versions), self.signature)
-        except IdentityError as error:
-            raise RolloutError(f"{self.lease}: {error}") from None
-        if signer != coordinator:
-            raise RolloutError(f"{self.lease}: signed by {signer}, the coordinator is {coordinator}")
+        said = _message(self.lease, self.versions)
+        check_signed(said, self.signature, coordinator, str(self.lease), RolloutError)
 
     def check_fits(self, config: RunConfig) -> None:
         """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""
@@ -60,6 +57,5 @@ class SignedLease:
 
 
 def _message(lease: Lease, versions: dict[int, str]) -> bytes:
-    allowed = {str(number): root for number, root in sorted(versions.items())}
-    body = json.dumps({"lease": asdict(lease), "versions": allowed}, sort_keys=True, separators=(",", ":"))
-    return f"{DOMAIN}\n{body}".encode()
+    allowed = {str(number): root for number, root in versions.items()}
+    return message(DOMAIN, canonical({"lease": asdict(lease), "versions": allowed}))

@@ -1,16 +1,16 @@
 """A table of weights as the coordinator publishes it: whose run it is of, which version it came with, and signed."""
 
-import json
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shoal.config import RUN_NAME
-from shoal.errors import IdentityError, SwarmError
-from shoal.keys import Key, signer_of
+from shoal.errors import SwarmError
+from shoal.keys import Key
+from shoal.signed import canonical, check_signed, message
 from shoal.tasks.difficulty import Table
 
-DOMAIN = "shoal table 1"
+DOMAIN = "shoal table 2"
 
 
 class SignedTable(BaseModel):
@@ -24,7 +24,7 @@ class SignedTable(BaseModel):
     table: Table
     signature: str = Field(
         max_length=200,
-        description="EIP-191, over three lines: the domain; root, run and version; the table, both canonical JSON.",
+        description="EIP-191, over three lines: the domain; root, run and version; the table. JSON as in RFC 8785.",
     )
 
     @classmethod
@@ -37,14 +37,9 @@ class SignedTable(BaseModel):
         where = f"table of weights of version {version}"
         if (self.run, self.version) != (run, version):
             raise SwarmError(f"{where}: came with that of version {self.version} of run {self.run}, not of {run}")
-        try:
-            signer = signer_of(_message(self.run, self.version, self.root, self.table), self.signature)
-        except IdentityError as error:
-            raise SwarmError(f"{where}: {error}") from None
-        if signer != coordinator:
-            raise SwarmError(f"{where}: signed by {signer}, the coordinator is {coordinator}")
+        said = _message(self.run, self.version, self.root, self.table)
+        check_signed(said, self.signature, coordinator, where, SwarmError)
 
 
 def _message(run: str, version: int, root: str, table: Table) -> bytes:
-    head = json.dumps({"root": root, "run": run, "version": version}, sort_keys=True, separators=(",", ":"))
-    return f"{DOMAIN}\n{head}\n{table.to_json()}".encode()
+    return message(DOMAIN, canonical({"root": root, "run": run, "version": version}), table.to_json())

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 
 from shoal.config import RunConfig
-from shoal.errors import ModelError, TaskError, WeightsError
+from shoal.errors import ModelError, WeightsError
+from shoal.evals.answers import Drawing, answer_tasks
 from shoal.evals.kept_versions import Chosen
 from shoal.evals.stats import mean_of_tasks, pass_at_k, rank_correlation
 from shoal.evals.suite import SuiteOf
 from shoal.evals.suites import find_suite
 from shoal.files import locked
-from shoal.generate.engine import Request, TorchEngine
 from shoal.models.load import Policy, load, read_weights
 from shoal.protocol.stores import Version
 from shoal.rundir import TAKEOVER_S, RunDir
@@ -59,43 +59,31 @@ def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig
     """Evaluates the same held-out tasks with the same noise for every version."""
     targets = [target_of(config.length, "eval", config.seed, index) for index in range(tasks)]
     asked = [budgeted(source.task("heldout", index), targets[index], config.length) for index in range(tasks)]
-    prompts = [tuple(policy.encode(task.prompt)) for task in asked]
-    longest = max(range(tasks), key=lambda index: len(prompts[index]))
-    if len(prompts[longest]) > config.sampling.max_prompt_tokens:
-        raise TaskError(
-            f"sampling.max_prompt_tokens = {config.sampling.max_prompt_tokens}: held-out task {longest} of "
-            f"{asked[longest].source} takes {len(prompts[longest])} tokens; raise it to at least that"
-        )
-
-    def answered(temperature: float, samples: int) -> tuple[list[int], int, list[int]]:
-        """How many answers to each task are right, how many have no score, and how long each answer is."""
-        engine = TorchEngine(
-            policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
-        )
-        seed, new = draw("eval", config.seed), config.sampling.max_new_tokens
-        requests = [Request(p, seed, i * samples + s, new) for i, p in enumerate(prompts) for s in range(samples)]
-        made = sorted(engine.generate(requests), key=lambda completion: completion.index)
-        scores = judge.scores("heldout", [(asked[c.index // samples], policy.decode(c.tokens)) for c in made])
-        right = [0] * tasks
-        for completion, score in zip(made, scores, strict=True):
-            right[completion.index // samples] += score.reward is not None and score.reward >= 1.0
-        return right, sum(score.reward is None for score in scores), [len(c.tokens) for c in made]
-
-    samples = config.eval.samples
-    sampled, failed, lengths = answered(config.sampling.temperature, samples)
-    greedy, _, _ = answered(0.0, 1)
-    found = mean_of_tasks([right / samples for right in sampled])
+    samples, sampling = config.eval.samples, config.sampling
+    drawing = Drawing(
+        samples,
+        sampling.temperature,
+        sampling.max_new_tokens,
+        sampling.max_prompt_tokens,
+        config.workers.max_batch,
+        draw("eval", config.seed),
+    )
+    sampled = list(answer_tasks(policy, asked, judge, "heldout", drawing))
+    greedy = answer_tasks(policy, asked, judge, "heldout", replace(drawing, samples=1, temperature=0.0))
+    found = mean_of_tasks([one.solved / samples for one in sampled])
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= samples]
     return Evaluation(
         tasks,
         found.value,
         found.low,
         found.high,
-        sum(greedy) / tasks,
-        failed,
+        sum(one.solved for one in greedy) / tasks,
+        sum(one.failed for one in sampled),
         samples,
-        {k: mean_of_tasks([pass_at_k(samples, right, k) for right in sampled]).value for k in ks},
-        *by_target([target for target in targets for _ in range(samples)], lengths),
+        {k: mean_of_tasks([pass_at_k(samples, one.solved, k) for one in sampled]).value for k in ks},
+        *by_target(
+            [target for target in targets for _ in range(samples)], [count for one in sampled for count in one.tokens]
+        ),
     )
 
 

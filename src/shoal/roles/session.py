@@ -21,7 +21,7 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.client.weight_source import CastChannel
 from shoal.config import TaskConfig
 from shoal.coordinator.nodes import Role
-from shoal.errors import ShoalError, WaitError
+from shoal.errors import ShoalError
 from shoal.files import whole_file
 from shoal.keys import Key
 from shoal.protocol.run_card import Join
@@ -36,6 +36,7 @@ from shoal.tasks.package_versions import check_packages
 from shoal.tasks.sources.filtered import layers
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import RoleStatus, StatusFile
+from shoal.wait import wait_until
 
 Refused = Callable[[str, str], None]
 OpenStore = Callable[[Limits | None, Refused], RolloutStore]
@@ -322,14 +323,11 @@ def others(relays: Sequence[str], own_url: str) -> list[str]:
 
 def _relays(link: Link, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:
     """The relays that the run card names; there is one soon after a run began."""
-    deadline = time.monotonic() + wait_s
-    while not (relays := others(link.refresh().relays, besides)):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise WaitError(
-                f"run {link.card.run}: no relay joined within {wait_s:.0f} s, so there is nowhere to have the model "
-                "from; start one with shoal relay --join URL"
-            )
-        status.waiting("a relay", "relay", left)
-        time.sleep(LOOK_FOR_RELAYS_S)
-    return relays
+    return wait_until(
+        lambda: others(link.refresh().relays, besides),
+        wait_s,
+        f"run {link.card.run}: no relay joined within {wait_s:.0f} s, so there is no source for the model; start one "
+        "with shoal relay --join URL",
+        pause_s=LOOK_FOR_RELAYS_S,
+        on_wait=lambda left_s: status.waiting("a relay", "relay", left_s),
+    )

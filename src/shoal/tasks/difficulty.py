@@ -5,7 +5,6 @@ highest for what is solved sometimes, and never nothing. The table is of integer
 whoever has a lease and the table it draws by finds the same tasks, on every machine.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shoal.config import SamplerConfig
 from shoal.errors import TaskError, first_line
 from shoal.files import parse_json
+from shoal.signed import canonical
 from shoal.tasks.source import Task, TaskSource, draw, members_of, part_of, size_of
 
 # All bins of a run together: a table goes over the network with every version.
@@ -62,7 +62,7 @@ class Table(BaseModel):
 
     def to_json(self) -> str:
         """The one form that a table is signed and compared in."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return canonical(self.model_dump(mode="json"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

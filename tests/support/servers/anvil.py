@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from shoal.errors import BenchError
+from shoal.wait import wait_until
 from tests.support.servers.programs import find_program
 
 START_S = 30.0
@@ -34,18 +34,18 @@ class Anvil:
         command = [str(self._program), "--port", str(self.port), "--accounts", "1", "--silent", *state]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S
-        while True:
-            if self._process.poll() is not None:
-                said = (self._home / "log").read_text(errors="replace")[-300:]
-                raise BenchError(f"anvil: ended with {self._process.returncode}: {said}")
-            try:
-                self.ask("eth_chainId")
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise BenchError(f"anvil: did not answer within {START_S:.0f} s") from None
-                time.sleep(0.02)
+        late = f"anvil: did not answer within {START_S:.0f} s"
+        wait_until(self._answers, START_S, late, pause_s=0.02, error=BenchError)
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            said = (self._home / "log").read_text(errors="replace")[-300:]
+            raise BenchError(f"anvil: ended with {self._process.returncode}: {said}")
+        try:
+            self.ask("eth_chainId")
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         self._process.terminate()

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from shoal.errors import BenchError
 from shoal.process import free_ports
+from shoal.wait import wait_until
 from tests.support.servers.programs import find_program
 
 START_S = 60.0
@@ -89,13 +89,11 @@ def _other_user(home: Path) -> dict[str, Any]:
 
 
 def _wait(server: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
+    def is_ready() -> bool:
         if server.poll() is not None:
             raise BenchError(f"postgres: ended with {server.returncode}: {log.read_text(errors='replace')[-300:]}")
-        if "ready to accept connections" in log.read_text(errors="replace"):
-            socket.create_connection(("127.0.0.1", port), timeout=START_S).close()
-            return
-        if time.monotonic() > deadline:
-            raise BenchError(f"postgres: did not start within {START_S:.0f} s")
-        time.sleep(0.02)
+        return "ready to accept connections" in log.read_text(errors="replace")
+
+    late = f"postgres: did not start within {START_S:.0f} s"
+    wait_until(is_ready, START_S, late, pause_s=0.02, error=BenchError)
+    socket.create_connection(("127.0.0.1", port), timeout=START_S).close()

@@ -2,13 +2,12 @@
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import WaitError
 from shoal.process import free_ports
+from shoal.wait import wait_until
 
 START_S = 60.0
 STOP_S = 10.0
@@ -46,12 +45,10 @@ def free_port() -> int:
 
 def await_port(port: int, who: str, deadline_s: float = START_S) -> None:
     """Returns once somebody listens on a port."""
-    deadline = time.monotonic() + deadline_s
-    while True:
+
+    def is_open() -> bool:
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > deadline:
-            raise WaitError(f"{who}: nothing listens on port {port} after {deadline_s:.0f} s")
-        time.sleep(0.02)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(is_open, deadline_s, f"{who}: nothing listens on port {port} after {deadline_s:.0f} s", pause_s=0.02)

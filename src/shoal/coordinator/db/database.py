@@ -1,14 +1,11 @@
-"""One thread does all that is done to the database; what waits is done in one transaction and answered after it.
+"""Single-writer database with group commit: queued requests share one transaction and are answered after it commits.
 
 So nothing is acknowledged that could be lost, there is no race between two requests, and a busy coordinator commits a
 few hundred times a second however many nodes ask. One coordinator at a time owns a database: a second is refused.
 """
 
 import contextlib
-import queue
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +17,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from shoal.coordinator.db.schema import SCHEMA_VERSION, facts, metadata
 from shoal.errors import ConfigError, StorageError, first_line
 from shoal.files import locked, make_directory
+from shoal.group_commit import GroupCommit
 from shoal.protocol.refusal import Refusal
+from shoal.wait import wait_until
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
@@ -35,7 +34,6 @@ class Database:
     """SQLite or PostgreSQL, by URL, owned by this process until it is closed."""
 
     def __init__(self, url: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Work, Future[Any]] | None] = queue.SimpleQueue()
         self._held = contextlib.ExitStack()
         self._engine = self._open(url)
         try:
@@ -45,8 +43,7 @@ class Database:
         except SQLAlchemyError as error:
             self._held.close()
             raise StorageError(f"database {_shown(url)}: {first_line(error)}") from error
-        self._thread = threading.Thread(target=self._serve, name="database", daemon=True)
-        self._thread.start()
+        self._writer: GroupCommit[Work, Any] = GroupCommit("database", self._commit, MAX_AT_ONCE)
 
     def do(self, work: Callable[[Connection], T]) -> "Future[T]":
         """Does work in a transaction; the future is done after the commit.
@@ -54,57 +51,41 @@ class Database:
         Work decides before it writes: a `Refusal` is an answer and undoes nothing. Any other error undoes all that the
         work has done, and it may be run again for the sake of others in its transaction.
         """
-        future: Future[T] = Future()
-        self._jobs.put((work, future))
-        return future
+        return self._writer.submit(work)
 
     def ask(self, work: Callable[[Connection], T]) -> T:
         return self.do(work).result()
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
+        self._writer.close()
         self._engine.dispose()
         self._held.close()
 
-    def _serve(self) -> None:
-        while (first := self._jobs.get()) is not None:
-            batch = [first]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < MAX_AT_ONCE:
-                    more = self._jobs.get_nowait()
-                    if more is None:
-                        self._jobs.put(None)
-                        break
-                    batch.append(more)
-            batch = [job for job in batch if job[1].set_running_or_notify_cancel()]
-            if not self._together(batch):
-                for job in batch:
-                    self._together([job])
-
-    def _together(self, batch: list[tuple[Work, Future[Any]]]) -> bool:
-        """Does all of a batch in one transaction, or nothing: False if one of several failed."""
-        answers: list[tuple[Any, Refusal | None]] = []
+    def _commit(self, batch: Sequence[Work]) -> list[Any]:
+        """Does a batch in one transaction, or, if one of several failed, each in its own."""
         try:
-            with self._engine.begin() as connection:
-                for work, _ in batch:
-                    try:
-                        answers.append((work(connection), None))
-                    except Refusal as refusal:
-                        answers.append((None, refusal))
+            return self._together(batch)
         except Exception as error:
             if len(batch) > 1:
-                return False
-            if isinstance(error, SQLAlchemyError):
-                error = StorageError(f"database: {first_line(error)}; nothing was changed, try again")
-            batch[0][1].set_exception(error)
-            return True
-        for (_, future), (answer, refused) in zip(batch, answers, strict=True):
-            if refused is not None:
-                future.set_exception(refused)
-            else:
-                future.set_result(answer)
-        return True
+                return [self._alone(work) for work in batch]
+            return [_named(error)]
+
+    def _alone(self, work: Work) -> Any:
+        try:
+            return self._together([work])[0]
+        except Exception as error:
+            return _named(error)
+
+    def _together(self, batch: Sequence[Work]) -> list[Any]:
+        """The answers, refusals among them, of all that was done in one transaction."""
+        answers: list[Any] = []
+        with self._engine.begin() as connection:
+            for work in batch:
+                try:
+                    answers.append(work(connection))
+                except Refusal as refusal:
+                    answers.append(refusal)
+        return answers
 
     def _open(self, url: str) -> Engine:
         try:
@@ -131,6 +112,12 @@ class Database:
         raise ConfigError(f"database {_shown(url)}: give sqlite:///PATH or postgresql://USER@HOST/NAME")
 
 
+def _named(error: Exception) -> Exception:
+    if isinstance(error, SQLAlchemyError):
+        return StorageError(f"database: {first_line(error)}; nothing was changed, try again")
+    return error
+
+
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver's own idea of transactions is in the way
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000", "cache_size=-65536"):
@@ -143,12 +130,10 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _own_postgres(connection: Any, _record: Any) -> None:
     """A lock that ends with the connection, whoever is killed; taken again whenever one is made."""
-    deadline = time.monotonic() + TAKEOVER_S
+    taken = "database: another coordinator has it open; a run has one coordinator"
+    lock = f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})"
     connection.autocommit = True
-    while not connection.execute(f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})").fetchone()[0]:
-        if time.monotonic() >= deadline:
-            raise StorageError("database: another coordinator has it open; a run has one coordinator")
-        time.sleep(0.1)
+    wait_until(lambda: connection.execute(lock).fetchone()[0], TAKEOVER_S, taken, error=StorageError)
     connection.autocommit = False
 
 

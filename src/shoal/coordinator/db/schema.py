@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 metadata = MetaData()
 
 facts = Table(

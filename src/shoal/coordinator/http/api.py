@@ -32,9 +32,9 @@ from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SignedCard
-from shoal.protocol.signed_request import BODY, EMPTY, NONCE, RECIPIENT, RUN, SIGNATURE, TIME, Recipient, Signed
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Finding, Verdict
+from shoal.signed_request import BODY, EMPTY, NONCE, RECIPIENT, RUN, SIGNATURE, TIME, Recipient, RequestRefused, Signed
 
 MAX_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
@@ -130,7 +130,10 @@ def _signer(coordinator: Coordinator) -> Callable[..., Awaitable[Signed]]:
         if not _is_file(request.scope):
             body = await request.body()
             _check_body(found, hashlib.sha256(body).hexdigest() if body else EMPTY, len(body))
-        coordinator.nonces.use(found)
+        try:
+            coordinator.nonces.use(found)
+        except RequestRefused as refused:
+            raise Refusal(refused.code, refused.reason) from None
         return found
 
     return signed

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 
 from shoal.coordinator.http.body_limits import App, Receive, Scope, Send
 from shoal.protocol.refusal import Refusal
-from shoal.protocol.signed_request import HEADERS, Recipient, Signed, check_request
 from shoal.shardcast.serve.rate_limit import Rates
+from shoal.signed_request import HEADERS, Recipient, RequestRefused, Signed, check_request
 
 # What may be asked at once, in seconds of the rate: a thousand nodes behind one router join within that.
 BURST_S = 20.0
@@ -65,8 +65,8 @@ class Guard:
             target += f"?{query.decode('latin-1')}"
         try:
             return check_request(headers, scope["method"], target, self._recipient, self._clock())
-        except Refusal as refusal:
-            return refusal
+        except RequestRefused as refused:
+            return Refusal(refused.code, refused.reason)
 
 
 def network_of(scope: Scope) -> str:

@@ -28,6 +28,7 @@ from web3.types import TxParams, TxReceipt, Wei
 from shoal.errors import AwayError, LedgerError
 from shoal.files import write_whole
 from shoal.keys import Key, checksummed
+from shoal.wait import Wait
 
 LOG = logging.getLogger("shoal.ledger")
 ANSWER_S = 10.0
@@ -149,20 +150,18 @@ class Chain:
 
     def ask(self, what: str, question: Callable[[], T]) -> T:
         """The answer of the node, which is asked again while it is away."""
-        deadline, pause = time.monotonic() + self._wait_s, 0.1
+        wait = Wait(self._wait_s, 0.1, 2.0, self._pause)
         while True:
             try:
                 return question()
             except ContractLogicError as error:
                 raise Reverted(_code(error)) from None
             except (RequestException, OSError) as error:
-                if time.monotonic() > deadline:
+                if not wait.pause():
                     raise ChainError(
                         f"chain {self.url}: did not answer for {self._wait_s:.0f} s while asked for {what} "
                         f"({type(error).__name__}); is the node up?"
                     ) from error
-                self._pause(pause)
-                pause = min(2 * pause, 2.0)
             except (BlockNotFound, TransactionNotFound):
                 raise
             except Web3RPCError as error:
@@ -268,7 +267,7 @@ class Chain:
     def _deliver(self, sent: Sent) -> TxReceipt:
         """Sends the same bytes until they are in a block with enough blocks on top."""
         what, raw, digest = sent.what, bytes.fromhex(sent.raw), HexBytes(sent.hash)
-        deadline, send_at, pause = time.monotonic() + self._wait_s, 0.0, POLL_S[0]
+        wait, send_at = Wait(self._wait_s, *POLL_S, self._pause), 0.0
         while True:
             if time.monotonic() >= send_at:
                 self._push(what, raw)
@@ -282,13 +281,11 @@ class Chain:
                     return receipt
             except TransactionNotFound:
                 pass
-            if time.monotonic() > deadline:
+            if not wait.pause():
                 raise ChainError(
                     f"{what}: transaction {sent.hash} is in no block, or not deep enough, after "
                     f"{self._wait_s:.0f} s; it may still come: enter it again, which changes nothing if it has"
                 )
-            self._pause(pause)
-            pause = min(2 * pause, POLL_S[1])
 
     def _push(self, what: str, raw: bytes) -> None:
         def push() -> None:

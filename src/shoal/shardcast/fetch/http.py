@@ -8,7 +8,6 @@ from others on the way what is fetched, and keeps them from choosing what is wit
 import http.client
 import io
 import ipaddress
-import secrets
 import socket
 import ssl
 import time
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 
 from shoal.errors import IdentityError, ShardcastError
 from shoal.keys import Key, checked_address
-from shoal.shardcast.serve.rate_limit import sign_request
+from shoal.signed_request import EMPTY, Recipient, sign_request
 from shoal.tls import UnvouchedError, pinned_context, public_context
 
 FORM = "http://HOST:PORT or https://HOST:PORT#0xADDRESS"
@@ -171,7 +170,7 @@ class Connection:
         if first is not None:
             headers["Range"] = f"bytes={first}-{'' if last is None else last}"
         if self._key is not None:
-            headers |= sign_request(self._key, self._host, target, time.time(), secrets.token_hex(8))
+            headers |= sign_request(self._key, "GET", target, EMPTY, Recipient(self._host), time.time())
         fresh = self._http is None or self._http.sock is None
         while True:
             self.pace = pace

@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 from blake3 import blake3
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from shoal.errors import IdentityError, ShardcastError
-from shoal.keys import Key, signer_of
+from shoal.errors import ShardcastError
+from shoal.keys import Key
+from shoal.signed import canonical, check_signed, message
 
 MIB = 1 << 20
 SMALLEST_PIECE, LARGEST_PIECE = MIB, 4 * MIB
@@ -46,7 +47,7 @@ Bytes = Annotated[int, Field(ge=0, lt=1 << 50)]
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    def canonical(self) -> bytes:
+    def canonical(self) -> str:
         return canonical(self.model_dump(mode="json"))
 
 
@@ -71,7 +72,7 @@ class Opening(Record):
 
     @property
     def id(self) -> str:
-        return blake3(b"shoal shardcast id 1\n" + self.canonical()).hexdigest()
+        return blake3(message("shoal shardcast id 1", self.canonical())).hexdigest()
 
 
 class Piece(Record):
@@ -129,10 +130,6 @@ def package_name(number: int, kind: Kind, id: str) -> str:  # noqa: A002
     return f"{number:06d}-{kind}-{id[:16]}"
 
 
-def canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
 Tag = Literal["opening", "piece", "closing"]
 _KINDS: dict[str, type[Opening] | type[Piece] | type[Closing]] = {
     "opening": Opening,
@@ -148,7 +145,7 @@ def signed_line(record: Line, id: str, key: Key) -> bytes:  # noqa: A002
     """One manifest line, with its end."""
     tag = next(tag for tag, kind in _KINDS.items() if type(record) is kind)
     signature = key.sign(_message(tag, id, record))
-    return canonical([tag, record.model_dump(mode="json"), signature]) + b"\n"
+    return canonical([tag, record.model_dump(mode="json"), signature]).encode() + b"\n"
 
 
 def read_line(line: bytes) -> tuple[Line, str]:
@@ -164,12 +161,12 @@ def read_line(line: bytes) -> tuple[Line, str]:
 def check_line(record: Line, signature: str, id: str, origin: str) -> None:  # noqa: A002
     """Raises ShardcastError unless the origin signed this record for the package with this id."""
     tag = next(tag for tag, kind in _KINDS.items() if type(record) is kind)
-    _check(_message(tag, id, record), signature, origin, f"{tag} of package {id[:16]}")
+    check_signed(_message(tag, id, record), signature, origin, f"{tag} of package {id[:16]}", ShardcastError)
 
 
 def signed_head(head: Head, key: Key) -> bytes:
     signature = key.sign(_head_message(head))
-    return canonical([head.model_dump(mode="json"), signature]) + b"\n"
+    return canonical([head.model_dump(mode="json"), signature]).encode() + b"\n"
 
 
 def read_head(data: bytes, origin: str, run: str | None) -> Head:
@@ -178,7 +175,7 @@ def read_head(data: bytes, origin: str, run: str | None) -> Head:
         head, signature = _HEAD.validate_json(data)
     except (ValidationError, RecursionError) as error:
         raise ShardcastError(f"head: {_first(error)}") from None
-    _check(_head_message(head), signature, origin, "head")
+    check_signed(_head_message(head), signature, origin, "head", ShardcastError)
     if run is not None and head.run != run:
         raise ShardcastError(f"head: it is of run {head.run!r}, wanted {run!r}; ask that run's relays")
     return head
@@ -200,7 +197,7 @@ def digest(hashes: Iterable[str]) -> str:
 def digest_root(number: int, piece_size: int, files: Mapping[str, tuple[int, str]]) -> str:
     """`content_root` from what `digest` makes of each file."""
     listed = [[name, *facts] for name, facts in sorted(files.items())]
-    return blake3(b"shoal shardcast root 1\n" + canonical([number, piece_size, listed])).hexdigest()
+    return blake3(message("shoal shardcast root 1", canonical([number, piece_size, listed]))).hexdigest()
 
 
 def check_whole(opening: Opening, pieces: Mapping[int, Piece], closing: Closing) -> None:
@@ -233,20 +230,11 @@ def check_whole(opening: Opening, pieces: Mapping[int, Piece], closing: Closing)
 def _message(tag: str, id: str, record: Line) -> bytes:  # noqa: A002
     # An opening is where the id comes from; the others are bound to it.
     bound = "" if tag == "opening" else id
-    return f"shoal shardcast {tag} 1\n{bound}\n".encode() + record.canonical()
+    return message(f"shoal shardcast {tag} 1", bound, record.canonical())
 
 
 def _head_message(head: Head) -> bytes:
-    return b"shoal shardcast head 1\n\n" + head.canonical()
-
-
-def _check(message: bytes, signature: str, origin: str, what: str) -> None:
-    try:
-        signer = signer_of(message, signature)
-    except IdentityError as error:
-        raise ShardcastError(f"{what}: {error}") from None
-    if signer != origin:
-        raise ShardcastError(f"{what}: signed by {signer}, not by the origin {origin}")
+    return message("shoal shardcast head 1", "", head.canonical())
 
 
 def _first(error: Exception) -> str:

@@ -7,12 +7,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from shoal.errors import IdentityError
-from shoal.keys import Key, signer_of
+from shoal.signed_request import REMEMBER_S, Nonces, Recipient, RequestRefused, check_request
 
 MAX_ADDRESSES = 4096  # remembered at once; the one not seen for longest is forgotten
-SIGNATURE_AGE_S = 60.0
-SIGNED_HEADERS = ("Shoal-Address", "Shoal-Time", "Shoal-Nonce", "Shoal-Signature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,45 +47,22 @@ class Rates:
         return allowed
 
 
-def sign_request(key: Key, host: str, target: str, now: float, nonce: str) -> dict[str, str]:
-    """Headers that say who asks; good once, for this server and this request."""
-    stamp = f"{now:.3f}"
-    signature = key.sign(_request_message(host, target, stamp, nonce))
-    return dict(zip(SIGNED_HEADERS, (key.address, stamp, nonce, signature), strict=True))
-
-
 @dataclass(slots=True)
 class AllowList:
     """Admits requests signed by one of the addresses, each signature once."""
 
     addresses: Collection[str]
-    _seen: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)
+    _nonces: Nonces = field(default_factory=Nonces)
 
-    def refusal(self, headers: Mapping[str, str], host: str, target: str, now: float) -> str | None:
+    def refusal(self, headers: Mapping[str, str], method: str, host: str, target: str, now: float) -> str | None:
         """Why a request is not admitted, or None if it is."""
-        address, stamp, nonce, signature = (headers.get(name, "") for name in SIGNED_HEADERS)
-        if not (address and stamp and nonce and signature) or len(nonce) > 64 or len(stamp) > 32:
-            return "this server only answers signed requests of nodes that it knows"
+        if now - self._nonces.horizon > 2 * REMEMBER_S:
+            self._nonces.forget(now)
         try:
-            age = abs(now - float(stamp))
-        except ValueError:
-            return "Shoal-Time is no number"
-        if not age <= SIGNATURE_AGE_S:
-            return f"the signature is {age:.0f} s off, more than {SIGNATURE_AGE_S:.0f}; set the clock"
-        if address.lower() not in self.addresses:
-            return f"{address[:42]} is not on the list of nodes that this server answers"
-        while self._seen and now - next(iter(self._seen.values())) > 2 * SIGNATURE_AGE_S:
-            self._seen.popitem(last=False)
-        if (address.lower(), nonce) in self._seen:
-            return "the signature was used before"
-        try:
-            if signer_of(_request_message(host, target, stamp, nonce), signature) != address.lower():
-                return f"the signature is not {address[:42]}'s"
-        except IdentityError as error:
-            return str(error)
-        self._seen[address.lower(), nonce] = now
+            signed = check_request(headers, method, target, Recipient(host), now)
+            if signed.node not in self.addresses:
+                return f"{signed.node} is not on the list of nodes that this server answers, or signed something else"
+            self._nonces.use(signed)
+        except RequestRefused as refused:
+            return refused.reason
         return None
-
-
-def _request_message(host: str, target: str, stamp: str, nonce: str) -> bytes:
-    return f"shoal shardcast request 1\n{host}\n{target}\n{stamp}\n{nonce}".encode()

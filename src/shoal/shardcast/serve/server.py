@@ -161,7 +161,7 @@ class Server:
         if self._allow is not None:
             if request.host not in self._own_names(request):  # what a visitor signed elsewhere must not open this door
                 raise Answer(401, f"signed for another server, {request.host[:80]}; start this one with --url")
-            refusal = self._allow.refusal(request.headers, request.host, request.raw_path, time.time())
+            refusal = self._allow.refusal(request.headers, request.method, request.host, request.raw_path, time.time())
             if refusal:
                 raise Answer(401, refusal)
         child = self._child(request, address)

@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from typing import IO, Any
 
+from shoal.subproc import say
 from shoal.tasks.isolation.landlock import limit
 from shoal.tasks.isolation.sandbox import Bounds, Outcome, find_bubblewrap, run_program, run_through
 
@@ -28,7 +29,7 @@ class Asking:
     def run(self, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
         asked: dict[str, Any] = {"program": program, "given": _text(given), "main": main}
         asked |= {"seconds": bounds.seconds, "memory": bounds.memory, "output": bounds.output}
-        _say(self._requests, asked)
+        say(self._requests, asked)
         if not (line := self._replies.readline()):
             os._exit(1)  # without a broker nothing more can be scored: whoever waits for a score starts a new process
         reply = json.loads(line)
@@ -66,13 +67,8 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         asked: dict[str, Any] = json.loads(line)
         bounds = Bounds(asked["seconds"], asked["memory"], asked["output"])
         found = run_program(asked["program"], base64.b64decode(asked["given"]), bounds, asked["main"])
-        _say(replies, {"end": found.end, "output": _text(found.output), "seconds": found.seconds})
+        say(replies, {"end": found.end, "output": _text(found.output), "seconds": found.seconds})
 
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def _say(pipe: IO[bytes], message: object) -> None:
-    pipe.write(json.dumps(message).encode() + b"\n")
-    pipe.flush()

@@ -5,12 +5,9 @@ unless the tasks call for code that the user trusts. It is asked for tasks and s
 an answer does to it costs that answer its reward and no other one's.
 """
 
-import json
 import math
 import os
-import select
 import site
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +16,8 @@ from typing import Any, Self
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.files import cache_dir, parse_json
+from shoal.files import cache_dir
+from shoal.subproc import Child, ChildError
 from shoal.tasks.build import split_up
 from shoal.tasks.files import code_of, held, is_loose, named
 from shoal.tasks.isolation.landlock import MAX_MEMORY, landlock_version
@@ -48,10 +46,6 @@ ONE_ORDER = {"PYTHONHASHSEED": "0"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # A pool of pyarrow's own would reserve more than there is.
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-
-
-class _Lost(Exception):
-    """The child did not do what was asked, and cannot be relied on any more."""
 
 
 class Scorer:
@@ -87,7 +81,7 @@ class Scorer:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                self._send([*self._unsent, {"make": asked}])
+                self._child.send([*self._unsent, {"make": asked}], READY_S)
                 self._meet(deadline)
                 reply = self._reply(deadline)
                 tasks = [read_task(one, self._known) for one in reply["tasks"]]
@@ -97,14 +91,14 @@ class Scorer:
                 return tasks
             except (KeyError, TypeError, ValueError):
                 lost = "said what is no task"
-            except _Lost as error:
+            except ChildError as error:
                 lost = str(error)
-            fresh = not self._proven
+            fresh, words = not self._proven, self._child.last_words()
             self._replace()
             if fresh:
                 raise TaskError(
                     f"its tasks cannot be made with {MAX_MEMORY >> 30} GiB of memory within {seconds:g} s: the process "
-                    f"that makes them {lost}"
+                    f"that makes them {lost}{words}"
                 )
 
     def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
@@ -117,11 +111,7 @@ class Scorer:
         return done + [late] * (len(answers) - len(done))
 
     def close(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._child.close()
 
     def __enter__(self) -> Self:
         return self
@@ -130,20 +120,9 @@ class Scorer:
         self.close()
 
     def _start(self) -> None:
-        self._child = subprocess.Popen(
-            # -P: nothing in the directory we happen to be in is taken for a module.
-            [sys.executable, "-P", "-m", "shoal.tasks.rewards.scorer_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._environment | ONE_THREAD | ONE_ORDER | FRUGAL,
-            bufsize=0,
-            start_new_session=True,
-        )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._to, self._from = self._child.stdin.fileno(), self._child.stdout.fileno()
-        os.set_blocking(self._to, False)
-        self._pending = b""
+        # -P: nothing in the directory we happen to be in is taken for a module.
+        command = [sys.executable, "-P", "-m", "shoal.tasks.rewards.scorer_child"]
+        self._child = Child(command, self._environment | ONE_THREAD | ONE_ORDER | FRUGAL)
         self._proven = False
         self._scored = 0
         self._unsent: list[object] = [self._spec]
@@ -163,7 +142,7 @@ class Scorer:
             except (KeyError, TypeError, ValueError):
                 found = []
             if len(found) != len(split_up(self._lines)):
-                raise _Lost("said what are no sources")
+                raise ChildError("said what are no sources")
             self._sources = found
         self._unsent = []
 
@@ -175,7 +154,7 @@ class Scorer:
 
     def _reply(self, deadline: float) -> Any:
         """A reply that may be long; TaskError if it says that something is refused."""
-        reply = self._receive(deadline - time.monotonic(), MAX_TASKS_REPLY)
+        reply = self._child.receive(deadline - time.monotonic(), MAX_TASKS_REPLY)
         match reply:
             case {"refused": str() as reason}:
                 if self._unsent:
@@ -189,11 +168,12 @@ class Scorer:
         found: list[Score] = []
         ready = False
         try:
-            self._send([*self._unsent, {"split": split, "answers": texts}])
+            self._child.send([*self._unsent, {"split": split, "answers": texts}], READY_S)
             self._meet(time.monotonic() + READY_S)
-            ready = self._receive(READY_S) == "ready"
+            ready = self._child.receive(READY_S, MAX_REPLY) == "ready"
             while len(found) < len(answers):
-                score, left = _score(self._receive(max(0.0, min(self._score_s, deadline - time.monotonic()))))
+                room_s = max(0.0, min(self._score_s, deadline - time.monotonic()))
+                score, left = _score(self._child.receive(room_s, MAX_REPLY))
                 if left == "none" and self._scored:
                     self._replace()  # the answers before this one may have used it up: a new child scores it again
                     return found
@@ -202,57 +182,17 @@ class Scorer:
                 if left:
                     self._replace()
                     return found
-        except _Lost as lost:
+        except ChildError as lost:
             fresh, task = not self._proven, answers[len(found)][0]
+            words = "" if ready else self._child.last_words()
             self._replace()
             if ready:
                 found.append(Score(None, f"{task.source} task {task.index}: scorer {lost}"))
             elif fresh:
-                raise TaskError(f"{task.source} task {task.index}: its scorer {lost} before it began") from None
+                raise TaskError(f"{task.source} task {task.index}: its scorer {lost} before it began{words}") from None
         else:
             self._proven = True
         return found
-
-    def _send(self, messages: Sequence[object]) -> None:
-        left = memoryview(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
-        poll = select.poll()
-        poll.register(self._to, select.POLLOUT)
-        while left:
-            if not poll.poll(READY_S * 1000):
-                raise _Lost(f"took no answers for {READY_S:.0f} s")
-            try:
-                left = left[os.write(self._to, left[: select.PIPE_BUF]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise _Lost(self._end()) from None
-
-    def _receive(self, seconds: float, most: int = MAX_REPLY) -> Any:
-        deadline = time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self._from, select.POLLIN)
-        while b"\n" not in self._pending:
-            if len(self._pending) > most:
-                raise _Lost(f"said more than {most} bytes")
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _Lost(f"took longer than {seconds:g} s")
-            data = os.read(self._from, 1 << 16)
-            if not data:
-                raise _Lost(self._end())
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        try:
-            return parse_json(line)
-        except (ValueError, RecursionError):
-            raise _Lost("said what is not JSON") from None
-
-    def _end(self) -> str:
-        """How the child ended, in words."""
-        try:
-            code = self._child.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return "closed its pipe"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
@@ -280,4 +220,4 @@ def _score(reply: Any) -> tuple[Score, str]:
                 return Score(reward, "", {str(name): float(value) for name, value in parts.items()}, doubtful), left
         case [None, str() as error, _, _, str() as left] if error:
             return Score(None, error), left
-    raise _Lost("said what is no score")
+    raise ChildError("said what is no score")

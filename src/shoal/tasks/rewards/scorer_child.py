@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from shoal.config import TaskConfig
 from shoal.errors import ShoalError, TaskError
+from shoal.subproc import say
 from shoal.tasks.build import build_source
 from shoal.tasks.isolation.broker import start_broker
 from shoal.tasks.isolation.landlock import MAX_MEMORY, confine, limit
@@ -49,12 +50,12 @@ def main() -> None:
     try:
         source = confined(tasks, spec["readable"]) if spec["readable"] is not None else trusted(tasks)
     except ShoalError as error:
-        _say(replies, {"refused": str(error)[:MAX_REFUSAL]})
+        say(replies, {"refused": str(error)[:MAX_REFUSAL]})
         for _ in requests:
             pass  # until whoever asks has read that
         return
     sources = [member for member, _ in members_of(source).values()]
-    _say(replies, {"sources": [_described(member) for member in sources]})
+    say(replies, {"sources": [_described(member) for member in sources]})
     memory.begin()
     for line in requests:
         request = json.loads(line)
@@ -97,15 +98,15 @@ def make(asked: Sequence[Any], sources: Sequence[TaskSource], replies: IO[bytes]
     try:
         tasks = [sources[number].task(split, index) for number, split, index in asked]
     except ShoalError as error:
-        _say(replies, {"refused": str(error)[:MAX_REFUSAL]})
+        say(replies, {"refused": str(error)[:MAX_REFUSAL]})
         return
-    _say(replies, {"tasks": [[task.source, task.index, task.prompt, task.answer] for task in tasks]})
+    say(replies, {"tasks": [[task.source, task.index, task.prompt, task.answer] for task in tasks]})
 
 
 def serve(request: Any, source: TaskSource, score_s: float, replies: IO[bytes], memory: "Memory") -> None:
     """One line for having drawn the tasks, then one for each answer as soon as it is scored."""
     tasks = [part_of(source, name).task(request["split"], index) for name, index, _ in request["answers"]]
-    _say(replies, "ready")
+    say(replies, "ready")
     for task, (_, index, answer) in zip(tasks, request["answers"], strict=True):
         short = False
         if len(answer) > MAX_ANSWER:
@@ -119,7 +120,7 @@ def serve(request: Any, source: TaskSource, score_s: float, replies: IO[bytes], 
                 short, result = True, Score(None, scorer_error(task, error))
             signal.setitimer(signal.ITIMER_REAL, 0)
         left = "none" if short else "little" if memory.is_little() else ""
-        _say(replies, [result.reward, result.error, dict(result.parts), result.doubtful, left])
+        say(replies, [result.reward, result.error, dict(result.parts), result.doubtful, left])
 
 
 class Memory:
@@ -159,11 +160,6 @@ def leave_network() -> None:
 def _described(source: TaskSource) -> dict[str, Any]:
     sizes = {split: size_of(source, split) for split in ("train", "heldout")}
     return {"name": source.name, "leaves": leaves_of(source), "sha256": content_of(source)} | sizes
-
-
-def _say(replies: IO[bytes], message: object) -> None:
-    replies.write(json.dumps(message).encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

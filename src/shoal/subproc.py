@@ -1,0 +1,161 @@
+"""Child process over pipes: framed messages with deadlines, a kill that always works, and how the child ended in words.
+
+A message is one line of JSON; a reply may be followed by raw bytes whose number it gives. Whatever a child does, its
+owner waits no longer and reads no more than it said. The child has a session of its own, so Ctrl-C does not reach it,
+and sees the end of its requests when its owner ends, however it ends.
+"""
+
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from shoal.files import parse_json
+from shoal.text import one_line
+
+# What is kept of a child's standard error, for the error that its owner raises.
+MAX_LAST_WORDS = 1000
+END_S = 1.0
+
+
+class ChildError(Exception):
+    """The child did not do what was asked, and cannot be relied on any more; the message goes on from its name."""
+
+
+class Child:
+    """A process that is asked over its standard input and answers on its standard output."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, *, show_stderr: bool = True
+    ) -> None:
+        """With `show_stderr` what it prints to standard error is seen on ours; its end is kept in any case."""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        self._pending = b""
+        self._heard = b""
+        # A thread, because a child that prints a lot while nobody asks it anything must not be held up by a full pipe.
+        self._listener = threading.Thread(target=self._listen, args=(self._process.stderr, show_stderr), daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """For `select`: readable when a reply has begun."""
+        return self._from
+
+    def send(self, messages: Sequence[object], seconds: float = math.inf) -> None:
+        """Sends messages; ChildError if it takes nothing for so many seconds."""
+        left = memoryview(b"".join(_line(message) for message in messages))
+        while left:
+            if not _is_ready(self._to, select.POLLOUT, seconds):
+                raise ChildError(f"took no messages for {seconds:g} s")
+            try:
+                left = left[os.write(self._to, left[: select.PIPE_BUF]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise ChildError(self.end()) from None
+
+    def receive(self, seconds: float = math.inf, most: int = 1 << 16) -> Any:
+        """The next message, of at most about so many bytes; ChildError if none comes in time."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._pending:
+            if len(self._pending) > most:
+                raise ChildError(f"said more than {most} bytes")
+            self._pending += self._more(deadline, seconds)
+        line, _, self._pending = self._pending.partition(b"\n")
+        try:
+            return parse_json(line)
+        except (ValueError, RecursionError):
+            raise ChildError("said what is not JSON") from None
+
+    def read(self, size: int, seconds: float) -> bytes:
+        """The raw bytes that follow a message; ChildError if they do not come in time."""
+        deadline = time.monotonic() + seconds
+        parts, self._pending = [self._pending[:size]], self._pending[size:]
+        left = size - len(parts[0])
+        while left > 0:
+            parts.append(self._more(deadline, seconds, min(left, 1 << 20)))
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Kills the process and waits for its end."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def code(self, wait_s: float = END_S) -> int | None:
+        """What it ended with; None if it has not ended after so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(wait_s)
+        return None
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self.code()
+        if code is None:
+            return "closed its pipe"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def last_words(self) -> str:
+        """The last line that it printed to standard error, after a colon; empty if there is none."""
+        self._listener.join(0.2)  # it may still be reading what the child said before its end
+        said = self._heard.decode(errors="replace").strip().splitlines()
+        return f": {one_line(said[-1])}" if said else ""
+
+    def _more(self, deadline: float, seconds: float, most: int = 1 << 16) -> bytes:
+        if not _is_ready(self._from, select.POLLIN, deadline - time.monotonic()):
+            raise ChildError(f"took longer than {seconds:g} s")
+        if not (data := os.read(self._from, most)):
+            raise ChildError(self.end())
+        return data
+
+    def _listen(self, errors: IO[bytes], show: bool) -> None:
+        with errors:
+            while data := errors.read(1 << 12):
+                self._heard = (self._heard + data)[-MAX_LAST_WORDS:]
+                if show:
+                    with suppress(OSError, ValueError):
+                        sys.stderr.write(data.decode(errors="replace"))
+                        sys.stderr.flush()
+
+
+def say(pipe: IO[bytes], message: object, data: bytes = b"") -> None:
+    """In the child: a message, and raw bytes after it."""
+    pipe.write(_line(message) + data)
+    pipe.flush()
+
+
+def _line(message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _is_ready(descriptor: int, event: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(None if seconds == math.inf else max(0.0, seconds) * 1000))
