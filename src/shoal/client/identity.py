@@ -1,4 +1,4 @@
-"""The node's identity: where its private key is stored, and and how it moves to another machine."""
+"""The node's identity: where its private key is stored, and how it moves to another machine."""
 
 import os
 from pathlib import Path
