@@ -182,7 +182,7 @@ class Peer:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin
-        with suppress(OSError, ValueError):  # a peer that has gone is noticed by the call that waits for its answer
+        with suppress(OSError, ValueError):  # a peer that has gone is noticed by whoever waits for its answer
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
