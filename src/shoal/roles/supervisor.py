@@ -1,4 +1,4 @@
-"""The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
+"""Process supervisor of a local swarm: starts the roles, restarts those that die, and leaves no process behind.
 
 A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
 on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.

@@ -1,4 +1,4 @@
-"""A run's metrics of all roles, followed as they grow: what the live view and `shoal status` look at."""
+"""Follows the metrics files of all roles as they grow, for the live view and `shoal status`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What came of a run, in a dozen numbers."""
+"""Summary of a finished run in a dozen numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
