@@ -23,7 +23,7 @@ from shoal.keys import Key
 from shoal.protocol.lease import Lease
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard
 from shoal.protocol.signed_lease import SignedLease
-from shoal.roles.session import Heart, join_run
+from shoal.roles.session import Heartbeat, join_run
 from shoal.tasks.package_versions import packages_of
 from shoal.telemetry.status import StatusFile
 from shoal.wait import wait_until
@@ -150,7 +150,7 @@ def test_an_order_that_is_none_ends_no_heart(order: dict[str, Any], tmp_path: Pa
     with (
         coordinator({"/v1/card": card_of(heartbeat_s=0.1), "/v1/heartbeats": beat}) as url,
         Link(url, A) as link,
-        Heart(link, status, lambda _: None),
+        Heartbeat(link, status, lambda _: None),
     ):
         wait_until(lambda: len(answers) >= 3, 20, "there were no three heartbeats", pause_s=0.01)
 
@@ -166,7 +166,7 @@ def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:
     with (
         coordinator({"/v1/card": card_of(), "/v1/heartbeats": beat}) as url,
         Link(url, A) as link,
-        Heart(link, status, lambda _: None),
+        Heartbeat(link, status, lambda _: None),
     ):
         time.sleep(1.0)
     assert 2 <= len(times) <= 12

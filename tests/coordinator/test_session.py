@@ -16,7 +16,7 @@ from shoal.client.client import Link
 from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
-from shoal.roles.session import Heart, join_run
+from shoal.roles.session import Heartbeat, join_run
 from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
 from shoal.telemetry.status import StatusFile
@@ -115,7 +115,7 @@ def test_a_heart_says_what_its_role_does_and_hears_what_became_of_its_files(
     small_world.validator.judge(upload, Verdict(False, sha256, True, finding))
     status.waiting("policy version 1", "trainer", 60)
     said: list[str] = []
-    heart = Heart(small_world.link(key_of("a")), status, said.append)
+    heart = Heartbeat(small_world.link(key_of("a")), status, said.append)
     heart.version = lambda: 7
     with heart:
         until(lambda: len(said) >= 2)
@@ -131,7 +131,7 @@ def test_a_heart_goes_on_when_the_coordinator_comes_back(small_world: World, sta
     link = small_world.link(key_of("a"))
     link.join("worker")
     said: list[str] = []
-    with Heart(link, status, said.append):
+    with Heartbeat(link, status, said.append):
         until(lambda: bool(said))
         small_world.stop()
         time.sleep(0.3)
@@ -149,7 +149,7 @@ def test_a_relay_that_joins_later_is_told_to_nodes(small_world: World, status: S
     link = small_world.link(key_of("a"))
     link.join("worker")
     told: list[list[str]] = []
-    heart = Heart(link, status, lambda _: None)
+    heart = Heartbeat(link, status, lambda _: None)
     heart.on_relays = lambda relays: told.append(list(relays))
     with heart:
         small_world.link(key_of("r")).join("relay", url="http://127.0.0.1:7777")

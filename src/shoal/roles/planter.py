@@ -28,7 +28,7 @@ from shoal.protocol.run_card import Join
 from shoal.protocol.stores import Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
-from shoal.roles.session import Heart, Reach, ignore_refused, swarm_store
+from shoal.roles.session import Heartbeat, Reach, ignore_refused, swarm_store
 from shoal.roles.worker import Worker, load_engine
 from shoal.rundir import TAKEOVER_S, RunDir, role_key
 from shoal.tasks.difficulty import Table
@@ -104,7 +104,7 @@ class Identity:
                 Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
             )
             link.join("worker", JOIN_NAME)
-            heart = Heart(link, self)
+            heart = Heartbeat(link, self)
             heart.version = self._newest
             heart.on_relays = on_relays
             opened.enter_context(heart)

@@ -48,7 +48,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Session:
     """What a role works with."""
 
     node: str
@@ -71,7 +71,9 @@ class Reach:
     """Told, a line at a time, what a person who lent this machine wants to know."""
 
     @contextmanager
-    def place(self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter) -> Iterator[Place]:
+    def session(
+        self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter
+    ) -> Iterator[Session]:
         """Joins as a worker or validator."""
         with (
             self.member(run, role, name, status) as (link, heart),
@@ -81,7 +83,7 @@ class Reach:
             if not self.relays:
                 heart.on_relays = source.also_from
             store = partial(swarm_store, run, name, link, source)
-            yield Place(link.key.address, source, store, link)
+            yield Session(link.key.address, source, store, link)
 
     @contextmanager
     def versions(
@@ -105,7 +107,7 @@ class Reach:
     @contextmanager
     def relay(
         self, run: RunDir, status: StatusFile, sources: Sequence[str], own_url: str
-    ) -> Iterator[tuple[str, Sequence[str], "Heart"]]:
+    ) -> Iterator[tuple[str, Sequence[str], "Heartbeat"]]:
         """A relay's place: the address that signs versions, where it fetches them, and the heartbeat that brings news
         of other relays.
 
@@ -119,7 +121,7 @@ class Reach:
     @contextmanager
     def member(
         self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = ""
-    ) -> Iterator[tuple[Link, "Heart"]]:
+    ) -> Iterator[tuple[Link, "Heartbeat"]]:
         """Joins, and says what the role does until the block ends."""
         with self.link(run, name, status) as link:
             if role in ("worker", "validator"):
@@ -129,7 +131,7 @@ class Reach:
             if not is_own(run.path):
                 remember(link.join_at, link.card.coordinator)
             self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")
-            with Heart(link, status, self.say) as heart:
+            with Heartbeat(link, status, self.say) as heart:
                 yield link, heart
 
     def nearest(self) -> int:
@@ -168,7 +170,7 @@ class Doing(Protocol):
     def now(self) -> RoleStatus: ...
 
 
-class Heart:
+class Heartbeat:
     """A thread that tells the coordinator what its role does, and a person what the coordinator answers."""
 
     def __init__(self, link: Link, status: Doing, say: Callable[[str], None] = lambda _text: None) -> None:

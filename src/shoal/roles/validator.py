@@ -402,13 +402,13 @@ def start_validator(run: RunDir, reach: Reach) -> None:
     with (
         locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
         run.role("validator") as (status, metrics),
-        reach.place(run, "validator", "validator", status, metrics) as place,
+        reach.session(run, "validator", "validator", status, metrics) as session,
     ):
-        channel = place.weights
+        channel = session.weights
         status.working("loading the base model")
         base = run.base_version(channel)
         policy = load(channel.fetch(base), config.model.dtype)
-        store = place.open_store(limits_of(config, policy.vocab), ignore_refused)
+        store = session.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         with Scorer(config.tasks) as judge, ExitStack() as lines:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
@@ -417,6 +417,6 @@ def start_validator(run: RunDir, reach: Reach) -> None:
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
             validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
             # A connection of its own: votes are sent while files are judged.
-            own = lines.enter_context(Link(place.link.join_at, place.link.key, config.wait_s))
+            own = lines.enter_context(Link(session.link.join_at, session.link.key, config.wait_s))
             validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()

@@ -141,9 +141,9 @@ def start_worker(run: RunDir, name: str, reach: Reach, attack: str | None = None
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
-        reach.place(run, "worker", name, status, metrics) as place,
+        reach.session(run, "worker", name, status, metrics) as session,
     ):
-        channel = place.weights
+        channel = session.weights
         status.working("loading the base model")
         base, policy, engine = load_engine(run, channel)
         kind = Maker
@@ -152,6 +152,6 @@ def start_worker(run: RunDir, name: str, reach: Reach, attack: str | None = None
 
             kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
-            store = place.open_store(None, ignore_refused)
+            store = session.open_store(None, ignore_refused)
             maker = kind(config, policy, engine, judge.tasks, judge, store.table)
-            Worker(place.node, config, channel, store, maker, status, metrics, base).run()
+            Worker(session.node, config, channel, store, maker, status, metrics, base).run()
