@@ -10,7 +10,6 @@ import math
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -140,9 +139,8 @@ class Child:
             while data := errors.read(1 << 12):
                 self._heard = (self._heard + data)[-MAX_LAST_WORDS:]
                 if show:
-                    with suppress(OSError, ValueError):
-                        sys.stderr.write(data.decode(errors="replace"))
-                        sys.stderr.flush()
+                    with suppress(OSError):
+                        os.write(2, data)  # not through sys.stderr, whose lock a thread must not hold when we exit
 
 
 def say(pipe: IO[bytes], message: object, data: bytes = b"") -> None:
