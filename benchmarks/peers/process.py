@@ -25,7 +25,7 @@ from rich.text import Text
 
 from shoal.errors import BenchError, WaitError
 from shoal.process import KEEP_FREED_MEMORY, SLEEP_WHEN_IDLE
-from shoal.subproc import Child, ChildError, LateError
+from shoal.subproc import Child, ChildError, LateError, NotJsonError
 
 TRL_SCRIPT = Path(__file__).with_name("trl.py")
 TRL_REQUIREMENTS = (
@@ -155,6 +155,8 @@ class Peer:
             raise WaitError(
                 f"peer {self.name}: {awaiting} did not come within {deadline_s:g} s{self._said()}"
             ) from None
+        except NotJsonError as error:
+            answer = error.said
         except ChildError as error:
             raise BenchError(f"peer {self.name} {error} before {awaiting} came{self._said()}") from None
         if not isinstance(answer, dict):

@@ -22,7 +22,6 @@ from shoal.text import one_line
 
 # What is kept of a child's standard error, for the error that its owner raises.
 MAX_STDERR = 4000
-MAX_SHOWN = 200
 END_S = 1.0
 
 
@@ -32,6 +31,14 @@ class ChildError(Exception):
 
 class LateError(ChildError):
     """It took longer than it was given."""
+
+
+class NotJsonError(ChildError):
+    """It said what is no message. What it said is not in the text, which strangers' children would then write."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__("said what is not JSON")
+        self.said = said
 
 
 class Child:
@@ -94,7 +101,7 @@ class Child:
         try:
             return parse_json(line)
         except (ValueError, RecursionError):
-            raise ChildError(f"said what is not JSON: {line.strip()[:MAX_SHOWN]!r}") from None
+            raise NotJsonError(line.strip()) from None
 
     def read(self, size: int, seconds: float) -> bytes:
         """The raw bytes that follow a message; ChildError if they do not come in time."""
