@@ -22,6 +22,7 @@ from shoal.text import one_line
 
 # What is kept of a child's standard error, for the error that its owner raises.
 MAX_STDERR = 4000
+MAX_LAST_WORDS = 300
 END_S = 1.0
 
 
@@ -149,7 +150,7 @@ class Child:
     def last_words(self) -> str:
         """The last of these lines, after a colon; empty if there is none."""
         said = self.stderr()
-        return f": {one_line(said[-1])}" if said else ""
+        return f": {one_line(said[-1])[:MAX_LAST_WORDS]}" if said else ""
 
     def _take(self, size: int) -> bytes:
         """At most so many bytes of what has come and was not looked at."""
