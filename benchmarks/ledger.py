@@ -169,7 +169,7 @@ def _acts(
 def share_of_run(run: Path) -> float:
     """The part of a run's wall time that went into its ledger.
 
-    From `RUN/ledger.json`, which whoever runs the ledger writes at its end: seconds spent entering, and seconds since
+    From `RUN/ledger.json`, which the coordinator writes at its end: seconds spent entering, and seconds since
     the start.
     """
     path = run / "ledger.json"

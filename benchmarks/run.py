@@ -86,7 +86,7 @@ def run_benchmark(name: str, json_: bool, quick: bool, console: Console) -> None
 
 def find_benchmark(name: str) -> Run:
     if name not in BENCHMARKS:
-        raise BenchError(f"benchmark {name}: there is none of that name; give one of {', '.join(BENCHMARKS)}")
+        raise BenchError(f"benchmark {name}: unknown; give one of {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name].load()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import load_config
+from shoal.rundir import FORMAT
 
 CONFIG = """
 name = "a"
@@ -78,8 +79,10 @@ def test_every_command_explains_itself(command: str) -> None:
         (["run", "run.toml", "--set", "train.lrr=1"], "train.lrr = 1: unknown key; did you mean train.lr?"),
         (["run", "run.toml", "--dry-run", "--set", "steps=x"], "steps = 'x': Input should be a valid integer"),
         (["run", "run.toml", "--set", "model.source=nowhere"], 'error: model.source = "nowhere": no such directory'),
-        (["trainer", "."], "error: run .: no usable run.json there"),
-        (["worker", "."], "error: run .: no usable run.json there"),
+        (["trainer", ".", "--join", "http://127.0.0.1:1"], "error: run .: no usable run.json there"),
+        (["worker", ".", "--join", "http://127.0.0.1:1"], "error: run .: no usable run.json there"),
+        (["trainer", "run.toml"], "error: trainer: needs the run's coordinator; give --join URL"),
+        (["relay", ".", "--from", "http://127.0.0.1:1"], "error: relay: needs the run's coordinator; give --join URL"),
         (["status", "."], "error: "),
         (["eval", "nowhere"], "error: eval nowhere: no such directory; give a run directory, or a model directory"),
         (["eval", "."], "error: eval .: not a run directory; for a model directory give --config with its tasks"),
@@ -133,7 +136,8 @@ def run(config: Path) -> Path:
     """A prepared run, but for its model."""
     path = config.parent / "runs" / "a"
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"config": load_config(config, ["steps=7"]).model_dump(mode="json")}))
+    resolved = load_config(config, ["steps=7"])
+    (path / "run.json").write_text(json.dumps({"format": FORMAT, "config": resolved.model_dump(mode="json")}))
     return path
 
 

@@ -21,7 +21,6 @@ from shoal.files import (
     parse_json,
     read_regular,
     remove_staging,
-    set_aside,
     whole_directory,
     write_whole,
 )
@@ -231,15 +230,6 @@ def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path: Path) -> None:
             read_regular(tmp_path / name)
     with pytest.raises(OSError, match="more than 3 bytes"):
         read_regular(tmp_path / "file", most=3)
-
-
-def test_what_is_set_aside_is_kept_under_a_name_nobody_looks_at(tmp_path: Path) -> None:
-    (tmp_path / "step").write_text("foreign")
-    set_aside(tmp_path / "step")
-    set_aside(tmp_path / "step")  # another role was faster
-    (kept,) = tmp_path.iterdir()
-    assert kept.name.startswith(".foreign-step-")
-    assert kept.read_text() == "foreign"
 
 
 FILL = """

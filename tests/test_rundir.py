@@ -14,9 +14,8 @@ from shoal.config import RunConfig, check_config, to_toml
 from shoal.errors import ConfigError, ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models.load import WEIGHTS, load
-from shoal.protocol.submission import Limits, write_rollouts
-from shoal.rundir import RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
-from tests.support.submissions import judge_formats, make_submission
+from shoal.protocol.submission import Limits
+from shoal.rundir import FORMAT, RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
 
 
 def make_config(model: Path | str, **changes: Any) -> RunConfig:
@@ -61,7 +60,9 @@ def test_a_run_killed_between_its_config_and_its_base_model_can_be_prepared_agai
 ) -> None:
     path = tmp_path / "run"
     (path / "weights" / f"{STAGING}half").mkdir(parents=True)
-    (path / RUN_FILE).write_text(json.dumps({"created": 1.0, "config": config.model_dump(mode="json")}))
+    (path / RUN_FILE).write_text(
+        json.dumps({"format": FORMAT, "created": 1.0, "config": config.model_dump(mode="json")})
+    )
     assert prepare_run(config, path, console()).channel().numbers() == [0]
     assert [entry.name for entry in (path / "weights").iterdir()] == ["v000000"]
 
@@ -112,9 +113,22 @@ def test_a_directory_that_is_no_run_is_told_so(tmp_path: Path, content: bytes | 
 
 
 def test_a_run_file_with_a_wrong_config_is_named(tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).write_text('{"created": 1, "config": {"name": "a"}}')
+    (tmp_path / RUN_FILE).write_text(json.dumps({"format": FORMAT, "created": 1, "config": {"name": "a"}}))
     with pytest.raises(ConfigError, match=r"run\.json:\n  steps: is missing"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize("found", [None, 1, FORMAT + 1, "new"])
+def test_a_run_of_another_format_is_refused_by_name(tmp_path: Path, config: RunConfig, found: object) -> None:
+    run = prepare_run(config, tmp_path / "run", console())
+    tree = json.loads((run.path / RUN_FILE).read_text())
+    assert tree.pop("format") == FORMAT
+    (run.path / RUN_FILE).write_text(json.dumps(tree if found is None else tree | {"format": found}))
+    said = rf"its directory has format {found or 1!r}, this release reads {FORMAT}; start a new run with --out"
+    with pytest.raises(ConfigError, match=said):
+        open_run(run.path)
+    with pytest.raises(ConfigError, match=said):
+        prepare_run(config, run.path, console())
 
 
 def test_a_model_that_is_not_there_stops_the_run_before_it_has_a_directory(tmp_path: Path) -> None:
@@ -144,41 +158,6 @@ def test_a_prepared_run_takes_no_settings(tmp_path: Path, config: RunConfig) -> 
         locate_run(run.path, ["steps=7"], None, console())
 
 
-def test_leases_follow_the_runs_own_config(tmp_path: Path, config: RunConfig) -> None:
-    run = prepare_run(config, tmp_path / "run", console())
-    lease = run.store().lease("worker-0", 0)
-    assert lease is not None
-    assert (lease.run, lease.step, lease.groups) == ("test", 0, config.workers.groups_per_submission)
-    assert 0 < lease.deadline - time.time() <= config.workers.lease_s
-
-
-def test_the_store_accepts_what_was_made_with_the_published_weights_alone(tmp_path: Path, config: RunConfig) -> None:
-    run = prepare_run(config, tmp_path / "run", console())
-    published = run.channel().version(0)
-    assert published is not None
-    refused: list[str] = []
-    store = run.store(limits_of(config, 260), lambda file, reason: refused.append(f"{file}: {reason}"))
-    for node, weights in (("honest", published.root), ("other", "00" * 32)):
-        lease = store.lease(node, 0)
-        assert lease is not None
-        submission = make_submission(lease, version=0, weights=weights, group_size=config.sampling.group_size)
-        store.put(lease, write_rollouts(submission, lease.groups))
-    judge_formats(store, 0, 0)
-    assert [submission.lease.node for submission in store.accepted(0)] == ["honest"]
-    assert len(refused) == 1
-    assert "made with weights '000000000000' as version 0" in refused[0]
-
-
-def test_two_seeds_share_no_noise(tmp_path: Path, tiny_dir: Path) -> None:
-    seeds = set()
-    for seed in (0, 1):
-        run = prepare_run(make_config(tiny_dir, seed=seed), tmp_path / str(seed), console())
-        lease = run.store().lease("worker-0", 0)
-        assert lease is not None
-        seeds.add(lease.seed)
-    assert len(seeds) == 2
-
-
 def test_limits_are_the_samplings_own() -> None:
     config = make_config("x", sampling={"group_size": 3, "max_prompt_tokens": 5, "max_new_tokens": 7})
     assert limits_of(config, 11) == Limits(group_size=3, vocab=11, max_prompt_tokens=5, max_new_tokens=7)
@@ -187,7 +166,7 @@ def test_limits_are_the_samplings_own() -> None:
 def test_a_run_that_does_not_say_when_it_was_made_goes_on(tmp_path: Path, tiny_dir: Path) -> None:
     config = make_config(tiny_dir)
     run = prepare_run(config, tmp_path / "run", console())
-    (run.path / RUN_FILE).write_text(json.dumps({"config": config.model_dump(mode="json")}))
+    (run.path / RUN_FILE).write_text(json.dumps({"format": FORMAT, "config": config.model_dump(mode="json")}))
     assert prepare_run(config, run.path, console()) == run
 
 

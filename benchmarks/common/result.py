@@ -33,7 +33,7 @@ class BenchResult:
         return value >= bar if op == ">=" else value <= bar
 
     def to_json(self) -> str:
-        """One line of JSON; the bars stay with whoever asks."""
+        """One line of JSON, without the bars."""
         return json.dumps({"bench": self.name, "ratios": dict(self.ratios), "values": dict(self.values)})
 
     def print(self, console: Console) -> None:

@@ -62,7 +62,7 @@ def ragged_work(policy: Policy, tasks: TaskSource, count: int, longest: int) -> 
 
 
 class Ours:
-    """Our engine, made anew for each batch size as a worker would."""
+    """Our engine, built again for each batch size as a worker would."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = replace(policy, eos_ids=frozenset())

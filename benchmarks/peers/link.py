@@ -2,7 +2,7 @@
 
 A standalone script, spoken to in JSON lines on stdin and stdout:
 
-    in   {"to": 8001, "rate": 16000000}    bytes a second towards whoever connects, or null for as fast as it goes
+    in   {"to": 8001, "rate": 16000000}    bytes per second towards each client, or null for as fast as it goes
     out  {"port": 40001}                   connect here instead
     in   {"count": 40001, "beyond": 0}
     out  {"down": 1234, "up": 56, "at": 7.5}    bytes that came from the node, bytes that went to it, and when, on the
@@ -28,7 +28,7 @@ CREDIT_S = 0.05
 
 
 class Bucket:
-    """Passes `rate` bytes a second: whoever takes some waits until those before it have gone through."""
+    """Passes `rate` bytes per second: each transfer waits until those before it have gone through."""
 
     def __init__(self, rate: float | None) -> None:
         self.rate = rate

@@ -54,7 +54,7 @@ def peer_python(name: str, requirements: Sequence[str], *, cache: Path, deadline
     """The python of a peer's own virtual environment, which is made at first use.
 
     `complete.json` is written last and says what was installed. An environment without it, or with another list, is
-    removed and made anew: what an interrupted install left is never used.
+    removed and made again: what an interrupted install left is never used.
     """
     home = cache / "peers" / name
     python = home / "bin" / "python"

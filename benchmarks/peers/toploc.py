@@ -8,7 +8,7 @@ of shoal, and they meet only in JSON lines on stdin and stdout:
     in   {"time": "build", "repeats": 5}     or "verify", as often as wanted
     out  {"seconds": 0.02}                   the best of the repeats
 
-Another line with states starts anew; the end of stdin ends it. It is held on one processor, since its verification
+Another line with states starts again; the end of stdin ends it. It is held on one processor, since its verification
 starts as many threads as it sees processors. Of the forms its functions take, each gets the one it is fastest with.
 """
 

@@ -25,7 +25,7 @@ from itertools import cycle, islice
 from typing import Any, TextIO
 
 UNENDING = 10**9
-# The Trainer makes its data loader anew whenever the dataset ends: a long dataset makes that rare.
+# The Trainer builds its data loader again whenever the dataset ends: a long dataset makes that rare.
 STEPS_IN_DATASET = 1024
 MAX_WARMUP_STEPS = 16
 

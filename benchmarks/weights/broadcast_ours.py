@@ -13,7 +13,7 @@ from shoal.errors import WaitError
 from shoal.files import write_whole
 from shoal.keys import Key
 
-# The first version of every swarm: whoever has it is there and waits for the next.
+# The first version of every swarm: a node that has it is ready and waits for the next.
 FIRST = b"shoal"
 
 
@@ -110,7 +110,7 @@ class Ours:
 
     @contextmanager
     def relay(self, store: Path, upstream: int, address: str) -> Iterator[int]:
-        """A relay before whoever listens on `upstream`; its port."""
+        """A relay in front of the server on `upstream`; its port."""
         port = free_port()
         options = ["--from", f"http://127.0.0.1:{upstream}", "--store", store, "--origin", address, "--port", port]
         with running(_shoal("relay", *options), store.with_suffix(".log")):

@@ -84,15 +84,14 @@ def run(
 def trainer(run: Target, join: Join = None, settings: Settings = None, out: Out = None) -> None:
     """Train on accepted rollouts and publish policy versions, in this process.
 
-    With --join it signs with RUN/keys/trainer.key; swarm.trainer names its address if the coordinator is elsewhere.
+    It signs with RUN/keys/trainer.key; swarm.trainer names its address if the coordinator is elsewhere.
     """
-    from shoal.rundir import locate_run
+    from shoal.roles.join import lend
 
-    located = locate_run(run, settings or [], out, console)  # before torch: a typo is told at once
-    from shoal.roles.session import Reach
+    located, reach = lend("trainer", run, join, None, None, [], settings or [], out, console)
     from shoal.roles.trainer import start_trainer
 
-    start_trainer(located, Reach(join or ""))
+    start_trainer(located, reach)
 
 
 @app.command()
@@ -123,7 +122,7 @@ def worker(
     located = machine(located, batch, threads, dtype)
     from shoal.roles.worker import start_worker
 
-    start_worker(located, name, attack, reach)
+    start_worker(located, name, reach, attack)
 
 
 @app.command()
@@ -562,7 +561,7 @@ def relay(
         from shoal.roles.relay import start_relay
 
         located, reach = lend("relay", run_directory, join, key, home, [], [], None, console)
-        start_relay(located, sources or [], host, port, url, reach, tls)
+        start_relay(located, sources or [], host, port, reach, url, tls)
         return
     if not sources or not origin_address:
         raise ConfigError(

@@ -342,7 +342,7 @@ class SwarmConfig(_Table):
         default_factory=list, description="Addresses whose verdicts count; the key in RUN/keys if empty."
     )
     origin: str = Field("", description="Address that signs the versions; the run's own origin if empty.")
-    relays: list[str] = Field(default_factory=list, description="URLs where versions are to be had.")
+    relays: list[str] = Field(default_factory=list, description="URLs of relays that serve versions.")
     allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
     leases: Positive = Field(
         4, description="Leases that a node may hold at once; more than one only with stake (ledger.stake_per_lease)."

@@ -89,12 +89,6 @@ def parse_json(text: str | bytes) -> Any:
     return from_json(text)
 
 
-def set_aside(path: Path) -> None:
-    """Moves whatever stands in the way of a file of ours to a name that nobody looks at."""
-    with suppress(FileNotFoundError):
-        path.rename(path.with_name(f".foreign-{path.name}-{secrets.token_hex(4)}"))
-
-
 def _error_number(error: Exception) -> int | None:
     """The system's number of an error; safetensors and shutil.copytree only put it into their message."""
     if isinstance(error, OSError) and error.errno is not None:

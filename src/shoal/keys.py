@@ -1,7 +1,8 @@
 """Node identity: secp256k1 keys, Ethereum addresses, and EIP-191 signatures over messages with a domain.
 
 A signature here is what every Ethereum wallet makes of the same message (`personal_sign`), so any of them can check it.
-Signing goes straight to libsecp256k1: a piece list has one signature a piece, and eth-account takes seven times longer.
+Signing goes straight to libsecp256k1: a piece list has one signature per piece, and eth-account takes seven times
+longer.
 """
 
 import os

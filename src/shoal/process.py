@@ -27,7 +27,7 @@ EXIT_REFUSED = 3
 EXIT_BANNED = 4
 
 # glibc gives large freed tensors back to the kernel and faults them in again at the next step. With these variables it
-# keeps them, which makes a training step of a small model 6 to 20 % faster. Whoever compares gives them to both sides.
+# keeps them, which makes a training step of a small model 6 to 20 % faster. Benchmarks give them to both sides.
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TRIM_THRESHOLD_": "10000000000",

@@ -1,4 +1,4 @@
-"""A run on disk: one directory holds its config, policy versions, rollouts, checkpoints, metrics and status.
+"""A run on disk: one directory holds its config, policy versions, checkpoints, metrics, status and coordinator.
 
 Everything a role needs is found here, so any role can be started alone, killed and started again.
 """
@@ -6,7 +6,7 @@ Everything a role needs is found here, so any role can be started alone, killed 
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,17 @@ from shoal.config import RunConfig, check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
-from shoal.protocol.directory_store import DirectoryStore, Rules
 from shoal.protocol.lease import NODE_NAME
-from shoal.protocol.stores import Version, WeightSource, roots_of
+from shoal.protocol.stores import Version, WeightSource
 from shoal.protocol.submission import Limits
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
 from shoal.tasks.difficulty import Sampler, Table
-from shoal.tasks.source import draw
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 
 RUN_FILE = "run.json"
+# Of the directory and all that is signed in it. A run of another format is refused, for it cannot be continued.
+FORMAT = 2
 LOCK = "lock"
 # What a model directory is made of; whatever else lies beside it is left there.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
@@ -81,23 +81,8 @@ class RunDir:
     def base_version(self, source: WeightSource) -> Version:
         base = source.version(0)
         if base is None:
-            raise WeightsError(f"run {self.path}: its base model, version 0, is not to be had; start the run anew")
+            raise WeightsError(f"run {self.path}: its base model, version 0, is missing; start a new run")
         return base
-
-    def store(
-        self,
-        limits: Limits | None = None,
-        refused: Callable[[str, str], None] = lambda _file, _reason: None,
-        source: WeightSource | None = None,
-    ) -> DirectoryStore:
-        here, roots = self.channel(), roots_of(source or self.channel())
-
-        def table_of(number: int) -> Table | None:
-            """That of the version as the source has it: another one may bear its number here by now."""
-            version = here.version(number)
-            return here.table(number) if version is not None and version.root == roots(number) else None
-
-        return DirectoryStore(self.path / "rollouts", _rules(self.config), limits, roots, refused, table_of)
 
     def metrics(self, role: str) -> MetricsWriter:
         return MetricsWriter(self.path / "metrics" / f"{role}.jsonl")
@@ -120,7 +105,7 @@ class RunDir:
 
 
 def run_removed(path: Path) -> StorageError:
-    return StorageError(f"run {path}: its directory was removed while it ran; nothing of it can go on. Start it anew")
+    return StorageError(f"run {path}: its directory was removed while it ran; nothing of it can go on. Start a new run")
 
 
 def check_worker_name(name: str) -> None:
@@ -137,29 +122,20 @@ def limits_of(config: RunConfig, vocab: int) -> Limits:
     return Limits(sampling.group_size, vocab, sampling.max_prompt_tokens, sampling.max_new_tokens)
 
 
-def _rules(config: RunConfig) -> Rules:
-    return Rules(
-        run=config.name,
-        beacon=draw("beacon", config.name, config.seed),
-        steps=config.steps,
-        async_level=config.async_level,
-        groups_per_step=config.train.groups_per_step,
-        most_groups=config.train.most_groups,
-        groups_per_submission=config.workers.groups_per_submission,
-        lease_s=config.workers.lease_s,
-        weighted=config.sampler.kind != "uniform",
-        online_filter=config.train.online_filter,
-    )
-
-
 def open_run(path: Path) -> RunDir:
     """A run that was prepared before."""
     file = path / RUN_FILE
     try:
-        tree = parse_json(read_regular(file))["config"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        tree = parse_json(read_regular(file))
+        config, found = tree["config"], tree.get("format", 1)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"run {path}: no usable {RUN_FILE} there; give a directory made by shoal run") from error
-    return RunDir(path, check_config(tree, str(file)))
+    if found != FORMAT:
+        raise ConfigError(
+            f"run {path}: its directory has format {found!r:.20}, this release reads {FORMAT}; start a new run with "
+            "--out, or go on with the release that made it"
+        )
+    return RunDir(path, check_config(config, str(file)))
 
 
 def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
@@ -198,7 +174,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
 
 def write_run_file(path: Path, config: RunConfig, created: float) -> None:
     """Says in a directory which run it belongs to. The config may hold a password: it is for its owner alone."""
-    tree = {"created": created, "config": config.model_dump(mode="json", exclude_none=True)}
+    tree = {"format": FORMAT, "created": created, "config": config.model_dump(mode="json", exclude_none=True)}
     write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True, private=True)
 
 

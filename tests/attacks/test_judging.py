@@ -14,13 +14,12 @@ from shoal.errors import UnreadError
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Upload
 from shoal.protocol.submission import Submission
-from shoal.roles.trainer import start_trainer
 from shoal.tasks.source import Score, Split, Task
 from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
 from shoal.validate.vote_log import Votes
 from tests.support.coordinator_in_process import good_file, key_of, world_at
 from tests.support.model_and_checks import World, build_world, gym
-from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, working
+from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, train, working
 from tests.support.validator_in_process import open_court
 
 
@@ -163,7 +162,7 @@ def test_a_run_under_rubbish_for_longer_than_wait_s_never_ends(tmp_path: Path, t
     """The trainer waits while nothing is accepted, however long, and goes on by itself when something is."""
     run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.1, steps=1))
     worker, honest, handed_in = make_worker(run), make_worker(run), 0
-    thread = threading.Thread(target=start_trainer, args=(run,), daemon=True)
+    thread = threading.Thread(target=train, args=(run,), daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
     while notes(run).count("it goes on") < 5:
@@ -200,7 +199,7 @@ def test_a_file_whose_log_probs_the_trainer_finds_off_is_never_trained_on(
 
     monkeypatch.setattr(type(worker.maker), "make", lambda _self, lease, version: forge(lease, version))
     with working(run, worker):
-        start_trainer(run)
+        train(run)
     (step,) = entries(run, "trainer", "step")
     assert forged
     assert not set(forged) & set(step["submissions"])

@@ -15,7 +15,7 @@ from shoal.errors import BenchError
 
 
 def test_an_unknown_bench_is_answered_with_the_names_of_all() -> None:
-    with pytest.raises(BenchError, match="benchmark engin: there is none of that name; give one of engine, loop"):
+    with pytest.raises(BenchError, match="benchmark engin: unknown; give one of engine, loop"):
         run_benchmark("engin", True, True, Console())
 
 
@@ -34,7 +34,7 @@ def test_shoal_bench_in_another_directory_runs_the_benchmarks_of_its_own_checkou
     command = [sys.executable, "-m", "shoal", "bench", "engin"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert "another project" not in ran.stdout
-    assert "benchmark engin: there is none of that name" in ran.stderr
+    assert "benchmark engin: unknown" in ran.stderr
 
 
 def test_an_installed_package_says_that_benchmarks_are_in_the_repository(tmp_path: Path) -> None:

@@ -127,12 +127,12 @@ def test_a_request_about_versions_that_comes_after_a_later_one_changes_nothing(s
     time.sleep(0.01)
     assert world.trainer._link.retract(0) == []
     world.trainer._link.announce(1, "cd" * 32)
-    refused(world.send("DELETE", "/v1/versions?after=0", b"", late), 401, "sign it anew")
+    refused(world.send("DELETE", "/v1/versions?after=0", b"", late), 401, "sign it again")
     early = json.dumps({"root": "cd" * 32}).encode()
     headers = signed(world, TRAINER, "PUT", "/v1/versions/1", early) | {"Content-Type": "application/json"}
     time.sleep(0.01)
     assert world.trainer._link.retract(0) == [1]
-    refused(world.send("PUT", "/v1/versions/1", early, headers), 401, "sign it anew")
+    refused(world.send("PUT", "/v1/versions/1", early, headers), 401, "sign it again")
     world.trainer._link.announce(1, "ef" * 32)
 
 

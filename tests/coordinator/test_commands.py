@@ -48,11 +48,11 @@ def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
     printed = shoal(here, "identity", "export")
     assert shoal(there, "identity", "import", said=printed.stdout).stdout.strip() == shown
     backup = tmp_path / "backup"
-    assert "whoever has that file is you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
+    assert "anyone who has that file can act as you" in shoal(here, "identity", "export", "--to", str(backup)).stdout
     assert backup.stat().st_mode & 0o777 == 0o600
     twice = shoal(here, "identity", "export", "--to", str(backup))
     assert twice.returncode == 3
-    assert "there is a file already" in twice.stderr
+    assert "the file exists" in twice.stderr
     again = shoal(there, "identity", "import", str(backup))
     assert "is this machine's already" in again.stdout
     other = shoal(tmp_path / "third", "identity", "show").stdout.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The store over the network keeps what the directory store promises; on SQLite and on PostgreSQL."""
+"""The store over the network: leases, files and verdicts from worker to trainer; on SQLite and on PostgreSQL."""
 
 import hashlib
 import time

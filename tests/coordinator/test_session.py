@@ -15,10 +15,9 @@ from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
 from shoal.roles.join import lend, machine
-from shoal.roles.session import Heart, Reach, join_run
+from shoal.roles.session import Heart, join_run
 from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
-from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
 from tests.support.until import until
@@ -151,17 +150,6 @@ def test_a_relay_that_joins_later_is_told_to_nodes(small_world: World, status: S
         until(lambda: bool(told) and "http://127.0.0.1:7777" in told[-1])
 
 
-def test_a_place_in_a_directory_needs_nobody(run: RunDir, status: StatusFile, tmp_path: Path) -> None:
-    with (
-        MetricsWriter(tmp_path / "m.jsonl") as metrics,
-        Reach().place(run, "worker", "worker-0", status, metrics) as place,
-    ):
-        assert place.node == "worker-0"
-        lease = place.open_store(None, lambda _file, _reason: None).lease("worker-0", 0)
-    assert lease is not None
-    assert not (run.path / "keys").exists()
-
-
 def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: World, tmp_path: Path) -> None:
     said: list[str] = []
     key = tmp_path / "node.key"
@@ -189,9 +177,10 @@ def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_wo
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, "worker: give --join URL with a run's coordinator, or a run's directory"),
+        ({}, "worker: needs the run's coordinator; give --join URL, which shoal run and shoal coordinator print"),
+        ({"target": Path()}, "worker: needs the run's coordinator; give --join URL"),
         ({"join": "http://127.0.0.1:1", "settings": ["steps=2"]}, "a run that is joined has its own config"),
-        ({"target": Path(), "home": Path("x")}, "--home goes with --join alone"),
+        ({"join": "http://127.0.0.1:1", "target": Path(), "home": Path("x")}, "--home goes with --join alone"),
         ({"join": "ftp://x"}, "must be the URL of a coordinator"),
     ],
 )

@@ -30,10 +30,8 @@ from shoal.protocol.submission import (
     Limits,
     Rollout,
     Submission,
-    Summary,
     groups_with_signal,
     read_rollouts,
-    read_summary,
     write_rollouts,
 )
 from tests.support.submissions import LIMITS, ROOT, make_lease, make_submission
@@ -110,7 +108,6 @@ def test_what_is_written_is_read_back(submission: Submission, tmp_path_factory: 
     signal = groups_with_signal(submission)
     path.write_bytes(write_rollouts(submission, signal))
     assert read_rollouts(path, submission.lease, LIMITS) == submission
-    assert read_summary(path) == Summary(submission.lease.groups, signal)
 
 
 def test_a_file_is_ordinary_parquet_with_the_columns_of_the_schema(path: Path) -> None:
@@ -381,9 +378,8 @@ def test_a_file_larger_than_any_submission_is_refused_unread(path: Path, monkeyp
 
 
 def test_a_file_that_is_gone_is_named(path: Path) -> None:
-    for reader in (lambda: read_rollouts(path, LEASE, LIMITS), lambda: read_summary(path)):
-        with pytest.raises(RolloutError, match=r"0000\.parquet: not a readable Parquet file"):
-            reader()
+    with pytest.raises(RolloutError, match=r"0000\.parquet: not a readable Parquet file"):
+        read_rollouts(path, LEASE, LIMITS)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 8, 12, 100, len(GOOD_BYTES) - 1])
@@ -421,12 +417,6 @@ def test_a_damaged_file_is_refused_or_harmless_but_never_a_crash(
         data[place * len(data) >> 16] ^= byte
     path = tmp_path_factory.getbasetemp() / "damaged.parquet"
     path.write_bytes(data if end is None else data[: end * len(data) >> 16])
-    try:
-        summary = read_summary(path)
-    except (RolloutError, UnreadError):
-        pass
-    else:
-        assert 0 <= summary.signal <= summary.groups
     try:
         submission = read_rollouts(path, LEASE, LIMITS)
     except (RolloutError, UnreadError):

@@ -16,14 +16,13 @@ from shoal.evals.stats import wilson
 from shoal.files import locked
 from shoal.models.load import Policy
 from shoal.roles.evaluator import Evaluation, by_target, evaluate, start_evaluator
-from shoal.roles.trainer import start_trainer
 from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess
 from shoal.watch.show import print_status
 from shoal.watch.summary import summarise
-from tests.support.roles_in_process import TREE, Coin, entries, make_config, make_run, make_worker, working
+from tests.support.roles_in_process import TREE, Coin, entries, make_config, make_run, make_worker, train, working
 
 TASKS = 12
 
@@ -114,7 +113,7 @@ def test_the_trainer_waits_for_no_evaluation_and_every_chosen_version_is_evaluat
     evaluator.start()
     assert began.wait(60)  # two threads cannot load models at once
     with following(run, roots), working(run, make_worker(run)):
-        start_trainer(run)
+        train(run)
     assert run.channel().numbers() == [0, 3, 4, 5]
     trained.set()
     evaluator.join(60)

@@ -184,10 +184,7 @@ def test_files_are_due_at_the_rate_that_the_run_asks_for(swarm: Swarm) -> None:
         assert store.lease("planter", 2) is not None
 
 
-def test_a_planter_needs_a_coordinator_that_knows_it(tmp_path: Path) -> None:
+def test_a_planter_needs_a_run_that_plants(tmp_path: Path) -> None:
     config = build_world("short").config
     with pytest.raises(ConfigError, match=r"ledger\.plants = 0"):
         start_planter(RunDir(tmp_path, config), Reach("http://127.0.0.1:1"))
-    planting_config = check_config(config.model_dump() | {"ledger": {"plants": 5}}, "test")
-    with pytest.raises(ConfigError, match="give --join URL"):
-        start_planter(RunDir(tmp_path, planting_config), Reach())

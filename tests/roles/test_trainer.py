@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from shoal.errors import DivergedError, NoSignalError
 from shoal.models.load import WEIGHTS, Policy, load, read_weights
 from shoal.protocol.submission import groups_with_signal
 from shoal.protocol.version_directory import MANIFEST
-from shoal.roles.trainer import start_trainer
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import read_status
 from shoal.train.step import train_step
+from tests.support.memory_store import records_of
 from tests.support.roles_in_process import (
     Coin,
     base_version,
@@ -34,6 +35,7 @@ from tests.support.roles_in_process import (
     make_run,
     make_worker,
     notes,
+    train,
     working,
 )
 from tests.support.submissions import judge_formats
@@ -60,7 +62,7 @@ def completed(path: Path, tiny_dir: Path, **changes: Any) -> tuple[RunDir, Worke
     run = make_run(path, make_config(tiny_dir, **changes))
     worker = make_worker(run)
     with working(run, worker):
-        start_trainer(run)
+        train(run)
     return run, worker
 
 
@@ -105,7 +107,7 @@ def test_step_k_uses_versions_k_minus_async_level_to_k_and_each_rollout_once(
         assert len(entry["submissions"]) == len(set(entry["submissions"]))
         # What the files say themselves, not only what the trainer says of them.
         for number in entry["submissions"]:
-            path = run.path / "rollouts" / f"step-{step:06d}" / f"{number:04d}.parquet"
+            path = records_of(run.path).folder / f"step-{step:06d}" / f"{number:04d}.parquet"
             made_with = int(pq.read_metadata(path).metadata[b"shoal.version"])
             assert max(0, step - level) <= made_with <= step
     assert run.channel().numbers()[-1] == 5
@@ -142,7 +144,7 @@ def test_without_the_online_filter_a_step_is_the_groups_that_come_first(tmp_path
 def test_without_the_online_filter_a_step_that_teaches_nothing_goes_by(tmp_path: Path, tiny_dir: Path) -> None:
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"online_filter": False}))
     prefilled(run, make_worker(run, tasks=Hopeless()))
-    start_trainer(run)
+    train(run)
     (entry,) = steps_of(run)
     assert (entry["groups"], entry["groups_all_wrong"], entry["reward"]) == (4, 1.0, 0.0)
 
@@ -153,7 +155,7 @@ def test_without_the_online_filter_a_step_whose_scorer_always_fails_is_still_an_
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"online_filter": False}))
     prefilled(run, make_worker(run, tasks=Broken()))
     with pytest.raises(NoSignalError, match="100% with a failed scorer"):
-        start_trainer(run)
+        train(run)
 
 
 def test_at_level_0_two_runs_of_one_seed_give_the_same_weights_bit_for_bit(tmp_path: Path, tiny_dir: Path) -> None:
@@ -184,7 +186,7 @@ def test_a_run_without_signal_stops_with_the_shares_and_what_to_change(
     run = make_run(tmp_path / "run", make_config(tiny_dir, train={"oversample": 2.0}))
     prefilled(run, make_worker(run, tasks=tasks))
     with pytest.raises(NoSignalError, match=rf"trainer: step 0: none of 8 groups has signal {said}"):
-        start_trainer(run)
+        train(run)
     (status,) = [s for s in read_status(run.path) if s.role == "trainer"]
     assert status.state == "failed"
     assert "none of 8 groups" in status.doing
@@ -196,13 +198,13 @@ def test_a_random_model_on_real_tasks_is_told_that_they_are_too_hard(tmp_path: P
     run = make_run(tmp_path / "run", make_config(tiny_dir, train={"oversample": 1.0}))
     prefilled(run, make_worker(run, tasks=build_source(run.config.tasks)))
     with pytest.raises(NoSignalError, match=r"100% all wrong.*sampling\.group_size, now 4"):
-        start_trainer(run)
+        train(run)
 
 
 def test_a_step_with_too_few_groups_trains_on_those_it_has_and_says_so(tmp_path: Path, tiny_dir: Path) -> None:
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=1, train={"oversample": 1.0, "groups_per_step": 8}))
     prefilled(run, make_worker(run))
-    start_trainer(run)
+    train(run)
     (entry,) = steps_of(run)
     assert 0 < entry["groups"] < 8
     assert f"step 0 trains on {entry['groups']} of 8 groups: 8 were sampled" in notes(run)
@@ -215,7 +217,7 @@ def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
     prefilled(run, make_worker(run))
     monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* --set train\.lr=0\.0001 --out NEWDIR"):
-        start_trainer(run)
+        train(run)
     assert [entry["skipped"] for entry in steps_of(run)] == [True, True]
     assert "step 0 was skipped" in notes(run)
     assert "(1 in a row, the run stops at 2)" in notes(run)
@@ -229,9 +231,9 @@ def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at
     prefilled(run, make_worker(run))
     monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
     with pytest.raises(DivergedError, match="up to step 1 "):
-        start_trainer(run)
+        train(run)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* this run ends here"):
-        start_trainer(run)
+        train(run)
     assert len(steps_of(run)) == 2
 
 
@@ -242,7 +244,7 @@ def test_a_learning_rate_that_is_far_too_high_never_publishes_weights_that_are_n
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train=changes))
     prefilled(run, make_worker(run))
     with pytest.raises(DivergedError, match="2 steps in a row"):
-        start_trainer(run)
+        train(run)
     for number in run.channel().numbers():
         weights = read_weights(run.path / "weights" / f"v{number:06d}", "float32")
         assert all(tensor.isfinite().all() for tensor in weights.values())
@@ -252,7 +254,7 @@ def test_a_trainer_without_workers_waits_says_so_and_goes_on_when_one_comes(tmp_
     """Also for much longer than wait_s: what keeps files away must not end a run."""
     run = make_run(tmp_path / "run", make_config(tiny_dir, wait_s=0.1, steps=1))
     worker = make_worker(run)
-    thread = threading.Thread(target=start_trainer, args=(run,), daemon=True)
+    thread = threading.Thread(target=train, args=(run,), daemon=True)
     thread.start()
     until(lambda: notes(run).count("waiting for rollouts of step 0: 0 of 4 groups with signal") >= 3)
     assert thread.is_alive()
@@ -274,11 +276,11 @@ def test_a_waiting_trainer_says_for_whom_and_what(
     submission, data = worker.maker.file(lease, base_version(run))
     worker.store.put(lease, data)
 
-    def train() -> None:
+    def until_interrupted() -> None:
         with suppress(InterruptedError):
-            start_trainer(run)
+            train(run)
 
-    thread = threading.Thread(target=train, daemon=True)
+    thread = threading.Thread(target=until_interrupted, daemon=True)
     thread.start()
     unjudged = f"0 of 300 groups with signal; 0 groups are leased, {len(submission.groups())} wait for a verdict"
     until(lambda: unjudged in notes(run))
@@ -294,7 +296,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tm
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     longer = extended(run, 4)
     with working(longer, make_worker(longer)):
-        start_trainer(longer)
+        train(longer)
     assert [entry["step"] for entry in steps_of(longer)] == [0, 1, 2, 3]
     assert "going on with step 2" in notes(longer)
     exported = load(longer.path / "model").weights()
@@ -309,7 +311,7 @@ def test_a_resumed_run_learns_what_an_uninterrupted_one_does(tmp_path: Path, tin
     half, _ = completed(tmp_path / "half", tiny_dir, steps=2, **changes)
     rest = extended(half, 4)
     with working(rest, make_worker(rest)):
-        start_trainer(rest)
+        train(rest)
     expected, resumed = whole.channel().version(4), rest.channel().version(4)
     assert expected is not None
     assert resumed is not None
@@ -322,7 +324,7 @@ def test_a_version_that_was_checkpointed_but_not_published_is_published_on_resum
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     before = run.channel().version(2)
     shutil.rmtree(run.path / "weights" / "v000002")
-    start_trainer(run)
+    train(run)
     assert run.channel().version(2) == before
 
 
@@ -346,7 +348,7 @@ def test_a_damaged_newest_version_is_published_again_from_its_checkpoint(
         newest = run.channel().latest()
         assert newest is not None
         assert newest.number == 1
-    start_trainer(run)
+    train(run)
     assert run.channel().version(2) == before
     assert run.channel().is_whole(2)
 
@@ -383,7 +385,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, tiny_dir: 
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     damage(folder(run, 2))
     with working(run, make_worker(run)):
-        start_trainer(run)
+        train(run)
     assert re.search(r"checkpoint step-000002: damaged \(.*\); passed over", notes(run))
     assert "going on with step 1" in notes(run)
     assert "retracted versions [2]" in notes(run)
@@ -395,7 +397,7 @@ def test_a_checkpoint_that_was_being_written_is_no_checkpoint(tmp_path: Path, ti
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2)
     folder(run, 2).rename(run.checkpoints / ".staging-abc")
     with working(run, make_worker(run)):
-        start_trainer(run)
+        train(run)
     assert "going on with step 1" in notes(run)
     assert not list(run.checkpoints.glob(".staging-*"))
 
@@ -416,18 +418,18 @@ def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_th
     with working(run, make_worker(run)):
         monkeypatch.setattr("shoal.roles.trainer.train_step", killed_at_step_3)
         with pytest.raises(KeyboardInterrupt):
-            start_trainer(run)
+            train(run)
         monkeypatch.setattr("shoal.roles.trainer.train_step", train_step)
         lost = [run.channel().version(2), run.channel().version(3)]
         for version in (2, 3):
             shutil.rmtree(folder(run, version))
         # Step 1's rollouts are lost as well, so that the new version 2 is another one than the old.
-        rollouts = run.path / "rollouts" / "step-000001"
-        for path in rollouts.glob("*.lease.json"):
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"deadline": 0.0}))
-        for path in rollouts.glob("*.parquet"):
-            path.unlink()
-        start_trainer(run)
+        records = records_of(run.path)
+        for place in [place for place in records.signal if place[0] == 1]:
+            records.file(records.leases[place]).unlink()
+            records.signal.pop(place)
+            records.leases[place] = replace(records.leases[place], deadline=0.0)
+        train(run)
     assert "retracted versions [2, 3]" in notes(run)
     assert run.channel().version(2) not in lost
     refused = {entry["file"].split("/")[0] for entry in entries(run, "trainer", "refused")}
@@ -435,30 +437,17 @@ def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_th
     for step, entry in {entry["step"]: entry for entry in steps_of(run)}.items():
         assert entry["submissions"]
         for number in entry["submissions"]:
-            path = run.path / "rollouts" / f"step-{step:06d}" / f"{number:04d}.parquet"
+            path = records.folder / f"step-{step:06d}" / f"{number:04d}.parquet"
             footer = pq.read_metadata(path).metadata
             published = run.channel().version(int(footer[b"shoal.version"]))
             assert published is not None
             assert footer[b"shoal.weights"].decode() == published.root
 
 
-def test_foreign_files_among_the_rollouts_are_refused_and_stop_nothing(tmp_path: Path, tiny_dir: Path) -> None:
-    run = make_run(tmp_path / "run", make_config(tiny_dir, steps=2))
-    spam = run.path / "rollouts" / "step-000000"
-    spam.mkdir(parents=True)
-    (spam / "0007.parquet").write_bytes(b"PAR1 and then nothing")
-    (spam / "notes.parquet").write_bytes(b"")
-    with working(run, make_worker(run)):
-        start_trainer(run)
-    refused = {entry["file"] for entry in entries(run, "trainer", "refused")}
-    assert refused == {"step-000000/0007.parquet", "step-000000/notes.parquet"}
-    assert len(steps_of(run)) == 2
-
-
 def test_old_checkpoints_and_rollouts_are_cleared_as_configured(tmp_path: Path, tiny_dir: Path) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir, steps=4, keep={"checkpoints": 2, "rollouts": 2})
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000003", "step-000004"]
-    assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == ["step-000002", "step-000003"]
+    assert sorted(path.name for path in records_of(run.path).folder.iterdir()) == ["step-000002", "step-000003"]
 
 
 def test_checkpoints_less_often_than_versions_still_end_with_one(tmp_path: Path, tiny_dir: Path) -> None:

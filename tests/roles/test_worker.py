@@ -20,6 +20,7 @@ from shoal.rl.advantages import group_advantages
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
+from tests.support.memory_store import MemoryStore, records_of
 from tests.support.roles_in_process import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
 from tests.support.submissions import judge_formats, make_lease
 
@@ -233,7 +234,8 @@ def test_a_worker_without_a_trainer_fills_what_it_may_then_waits_and_says_so(tmp
         assert time.monotonic() < deadline
         time.sleep(0.02)
     # Paced: version 0 may serve steps 0 and 1, and nothing was made for step 2.
-    counts = [run.store().count(step) for step in range(3)]
+    assert isinstance(worker.store, MemoryStore)
+    counts = [worker.store.count(step) for step in range(3)]
     assert all(count.signal >= 4 for count in counts[:2])
     assert counts[2].seen == 0
     with run.channel().publish(run.config.steps) as staging:
@@ -245,7 +247,7 @@ def test_a_worker_without_a_trainer_fills_what_it_may_then_waits_and_says_so(tmp
 def test_a_worker_ends_when_the_last_version_is_out(run: RunDir, worker: Worker) -> None:
     publish(run, 3)
     worker.run()
-    assert not list((run.path / "rollouts").glob("step-*/*"))
+    assert not records_of(run.path).leases
 
 
 def test_a_run_without_any_version_says_how_to_prepare_it(run: RunDir, worker: Worker) -> None:

@@ -11,15 +11,17 @@ from typing import Any
 from rich.console import Console
 
 from shoal.config import RunConfig, check_config
+from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import load
-from shoal.protocol.directory_store import DirectoryStore
 from shoal.protocol.stores import Version
+from shoal.roles.trainer import build_trainer
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of, prepare_run
 from shoal.tasks.source import InProcess, Split, Task, TaskSource
 from shoal.telemetry.metrics import Entry, read_metrics
+from tests.support.memory_store import MemoryStore, memory_store
 from tests.support.submissions import judge_formats
 
 TREE: dict[str, Any] = {
@@ -93,14 +95,20 @@ def make_worker(
         temperature=config.sampling.temperature,
     )
     status, metrics = run.status(name), run.metrics(name)
-    channel, store = run.channel(), run.store()
+    channel, store = run.channel(), memory_store(run)
     tasks = tasks or Coin()
     maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
     return Worker(name, config, channel, store, maker, status, metrics, base_version(run))
 
 
-def judging_store(run: RunDir, worker: Worker) -> DirectoryStore:
-    return run.store(limits_of(run.config, worker.maker.policy.vocab))
+def train(run: RunDir) -> None:
+    """The run's trainer in this thread, from its last checkpoint to the last step."""
+    with locked(run.path / "locks" / "trainer", "taken"), run.role("trainer") as (status, metrics):
+        build_trainer(run, run.channel(), lambda *asked: memory_store(run, *asked), status, metrics).run()
+
+
+def judging_store(run: RunDir, worker: Worker) -> MemoryStore:
+    return memory_store(run, limits_of(run.config, worker.maker.policy.vocab))
 
 
 @contextmanager

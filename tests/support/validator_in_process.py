@@ -8,7 +8,6 @@ from typing import Any, Self
 from safetensors.torch import save_file
 
 from shoal.models.load import load
-from shoal.protocol.directory_store import DirectoryStore
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
@@ -18,6 +17,7 @@ from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
+from tests.support.memory_store import MemoryStore, memory_store
 from tests.support.model_and_checks import SAMPLING, TASKS, World, gym, model_dir, weights
 from tests.support.roles_in_process import base_version, make_config, make_run
 
@@ -28,7 +28,7 @@ class Court:
 
     run: RunDir
     world: World
-    store: DirectoryStore
+    store: MemoryStore
     validator: Validator
 
     def version(self, number: int = 1) -> Version:
@@ -58,8 +58,7 @@ class Court:
         self.validator.judge(self.store.waiting(0, 9))
 
     def verdict(self, lease: Lease) -> Verdict:
-        name = f"{lease.submission:04d}.verdict.json"
-        return Verdict.from_json((self.run.path / "rollouts" / f"step-{lease.step:06d}" / name).read_bytes())
+        return self.store.records.verdicts[lease.step, lease.submission]
 
     def evidence(self, lease: Lease) -> Path:
         verdict = self.verdict(lease)
@@ -94,7 +93,7 @@ def open_court(path: Path, world: World, **changes: Any) -> Court:
         with channel.publish(1) as staging:
             save_file(weights("short")[1], staging / "model.safetensors")
     policy = load(run.base_model)
-    store = run.store(limits_of(config, policy.vocab))
+    store = memory_store(run, limits_of(config, policy.vocab))
 
     def root_of(number: int) -> str | None:
         version = channel.version(number)

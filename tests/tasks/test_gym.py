@@ -15,7 +15,7 @@ from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.source import Score, Split, Task, score
 from shoal.tasks.sources.gym.determinism import SIZES, UNSTEADY
-from shoal.tasks.sources.gym.fixes import MENDED
+from shoal.tasks.sources.gym.fixes import FIXES
 from shoal.tasks.sources.gym.source import ReasoningGym
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
@@ -264,7 +264,7 @@ def test_names_of_variables_are_still_the_configs_to_choose() -> None:
 JUNK = ["x", "0", "1", "no", "yes", "[]", "the quick brown fox", "4*6*2/2", "3.5"]
 
 
-@pytest.mark.parametrize("generator", sorted(MENDED))
+@pytest.mark.parametrize("generator", sorted(FIXES))
 def test_a_scorer_that_pays_for_wrong_answers_is_mended(generator: str) -> None:
     source = ReasoningGym(generator, {}, binary=False)
     paid = 0

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from shoal.protocol.version_directory import TABLE
-from shoal.roles.trainer import start_trainer
 from shoal.rundir import RunDir
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Sampler, Table, rates_from_tree
-from tests.support.roles_in_process import entries, make_config, make_run, make_worker, mixed_tasks, notes, working
+from tests.support.roles_in_process import (
+    entries,
+    make_config,
+    make_run,
+    make_worker,
+    mixed_tasks,
+    notes,
+    train,
+    working,
+)
 
 WEIGHTED = {"kind": "difficulty"}
 
@@ -21,7 +29,7 @@ def completed(path: Path, tiny_dir: Path, steps: int, **changes: Any) -> RunDir:
     config = make_config(tiny_dir, tasks=mixed_tasks(path), steps=steps, **{"sampler": WEIGHTED} | changes)
     run = make_run(path / "run", config)
     with working(run, make_worker(run, tasks=build_source(config.tasks))):
-        start_trainer(run)
+        train(run)
     return run
 
 
@@ -50,7 +58,7 @@ def test_a_resumed_run_publishes_the_tables_of_an_uninterrupted_one(tmp_path: Pa
     config = halves.config.model_copy(update={"steps": 4})
     rest = make_run(halves.path, config)
     with working(rest, make_worker(rest, tasks=build_source(config.tasks))):
-        start_trainer(rest)
+        train(rest)
     assert "going on with step 2" in notes(rest)
     assert tables(rest) == tables(whole)
     assert rest.channel().version(4) == whole.channel().version(4)
@@ -65,11 +73,11 @@ def test_a_version_that_was_not_published_any_more_comes_with_the_table_of_its_c
     sampler = Sampler(build_source(run.config.tasks), run.config.sampler)
     assert sampler.table(rates_from_tree(state["rates"])) == table != sampler.table(sampler.start())
     shutil.rmtree(run.path / "weights" / "v000002")
-    start_trainer(run)
+    train(run)
     assert (run.channel().version(2), run.channel().table(2)) == (before, table)
     # A table that was changed is a damaged version, which is made again as well.
     (run.path / "weights" / "v000002" / TABLE).write_text("{}")
-    start_trainer(run)
+    train(run)
     assert (run.channel().version(2), run.channel().table(2)) == (before, table)
 
 

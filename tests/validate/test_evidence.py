@@ -118,7 +118,7 @@ def test_a_false_end_is_reached_again_and_refuted_when_mended(court: Court) -> N
 def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
     honest = court.honest("innocent")
     lease = court.hand_in_submission(honest)
-    path = court.run.path / "rollouts" / f"step-{lease.step:06d}" / f"{lease.submission:04d}.parquet"
+    path = court.store.records.file(lease)
     target = court.run.path / "evidence" / "made-up.json"
     for check in ("rewards", "tasks", "termination", "sampling", "logprobs", "computation"):
         lie = Finding(check, "a rule", "claimed", "found", 3)

@@ -137,17 +137,6 @@ def test_a_version_that_is_replaced_while_files_are_judged_is_nobodys_fault(
     assert court.store.lease("honest", 1) is not None
 
 
-def test_a_file_without_a_lease_is_rejected(court: Court) -> None:
-    lease = court.hand_in("honest")
-    folder = court.run.path / "rollouts" / f"step-{lease.step:06d}"
-    (folder / f"{lease.submission:04d}.lease.json").unlink()
-    court.judge()
-    finding = court.verdict(lease).finding
-    assert finding is not None
-    assert finding.check == "format"
-    assert "no lease was issued" in str(finding.found)
-
-
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"rubbish" * 100, b"\x00" * 5000])
 def test_anything_may_be_handed_in(court: Court, content: bytes) -> None:
     lease = court.lease("cheat")

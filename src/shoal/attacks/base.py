@@ -28,7 +28,7 @@ def attack_named(name: str) -> type[Maker]:
     if name not in ATTACKS:
         near = difflib.get_close_matches(name, ATTACKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"attack {name!r}: there is none of that name{hint} Known: {', '.join(ATTACKS)}")
+        raise ConfigError(f"attack {name!r}: unknown{hint} Known: {', '.join(ATTACKS)}")
     return ATTACKS[name]
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.client.client import Link
 from shoal.client.known_coordinators import trusted
-from shoal.coordinator.archive import has_coordinator, reading
+from shoal.coordinator.archive import has_records, reading
 from shoal.coordinator.verdicts import explain
 from shoal.errors import LedgerError, SwarmError
 from shoal.keys import Key, checksummed, short
@@ -36,10 +36,12 @@ def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
 
 
 def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
-    """The same of a run that lies here, also when it is over."""
+    """The same of a run on this machine, also when it is over."""
     run = open_run(run_dir)
-    if not has_coordinator(run):
-        raise SwarmError(f"run {run_dir}: has no coordinator's records; its verdicts lie in {run_dir}/rollouts")
+    if not has_records(run):
+        raise SwarmError(
+            f"run {run_dir}: its coordinator's records are not on this machine; give its URL with --join instead"
+        )
     with reading(run) as db:
         told = asdict(explain(db, *named_submission(submission)))
     told["ledger"] = _ledger_says(run_dir, told["step"], told["submission"])

@@ -1,6 +1,6 @@
-"""A node's line to its coordinator: every request signed, and repeated by itself until the network is back.
+"""HTTP client of the coordinator: signed requests, retried with backoff until the network is back or time is up.
 
-A request is signed anew each time it is sent, and the coordinator does the same thing twice only once, so repeating is
+A request gets a fresh signature each time it is sent, and every request is idempotent at the coordinator, so a retry is
 always safe. What is refused is not repeated: it is an error that says why.
 
 Over https the coordinator is known by the address that was given or remembered (`tls.py`), or by an authority's
@@ -144,7 +144,7 @@ class Link:
         said = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "signal": signal}
 
         def once() -> None:
-            where = self.ask(m.UploadOut, "POST", target, said)  # anew each time: a URL does not last
+            where = self.ask(m.UploadOut, "POST", target, said)  # again on each try: a URL expires
             if where.done:
                 return
             if not (where.url or "").startswith(("http://", "https://")):
@@ -180,7 +180,7 @@ class Link:
             fault = error.errors()[0]
             where = ".".join(str(part) for part in fault["loc"])
             raise SwarmError(
-                f"coordinator {self.join_at.url}: its answer to {target} is none ({one_line(where):.80}: "
+                f"coordinator {self.join_at.url}: its answer to {target} is invalid ({one_line(where):.80}: "
                 f"{fault['msg']}); is it a coordinator of this release?"
             ) from None
 
@@ -260,8 +260,8 @@ class Link:
             return self._until(target, once)
 
     def _doubted(self, error: Exception) -> str:
-        """The first time it is an error. A coordinator that was there before is waited for: whoever sits in the middle
-        for a moment can keep nodes waiting, and end none of them."""
+        """The first time it is an error. A coordinator that was there before is waited for: a machine in the middle can
+        keep nodes waiting for a moment, and end none of them."""
         if self._card is None:
             raise error
         return str(error)
@@ -334,7 +334,7 @@ def _read(answer: httpx2.Response, most: int) -> bytes:
 
 
 def _json(data: bytes) -> Any:
-    """An answer's JSON. What is none is no coordinator's: a network that wants a login first, or a proxy's page."""
+    """An answer's JSON. Anything else is not a coordinator's: a network that wants a login first, or a proxy's page."""
     try:
         return parse_json(data)
     except (ValueError, RecursionError):
@@ -355,7 +355,7 @@ def _refusal(status: int, said: bytes) -> Exception:
         code, reason = str(tree["error"]), one_line(str(tree["reason"]))[:MAX_REASON]
     except (ValueError, KeyError, TypeError, RecursionError):
         code, reason = "", f"{status} {one_line(said.decode(errors='replace'))[:200]!r}"
-    # Something on the way has sent a request twice and lost the first answer: it is signed anew.
+    # A proxy sent a request twice and lost the first answer: it is signed again.
     if status in LATER or code == "replay":
         return _Later(reason)
     if code == "banned":

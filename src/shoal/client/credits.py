@@ -105,7 +105,7 @@ class Teller:
         self._done("closed the ledger")
 
     def refund(self) -> None:
-        """Takes out the share of the treasury of whoever funded it, once the ledger is over."""
+        """Takes out a funder's share of the treasury, once the ledger is over."""
         before = self._ledger.catch_up().paid_out
         self._enter(lambda _: Refund())
         self._done(f"{self._ledger.catch_up().paid_out - before:,} {{unit}} of the treasury refunded")

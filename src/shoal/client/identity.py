@@ -47,8 +47,8 @@ def export(path: Path, to: Path | None, console: Console) -> None:
     try:
         key.save(to)
     except FileExistsError:
-        raise IdentityError(f"key {to}: there is a file already, and it may be a key; give another one") from None
-    console.print(f"{checksummed(key.address)} is in {to}; whoever has that file is you", highlight=False)
+        raise IdentityError(f"key {to}: the file exists, and may be a key; give another name") from None
+    console.print(f"{checksummed(key.address)} is in {to}; anyone who has that file can act as you", highlight=False)
 
 
 def bring_in(path: Path, source: str, replace: bool, console: Console) -> None:

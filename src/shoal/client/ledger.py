@@ -171,8 +171,8 @@ class ThroughCoordinator:
         assert isinstance(kept.act, Head)
         if kept.ledger != history.ledger:
             raise LedgerError(
-                f"ledger of {self._link.join_at.url}: is another one than that whose head lies in {self._kept}; was "
-                "the run begun anew? Then remove that file"
+                f"ledger of {self._link.join_at.url}: is another one than that whose head is in {self._kept}; was "
+                "a new run started? Then remove that file"
             )
         chain.check_head(history, kept.author, kept.act)
 

@@ -1,4 +1,4 @@
-"""`RolloutStore` over the network: the directory store's promises, kept by the coordinator.
+"""`RolloutStore` over the network: leases, files and verdicts of a run, kept by its coordinator.
 
 One class serves worker, validator and trainer; what each may do is decided by its key. A file is fetched once, checked
 against the hash that the coordinator gave for it, and read from a directory of the node's own.
@@ -52,7 +52,7 @@ class SwarmStore:
         root_of: Callable[[int], str | None] = lambda _: None,
         refused: Callable[[str, str], None] = lambda _file, _reason: None,
     ) -> None:
-        """`cache` is for fetched files; `limits` and `root_of` are what they are judged by, as in a directory store."""
+        """`cache` is for fetched files; `limits` and `root_of` are what they are judged by."""
         self._link = link
         self._cache = cache
         self._limits = limits
@@ -138,8 +138,6 @@ class SwarmStore:
     def read(self, upload: Upload) -> tuple[Submission, str]:
         place = (upload.step, upload.submission)
         sha256, size = self._known[place]
-        if upload.lease is None:
-            raise RolloutError(f"{upload.path.name}: no lease was issued for it")
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
         self._fetch(upload, sha256, size)
@@ -147,7 +145,10 @@ class SwarmStore:
 
     def judge(self, upload: Upload, verdict: Verdict) -> None:
         """Enters a verdict. If another validator was faster its verdict stands."""
-        finding = verdict.finding
+        self._enter(upload.step, upload.submission, verdict)
+
+    def _enter(self, step: int, submission: int, verdict: Verdict) -> None:
+        path, finding = self._path_of(step, submission), verdict.finding
         body = {
             "accept": verdict.accept,
             "sha256": verdict.sha256,
@@ -158,11 +159,11 @@ class SwarmStore:
             "tokens": verdict.tokens,
         }
         try:
-            self._link.send("PUT", f"/v1/verdicts/{upload.step}/{upload.submission}", body)
+            self._link.send("PUT", f"/v1/verdicts/{step}/{submission}", body)
         except RolloutError as error:
-            self._refused(f"step-{upload.step:06d}/{upload.path.name}", str(error))
+            self._refused(f"step-{step:06d}/{path.name}", str(error))
         finally:
-            remove(upload.path)
+            remove(path)
 
     def ban(self, node: str, reason: str) -> None:
         """A node that left and was forgotten is nobody to ban: should it come back, it is a newcomer."""
@@ -192,11 +193,10 @@ class SwarmStore:
                 remove(upload.path)
 
     def turn_down(self, step: int, submission: int, reason: str) -> None:
-        path = self._path_of(step, submission)
         finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
         sha256, _ = self._known[step, submission]
-        self.judge(Upload(step, submission, None, path), Verdict(False, sha256, False, finding))
-        self._refused(f"step-{step:06d}/{path.name}", reason)
+        self._enter(step, submission, Verdict(False, sha256, False, finding))
+        self._refused(f"step-{step:06d}/{self._path_of(step, submission).name}", reason)
 
     def _confirmed(self, upload: Upload) -> Submission:
         submission, _ = self.read(upload)

@@ -1,4 +1,4 @@
-"""A validator's part in the ledger: it follows the history, checks every entry, and votes where it was drawn.
+"""A validator's votes: follows the ledger, verifies every entry, commits and reveals where it was drawn.
 
 Votes come from the validator's own notes, never from what others said. The ledger may be slow or away, most of all one
 on a chain: files are judged meanwhile, and what is due is said when it is back.

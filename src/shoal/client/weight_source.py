@@ -88,7 +88,7 @@ class CastChannel:
             files = self._fetch_and_hold(version)
             self._check_offered(version)
         except (ShardcastError, WaitError) as error:
-            raise WeightsError(f"version {version.number}: not to be had ({error})") from error
+            raise WeightsError(f"version {version.number}: not available ({error})") from error
         self._here[version.number] = version
         return files
 

@@ -11,8 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shoal.coordinator.db.schema import leases, submissions
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.uploads import object_name
-from shoal.errors import ConfigError, RolloutError, StorageError, first_line
-from shoal.files import read_regular, sha256_file
+from shoal.errors import ConfigError, StorageError, first_line
 from shoal.protocol.lease import Lease
 from shoal.rundir import RunDir
 
@@ -31,7 +30,9 @@ class Kept:
     """None while it waits for a verdict."""
 
 
-def has_coordinator(run: RunDir) -> bool:
+def has_records(run: RunDir) -> bool:
+    """Whether the coordinator's database can be read from here: not before its first start, and not in the directory
+    of a node that joined from another machine."""
     return bool(run.config.swarm.database) or (run.path / HOME / STATE).exists()
 
 
@@ -54,23 +55,16 @@ def reading(run: RunDir) -> Iterator[Connection]:
 
 def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | None:
     """The lease and the file's hash that a run has on record for a submission; None if it has none (any more)."""
-    if has_coordinator(run):
-        query = (
-            select(leases, submissions.c.sha256)
-            .join(
-                submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission)
-            )
-            .where(submissions.c.step == step, submissions.c.submission == submission)
-        )
-        with reading(run) as db:
-            row = db.execute(query).first()
-        return (lease_of(run.config.name, row), row.sha256) if row is not None else None
-    folder = run.path / "rollouts" / f"step-{step:06d}"
-    try:
-        lease = Lease.from_json(read_regular(folder / f"{submission:04d}.lease.json"))
-        return lease, sha256_file(folder / f"{submission:04d}.parquet")
-    except (OSError, RolloutError):
+    if not has_records(run):
         return None
+    query = (
+        select(leases, submissions.c.sha256)
+        .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
+        .where(submissions.c.step == step, submissions.c.submission == submission)
+    )
+    with reading(run) as db:
+        row = db.execute(query).first()
+    return (lease_of(run.config.name, row), row.sha256) if row is not None else None
 
 
 def kept_steps(db: Connection) -> list[int]:
@@ -83,7 +77,7 @@ def kept_files(db: Connection, run: RunDir, step: int) -> list[Kept]:
     """The files of a step in the order of their numbers."""
     where = run.config.swarm.store or str(run.path / HOME / UPLOADS)
     if "://" in where:
-        raise ConfigError(f"run {run.path}: its rollouts lie in {where}; fetch them from there to read them")
+        raise ConfigError(f"run {run.path}: its rollouts are stored in {where}; fetch them from there to read them")
     query = (
         select(leases, submissions.c.sha256, submissions.c.accept)
         .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))

@@ -30,7 +30,7 @@ MIN_FREE = 64 << 20
 def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
     """The coordinator of a run, with its state in the run's directory unless the config says where.
 
-    Trainer, validator and origin are those whose keys lie in the directory, unless the config names addresses.
+    Trainer, validator and origin are those whose keys are in the directory, unless the config names addresses.
     """
     swarm = config.swarm
     home = run / HOME

@@ -25,7 +25,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.task_weights import SignedTable
 
-# Signal rates are judged by this many steps before the newest version's, as in the directory store.
+# Signal rates are judged by this many steps before the newest version's.
 MEMORY = 4
 ASKED = "versions asked"  # when the last request that changed versions was signed
 # What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
@@ -109,11 +109,11 @@ def retract(db: Connection, after_version: int) -> list[int]:
 
 
 def must_be_newest(db: Connection, asked: float) -> None:
-    """Refuses a request about versions that was signed before one that is done: it lay about on its way, and whoever
-    sent it has long sent it again and gone on."""
+    """Refuses a request about versions that was signed before one that is done: it was delayed in transit, and its
+    sender has long sent it again and moved on."""
     newest = float(read_fact(db, ASKED) or 0.0)
     if asked < newest:
-        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it anew")
+        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it again")
 
 
 def note_newest(db: Connection, asked: float) -> None:
@@ -311,7 +311,7 @@ def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Leave to send a lease's file; `done` if these bytes are here already."""
+    """Permission to send a lease's file; `done` if these bytes are here already."""
 
     groups: int
     done: bool
@@ -349,7 +349,7 @@ def take_upload(
     began: float,
     now: float,
 ) -> bool:
-    """Makes a file that lies in the store the lease's one; False if it was that already.
+    """Makes a file in the store the lease's one; False if it was that already.
 
     What counts is when it began to come: an honest file is not lost to a slow line.
     """

@@ -1,4 +1,4 @@
-"""A run's ledger as its coordinator keeps it: who joined, what each step brought in, and what came of it.
+"""Ledger writer: drains the outbox into the run's ledger, moves its clock, and settles batches.
 
 What is to be entered is noted in the database with the change itself, and entered afterwards until it is done. An act
 has a name, and entering it twice is entering it once: the ledger may be slow or down, nothing is lost or counts twice.
@@ -204,10 +204,10 @@ class Book:
     def _letters(
         self, database: Database, batch: int, beacon: str, files: int, planted: Sequence[tuple[str, Sequence[str]]]
     ) -> str:
-        """What each file of a batch was planted as, also if none was: nobody sees which batches are safe to lie in.
+        """What each file of a batch was planted as, also if none was: nobody sees in which batches a lie is safe.
 
-        A sample counts where everybody who is drawn has judged it: whoever was away is not to be taken for a liar. What
-        is committed to is written down first, for it is opened as it was, whoever is killed meanwhile.
+        A sample counts where everybody who is drawn has judged it: a validator that was away is not taken for a liar.
+        The commitment is written down first, so that it is opened as it was, whichever process is killed meanwhile.
         """
         if not self.config.plants or not files:
             return ""

@@ -1,6 +1,6 @@
 """State machine of a node, as a pure function: all transitions are in `RULES`.
 
-A node earns nothing by its state but leave to ask for leases. `banned` is for good; everything else mends itself.
+All that a state gives a node is permission to ask for leases. `banned` is permanent; every other state recovers.
 """
 
 from enum import StrEnum

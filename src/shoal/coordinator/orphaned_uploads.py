@@ -1,11 +1,11 @@
 """Garbage collection of uploads that belong to no submission.
 
-A file is stored before its row is committed, and its row is marked before it is removed. Whoever is killed in between
-leaves an object that no row names, as does a node that sends a file to the object store and never says so.
+A file is stored before its row is committed, and its row is marked before it is removed. A process that is killed in
+between leaves an object that no row names, as does a node that sends a file to the object store and never says so.
 
 The invariant: an object that an upload under way still needs is never removed. Uploads say which names they have in
 hand, from before they write until after they are committed. An object is removed under a lock that they take first, so
-whoever comes meanwhile writes it again afterwards.
+an upload that arrives meanwhile writes it again afterwards.
 """
 
 import asyncio

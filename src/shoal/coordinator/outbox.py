@@ -86,7 +86,7 @@ def _is_nobodys_fault(row: Row[tuple[Any, ...]]) -> bool:
 
 
 def noted(database: Database) -> Iterator[tuple[int, str, str]]:
-    """What is noted, in order: number, kind and body. Whoever reads on has struck out what was before."""
+    """Pending entries in order: number, kind and body. A reader that goes on has struck out those before."""
 
     def read(db: Connection) -> list[tuple[int, str, str]]:
         return [tuple(row) for row in db.execute(select(outbox).order_by(outbox.c.number).limit(MAX_TOLD))]

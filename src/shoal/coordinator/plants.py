@@ -4,8 +4,8 @@ To everybody else they are nodes like others. Coordinator and planter both have 
 compute from it what neither has to tell the other: a file's place (its step and number) says what it is.
 
 A planted file is opened on the ledger when its batch is settled, and with it the address that handed it in. So an
-address is for one planted file and is given up with it. Before that it does honest work, or whoever judges only the
-files of newcomers would judge every planted one.
+address is for one planted file and is given up with it. Before that it does honest work, or a validator that judges
+only the files of newcomers would judge every planted one.
 """
 
 import functools

@@ -29,7 +29,7 @@ class Terms:
     probation: int
     """Accepted files after which a node is trusted with more leases at once."""
     probation_files: int
-    """Files without a verdict that such a node may have: whoever cheats from the start wastes no more than these."""
+    """Files without a verdict that such a node may have: a node that cheats from the start wastes only these."""
     leases: int
     most_nodes: int
     max_upload: int

@@ -37,7 +37,7 @@ def object_name(step: int, submission: int, sha256: str) -> str:
 
 
 def place_in(name: str) -> tuple[int, int, str] | None:
-    """Step, number and hash of an object by its name; None of what is none of ours."""
+    """Step, number and hash of an object by its name; None for any other name."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2]), found[3]) if found else None
 
@@ -71,7 +71,7 @@ class Objects:
         try:
             url: str = await obstore.sign_async(self._store, "PUT", name, timedelta(seconds=seconds))
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self._where}/{name}: no leave to write it ({first_line(error)})") from error
+            raise StorageError(f"{self._where}/{name}: no permission to write it ({first_line(error)})") from error
         return url
 
     async def settle(self, source: str, target: str, sha256: str, size: int) -> str | None:

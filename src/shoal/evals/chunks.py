@@ -1,4 +1,4 @@
-"""Chunks of tasks measured by one process or by several, each with a model and a scorer of its own.
+"""Worker pool for evaluation: chunks of tasks measured by one process or several, each with its own model and scorer.
 
 What is measured together is the same however many processes there are, so that not even rounding can tell them apart.
 """
@@ -60,7 +60,7 @@ def measured(
 
 
 def _in_order(helpers: "Sequence[_Helper]", chunks: Sequence[Sequence[int]]) -> Iterator[Measured]:
-    """Whoever is idle gets the next chunk, but none far ahead of what was given out: a stop is to lose little."""
+    """An idle worker gets the next chunk, but none far ahead of the others: a stop should lose little."""
     idle, busy = list(helpers), dict[int, tuple[_Helper, int]]()
     found: dict[int, Measured] = {}
     begun = given = 0
@@ -140,7 +140,7 @@ class Bench:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """In a process of its own: measures a chunk a line, and is gone as soon as nobody can ask any more."""
+    """In a process of its own: measures one chunk per line, and is gone as soon as nobody can ask any more."""
     import torch
 
     spec = json.loads(requests.readline())

@@ -58,7 +58,7 @@ class Chosen:
             remove(self._path / folder_name(number))
 
     def look(self) -> None:
-        """Puts aside what is there and is wanted; one that was taken back and published anew replaces the old one."""
+        """Puts aside what is there and is wanted; one that was retracted and published again replaces the old one."""
         with self._lock:
             for number in sorted(self._left):
                 version = self._channel.version(number)

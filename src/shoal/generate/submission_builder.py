@@ -27,7 +27,7 @@ from shoal.tasks.source import Judge, Score, Task, TaskSource
 
 @dataclass(slots=True)
 class Maker:
-    """An honest one."""
+    """Builds an honest submission; attacks override one method."""
 
     config: RunConfig
     policy: Policy

@@ -1,4 +1,4 @@
-"""An entry: an act that its author signed, in its place after the one before, sealed by the coordinator.
+"""One entry: an act signed by its author, linked to the entry before by hash, sealed by the coordinator.
 
 Everything is canonical JSON (RFC 8785), so that an entry has one form only and any other is found.
 The author signs what is done, for this one ledger; the coordinator seals where it stands. So nobody can put words into

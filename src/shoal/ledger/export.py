@@ -1,4 +1,4 @@
-"""A ledger as a text file: an entry a line, and a last line that says how many there are and which was the last.
+"""Text export of a ledger: one entry per line, and a last line with their number and the head.
 
 The file verifies with nothing beside it. What no file can show is that it is the newest: that takes a head that a
 validator signed and kept, or another copy.

@@ -125,7 +125,7 @@ class Ledger(Protocol):
         ...
 
     def jury(self, batch: int) -> tuple[str, ...]:
-        """Who was drawn to judge a batch."""
+        """The validators that were drawn to judge a batch."""
         ...
 
     def outcomes(self, batch: int) -> str:

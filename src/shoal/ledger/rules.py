@@ -109,7 +109,7 @@ def _register(state: State, author: str, act: Register) -> None:
         raise Refused("taken", f"{act.name}: is a validator already")
     if len(state.judges) >= most_judges(state):
         raise Refused("full", f"{act.name}: this ledger may have {most_judges(state)} validators, and has as many")
-    # Whoever does not like who judges from then on can take its stake out before.
+    # A node that does not trust the new judges can take its stake out before they are drawn.
     state.judges[act.node] = Judge(act.node, since=state.clock + state.leaving_steps)
     state.accounts.setdefault(act.node, Account(act.node))
 

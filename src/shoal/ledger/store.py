@@ -1,4 +1,4 @@
-"""The embedded ledger: a SQLite file to which entries are only ever added.
+"""The embedded ledger: an append-only SQLite file, single writer with group commit.
 
 Single writer with group commit: queued statements are entered in one transaction and acknowledged after the disk has it
 (WAL, `synchronous = FULL`), so many writers share a wait for the disk. The database itself refuses to change or remove
@@ -142,7 +142,7 @@ class SqliteLedger:
             return reader(self._history.state)
 
     def stored_lines(self, first: int, most_bytes: int) -> list[str]:
-        """Entries from a number on as they are on the disk, not parsed: whoever reads them checks them."""
+        """Entries from a number on as they are on the disk, not parsed: the reader checks them."""
         found, size = list[str](), 0
         with _reading(self._path) as database:
             for (line,) in database.execute("SELECT line FROM entries WHERE number >= ? ORDER BY number", (first,)):

@@ -1,7 +1,7 @@
 """Allow-list for model files from strangers: what config and tokenizer may say, checked before transformers reads them.
 
 transformers hands whatever a tokenizer's config holds to the tokenizer as arguments, and opens some of them as files. A
-vocabulary that is a file of this machine would come back to whoever wrote the config: answers are made of it, and
+vocabulary that is a file of this machine would come back to the author of the config: answers are made of it, and
 their rewards are told. So text is taken only where it is known what transformers does with it, and never where a file
 could be named; weights are the safetensors of the directory itself.
 """

@@ -152,7 +152,7 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             local_files_only=True,
-            trust_remote_code=False,  # left open, transformers asks whoever sits at the terminal
+            trust_remote_code=False,  # left open, transformers asks the person at the terminal
             dtype=DTYPES[dtype],
             use_safetensors=True,
             output_loading_info=True,

@@ -23,7 +23,8 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leave for `node` to submit `groups` groups for `step`, made with a version in oldest .. newest, by `deadline`."""
+    """Permission for `node` to submit `groups` groups for `step`, made with a version in oldest .. newest, by
+    `deadline`."""
 
     run: str
     node: str

@@ -1,4 +1,4 @@
-"""Strangers' Parquet files are unfolded in a process of their own, with little memory and little time.
+"""Isolated Parquet reader: strangers' files are decoded in a child process with little memory and little time.
 
 A file of a few kilobytes can say that it holds gigabytes, and some files end the process that reads them. Nothing in
 pyarrow bounds either, so the operating system does: what reads a file may die.
@@ -97,7 +97,7 @@ atexit.register(READER.close)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """In the reading process: answers one request a line until there are no more."""
+    """In the reading process: answers one request per line until there are no more."""
     idle = _address_space()
     for line in requests:
         request = json.loads(line)

@@ -1,4 +1,4 @@
-"""A lease as the coordinator signs it: the lease itself, and the root hash of every version it allows."""
+"""A signed lease: the lease and the root hash of every version that it allows."""
 
 import json
 from dataclasses import asdict, dataclass

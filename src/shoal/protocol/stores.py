@@ -1,4 +1,7 @@
-"""The two interfaces between trainer and workers. Networked ones replace the directories without touching the loop."""
+"""The two interfaces between roles: `WeightSource` for policy versions, `RolloutStore` for leases, files and verdicts.
+
+Roles work through them, so that a test can put memory in the place of the network.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -29,7 +32,7 @@ class WeightSource(Protocol):
         ...
 
     def version(self, number: int) -> Version | None:
-        """What is known of a version, or None if it is not to be had."""
+        """What is known of a version, or None if it is missing."""
         ...
 
     def was_retracted(self, version: Version) -> bool:
@@ -73,22 +76,21 @@ class Upload:
 
     step: int
     submission: int
-    lease: Lease | None
-    """None if no such lease was given."""
+    lease: Lease
     path: Path
     record: int = 1
     """What its maker has shown: 2 accepted files, 1 nothing yet, 0 leases that it let expire."""
 
     @property
     def node(self) -> str:
-        return self.lease.node if self.lease else ""
+        return self.lease.node
 
 
 class LeaseStore(Protocol):
     """A worker's side of a store: leases, and the files for them."""
 
     def lease(self, node: str, version: int) -> Lease | None:
-        """Leave to work with `version`, or None while everything it may serve is provided for."""
+        """Permission to work with `version`, or None while everything it may serve is provided for."""
         ...
 
     def table(self, lease: Lease) -> Table | None:

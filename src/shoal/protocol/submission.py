@@ -104,7 +104,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts in the file's footer, readable without the samples."""
+    """Counts that a file's footer claims."""
 
     groups: int
     signal: int
@@ -143,11 +143,6 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
-
-
-def read_summary(path: Path) -> Summary:
-    """The counts a file claims, from its footer alone."""
-    return _summary(path, _open(path).schema.metadata)
 
 
 def _summary(path: Path, footer: Mapping[bytes, bytes]) -> Summary:

@@ -1,4 +1,4 @@
-"""A table of weights as the coordinator publishes it: whose run it is of, which version it came with, and signed."""
+"""A signed table of task weights: the run, the version it came with, and the weights."""
 
 from typing import Self
 

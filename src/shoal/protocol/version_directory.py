@@ -1,6 +1,6 @@
 """`WeightChannel` on a directory: one folder per version, complete from the moment it is visible (atomic rename).
 
-A version's root is the one that its broadcast has: whoever fetched it and whoever reads it here mean the same.
+A version's root is the one that its broadcast has: a node that fetched it and a reader of this directory mean the same.
 """
 
 import json
@@ -49,7 +49,7 @@ class DirectoryChannel:
                 self._remove(old, "pruned")
 
     def numbers(self) -> list[int]:
-        """All versions that are here, oldest first; a folder without a manifest is none."""
+        """All versions that are here, oldest first; a folder without a manifest does not count."""
         return [number for number in self._names() if self.version(number) is not None]
 
     def latest(self) -> Version | None:
@@ -135,7 +135,7 @@ def folder_name(number: int) -> str:
 
 
 def write_manifest(folder: Path, number: int) -> Version:
-    """Names what lies in a folder as a version, by the hash of every file."""
+    """Makes the content of a folder a version, named by the hash of every file."""
     piece = piece_size_for(sum(file.stat().st_size for file in files_of(folder).values()))
     content = content_of(folder, piece)
     files = {name: {"size": size, "blake3": digest(hashes)} for name, (size, hashes) in content.items()}

@@ -1,4 +1,4 @@
-"""Held-out measurement: how often the policy solves tasks it was never trained on."""
+"""The evaluator: measures versions on held-out tasks while training goes on."""
 
 import time
 from collections.abc import Sequence
@@ -170,7 +170,7 @@ def _next_chosen(
 
 
 def _already_done(run: RunDir) -> set[int]:
-    """Versions evaluated before, but for those that were retracted since: other weights may bear their number now."""
+    """Versions evaluated before, but for those that were retracted since: other weights may have their number now."""
     channel = run.channel()
     newest = channel.latest()
     entries = read_steps(run.path / "metrics" / "evaluator.jsonl", "eval", "version")

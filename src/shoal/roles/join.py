@@ -28,17 +28,19 @@ def lend(
     console: Console,
     code: bool | None = None,
 ) -> tuple[RunDir, Reach]:
-    """A role's directory and how it reaches the others: of a run that lies here, or of one that it joins."""
+    """A role's directory and how it reaches the others: of a run on this machine, or of one that it joins."""
 
     def say(text: str) -> None:
         console.print(f"{time.strftime('%H:%M:%S')}  {one_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
+    if join is None:
+        raise ConfigError(
+            f"{role}: needs the run's coordinator; give --join URL, which shoal run and shoal coordinator print"
+        )
     if target is not None:
         if home is not None:
             raise ConfigError(f"{role}: --home goes with --join alone; {target} is a run with a directory of its own")
-        return locate_run(target, settings, out, console), Reach(join or "", key, relays, say)
-    if join is None:
-        raise ConfigError(f"{role}: give --join URL with a run's coordinator, or a run's directory")
+        return locate_run(target, settings, out, console), Reach(join, key, relays, say)
     if settings or out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = key or default_key(role)

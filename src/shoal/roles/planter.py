@@ -219,8 +219,6 @@ def start_planter(run: RunDir, reach: Reach) -> None:
     config = run.config
     if not config.ledger.plants:
         raise ConfigError("planter: ledger.plants = 0, so the coordinator would take its bad files for a cheater's")
-    if not reach.join:
-        raise ConfigError("planter: give --join URL with the run's coordinator, which knows what is planted")
     torch.set_num_threads(config.workers.threads)
     taken = f"planter: another one is at work in {run.path}; a run has one planter"
     secret = Key.load(reach.key) if reach.key else role_key(run.path, NAME)

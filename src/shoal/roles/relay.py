@@ -6,7 +6,7 @@ from shoal.client.weight_source import noting
 from shoal.files import locked
 from shoal.process import free_ports
 from shoal.roles.serving import offer, serve_until_stopped
-from shoal.roles.session import HERE, Reach, others
+from shoal.roles.session import Reach, others
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
@@ -19,8 +19,8 @@ def start_relay(
     sources: Sequence[str],
     host: str,
     port: int,
+    reach: Reach,
     url: str | None = None,
-    reach: Reach = HERE,
     tls: bool | None = None,
 ) -> None:
     """Passes a run's versions on, until stopped; sources are the other relays of the run if none is given.
@@ -52,6 +52,6 @@ def start_relay(
             )
             server.facts = puller.facts
             with puller:
-                if heart is not None and not sources:
+                if not sources:
                     heart.on_relays = lambda relays: puller.also_from(others(relays, own_url))
                 serve_until_stopped(server, status, lambda: offer(puller.head.packages if puller.head else ()))

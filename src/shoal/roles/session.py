@@ -1,7 +1,7 @@
-"""A role's place in a run: who it is there, where it has versions from, and which store it works through.
+"""A role's place in a run: who it is there, where it fetches versions, and which store it works through.
 
-Without a coordinator that is the run's own directory. With one it is the network: the role joins with its key, says
-every few seconds what it does, and has everything else from the run card.
+A role joins the run's coordinator with its key, sends a heartbeat every few seconds, and takes everything else from
+the run card.
 """
 
 import threading
@@ -55,15 +55,15 @@ class Place:
     """Who it is to the store."""
     weights: WeightSource
     open_store: OpenStore
-    link: Link | None = None
-    """The line to the coordinator, if it has joined one."""
+    link: Link
+    """The connection to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a role reaches the others: through a coordinator if `join` names one, else through the run's directory."""
+    """How a role reaches the others: through the coordinator that `join` names."""
 
-    join: str = ""
+    join: str
     key: Path | None = None
     """The role's own key; one in the run's directory if not given."""
     relays: Sequence[str] = ()
@@ -72,10 +72,7 @@ class Reach:
 
     @contextmanager
     def place(self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter) -> Iterator[Place]:
-        if not self.join:
-            with _weights(run, name, self.relays, metrics) as source:
-                yield Place(name, source, lambda limits, refused: run.store(limits, refused, source))
-            return
+        """Joins as a worker or validator."""
         with (
             self.member(run, role, name, status) as (link, heart),
             self.versions(run, name, link, status, metrics) as source,
@@ -98,11 +95,9 @@ class Reach:
 
     @contextmanager
     def trainer(self, run: RunDir, status: StatusFile) -> Iterator[tuple[WeightChannel, OpenStore]]:
-        """The trainer's place: it writes versions into the run's directory, and announces them where it has joined."""
+        """The trainer's place: it writes versions into the run's directory, from which the origin publishes them, and
+        announces them to the coordinator."""
         channel = run.channel()
-        if not self.join:
-            yield channel, lambda limits, refused: run.store(limits, refused, channel)
-            return
         with self.member(run, "trainer", "trainer", status) as (link, _):
             announced = AnnouncedChannel(channel, link)
             yield announced, lambda *asked: swarm_store(run, "trainer", link, channel, *asked)
@@ -110,14 +105,12 @@ class Reach:
     @contextmanager
     def relay(
         self, run: RunDir, status: StatusFile, sources: Sequence[str], own_url: str
-    ) -> Iterator[tuple[str, Sequence[str], "Heart | None"]]:
-        """A relay's place: the address that signs versions, where it has them from, and who hears of other relays.
+    ) -> Iterator[tuple[str, Sequence[str], "Heart"]]:
+        """A relay's place: the address that signs versions, where it fetches them, and the heartbeat that brings news
+        of other relays.
 
-        One that was given no sources has them from the run's other relays, before it is one of them itself.
+        A relay without given sources fetches from the run's other relays, as they are before it joins them.
         """
-        if not self.join:
-            yield run.origin_key.address, sources, None
-            return
         with self.link(run, "relay", status) as link:
             found = sources or _relays(link, run.config.wait_s, status, besides=own_url)
         with self.member(run, "relay", "relay", status, own_url) as (link, heart):
@@ -152,19 +145,6 @@ class Reach:
         key, wait_s = self.own_key(run, name), run.config.wait_s
         join = coordinator_of(self.join, run.path)
         return Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
-
-
-HERE = Reach()
-
-
-@contextmanager
-def _weights(run: RunDir, role: str, relays: Sequence[str], metrics: MetricsWriter) -> Iterator[WeightSource]:
-    """Where a role has versions from: relays, or, where none is given, the run's directory itself."""
-    if not relays:
-        yield run.channel()
-        return
-    with _cast(run, role, relays, metrics, run.origin_key.address) as channel:
-        yield channel
 
 
 @contextmanager

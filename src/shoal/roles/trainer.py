@@ -21,7 +21,7 @@ from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.protocol.stores import RolloutStore, WeightChannel
 from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
-from shoal.roles.session import HERE, Reach
+from shoal.roles.session import OpenStore, Reach
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Rates, Sampler
@@ -290,29 +290,35 @@ def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
     )
 
 
-def start_trainer(run: RunDir, reach: Reach = HERE) -> None:
+def start_trainer(run: RunDir, reach: Reach) -> None:
     """Runs the trainer of a run in this process until the run is done."""
-    config = run.config
-    torch.set_num_threads(config.train.threads)
+    torch.set_num_threads(run.config.train.threads)
     taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
     with (
         locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S),
         run.role("trainer") as (status, metrics),
         reach.trainer(run, status) as (channel, open_store),
     ):
-        status.working("loading the base model")
-        policy = load(run.base_model)
-        reference = None
-        if config.train.loss.kl_coef > 0:
-            reference = copy.deepcopy(policy)
-            reference.model.requires_grad_(False)
-        train = config.train
-        parameters = [p for _, p in trainable(policy.model)]
-        optimizer = torch.optim.AdamW(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
-        store = open_store(
-            limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
-        )
-        trainer = Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics)
-        if config.sampler.kind != "uniform":
-            trainer.sampler = Sampler(build_source(config.tasks), config.sampler)
-        trainer.run()
+        build_trainer(run, channel, open_store, status, metrics).run()
+
+
+def build_trainer(
+    run: RunDir, channel: WeightChannel, open_store: OpenStore, status: StatusFile, metrics: MetricsWriter
+) -> Trainer:
+    """A trainer with the base model, a fresh optimizer and what the config calls for; `run` loads its checkpoint."""
+    config, train = run.config, run.config.train
+    status.working("loading the base model")
+    policy = load(run.base_model)
+    reference = None
+    if train.loss.kl_coef > 0:
+        reference = copy.deepcopy(policy)
+        reference.model.requires_grad_(False)
+    parameters = [p for _, p in trainable(policy.model)]
+    optimizer = torch.optim.AdamW(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+    store = open_store(
+        limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
+    )
+    trainer = Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics)
+    if config.sampler.kind != "uniform":
+        trainer.sampler = Sampler(build_source(config.tasks), config.sampler)
+    return trainer

@@ -27,7 +27,7 @@ from shoal.models.load import load, read_weights
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import MARGIN, Finding, Verdict, is_blame
-from shoal.roles.session import HERE, Reach, ignore_refused
+from shoal.roles.session import Reach, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
@@ -293,7 +293,7 @@ class Validator:
         # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
         tokens = _tokens_of(submission) if submission is not None else 0
         verdict = Verdict(False, sha256, audited, finding, evidence, tokens=tokens)
-        blamed = bool(upload.node) and self._is_fault(submission, finding)
+        blamed = self._is_fault(submission, finding)
         # On the ledger nobody is accused of what the file's bytes do not show, such as which versions were published.
         proof = sha256_file(self.run_dir.path / evidence) if blamed and evidence and is_blame(finding) else ""
         self._note(upload, Vote("r", sha256, tokens, proof) if proof else Vote("v", sha256, tokens))
@@ -394,7 +394,7 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
-def start_validator(run: RunDir, reach: Reach = HERE) -> None:
+def start_validator(run: RunDir, reach: Reach) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.audit.threads)
@@ -415,9 +415,8 @@ def start_validator(run: RunDir, reach: Reach = HERE) -> None:
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
-            if place.link is not None:
-                validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
-                # A line of its own: the ledger is spoken with while files are judged.
-                own = lines.enter_context(Link(place.link.join_at, place.link.key, config.wait_s))
-                validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
+            validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
+            # A connection of its own: votes are sent while files are judged.
+            own = lines.enter_context(Link(place.link.join_at, place.link.key, config.wait_s))
+            validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()

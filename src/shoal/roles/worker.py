@@ -13,15 +13,15 @@ from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, load, read_weights
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
-from shoal.roles.session import HERE, Reach, ignore_refused
+from shoal.roles.session import Reach, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import StatusFile
 
-# A waiting worker looks for a new version this often, which is one directory listing, and for a lease that went back
-# to the pool less often, which is several.
+# A waiting worker looks for a new version this often, which costs nothing, and for a lease that went back to the pool
+# less often, which is a request.
 POLL_S = 0.02
 LOOK_FOR_LEASES_S = 0.25
 
@@ -132,7 +132,7 @@ def load_engine(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, To
     return base, policy, engine
 
 
-def start_worker(run: RunDir, name: str, attack: str | None = None, reach: Reach = HERE) -> None:
+def start_worker(run: RunDir, name: str, reach: Reach, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config

@@ -1,8 +1,8 @@
-"""Tasks drawn by how hard they are, in a way that can be drawn again.
+"""Curriculum: tasks drawn by difficulty, in integers, so that any machine can repeat the draw.
 
 Tasks fall into bins. The trainer counts how often the answers to each are right, and makes a table of weights of that:
 highest for what is solved sometimes, and never nothing. The table is of integers and drawn from with integers alone, so
-whoever has a lease and the table it draws by finds the same tasks, on every machine.
+a lease and its table give the same tasks on every machine.
 """
 
 from bisect import bisect_right

@@ -96,7 +96,7 @@ def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
 
 
 def is_whole(path: Path, sha256: str) -> bool:
-    """Whether the file with that hash lies there."""
+    """Whether the file there has that hash."""
     try:
         return _sha256(path) == sha256
     except TaskError:

@@ -1,8 +1,8 @@
 """Dry run of strangers' tasks, with limits on memory and time, before anything is done for their run.
 
 A table of a few kilobytes can unfold to gigabytes, a file can end its reader, and a generator's options can ask for a
-sum of a billion terms. The process that makes tasks has little memory and is confined; whoever joins is told at once
-what it cannot make.
+sum of a billion terms. The process that makes tasks has little memory and is confined; a node that joins is told
+at once what it cannot make.
 """
 
 from collections.abc import Sequence

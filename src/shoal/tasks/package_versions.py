@@ -4,7 +4,7 @@ one.
 Another word list, another parser of formulas or another tokenizer makes other tasks and rewards of the same config, and
 an honest node would be blamed for them. So the run card says which versions are meant, and a node that has others is
 told before it works. What decides by itself must be the same release; libraries that prompts merely pass through must
-be of the same major and minor release, so that a mended one locks nobody out.
+be of the same major and minor release, so that a bug-fix release locks nobody out.
 """
 
 import importlib.metadata

@@ -131,7 +131,7 @@ class Mixture:
             raise TaskError(f"tasks {[source.name for source in sources]}: names must differ; set name on one of them")
         self.name = "+".join(source.name for source in sources)
         self._sources = {source.name: source for source in sources}
-        # Whose a task is is told by the name it bears, which is a member's where the source itself is a mixture.
+        # A task belongs to the source that it names, which is a member's name where the source is a mixture.
         self._owners = {leaf: source for source in sources for leaf in leaves_of(source)}
         self._bounds = [bound / sum(weights) for bound in accumulate(weights)]
         self._shares = [weight / sum(weights) for weight in weights]
@@ -153,7 +153,7 @@ class Mixture:
         return {name: (source, share) for (name, source), share in pairs}
 
     def owner(self, name: str) -> TaskSource:
-        """The source whose tasks bear that name."""
+        """The source whose tasks have that name."""
         return self._owners[name]
 
     def score(self, task: Task, answer: str) -> float | Score:
@@ -161,7 +161,7 @@ class Mixture:
 
 
 def leaves_of(source: TaskSource) -> tuple[str, ...]:
-    """The names that a source's tasks bear."""
+    """The names of a source's tasks."""
     found: tuple[str, ...] = getattr(source, "leaves", (source.name,))
     return found
 

@@ -1,7 +1,7 @@
 """Metrics as JSON lines: one file per role, readable while it is written.
 
 A line goes to the file in a single append, so a SIGKILL can tear only the line being written. A writer that finds a
-torn end begins with a newline: whoever comes after a killed writer loses that one line and no other. A run that goes on
+torn end begins with a newline: the successor of a killed writer loses that one line and no other. A run that goes on
 after a kill may do a step again; the later entry is the true one.
 """
 

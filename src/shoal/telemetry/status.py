@@ -68,7 +68,7 @@ class StatusFile:
         """Waits for `on`, and gives up `timeout_s` from now.
 
         A loop that polls may say the same again and again: the same wait keeps its first deadline. Another `doing` is
-        progress, and sets the deadline anew.
+        progress, and sets a new deadline.
         """
         self._set("waiting", doing, on, timeout_s)
 
@@ -168,7 +168,7 @@ def role_order(role: str) -> tuple[int, str, int]:
 
 
 def waits(statuses: Sequence[RoleStatus], now: float) -> list[str]:
-    """Who waits on whom, for what, how long already and how much longer: one sentence a waiting role."""
+    """For each waiting role: on whom, for what, how long already and how much longer: one sentence per waiting role."""
     return [_sentence(status, statuses, now) for status in statuses if status.state == "waiting"]
 
 

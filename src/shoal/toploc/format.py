@@ -1,8 +1,8 @@
 """Wire format of a proof: a modulus and the coefficients of a polynomial, big-endian, two bytes each.
 
 The polynomial, over the field of `PRIME` elements, maps (position modulo the modulus) to the 16 bits of the value
-there, for the k values of largest magnitude of a chunk. A chunk of fewer than k values has a point a value. No lengths
-are written: they follow from the shape of the states.
+there, for the k values of largest magnitude of a chunk. A chunk of fewer than k values has one point per value. No
+lengths are written: they follow from the shape of the states.
 """
 
 from collections.abc import Iterable

@@ -328,7 +328,8 @@ def _interpolate(x, y, n, inverses, product, coefficients):
     """The coefficients, lowest first, of the polynomial of degree below n through the points; x in Montgomery form.
 
     Newton's form first, point by point: `y` holds what is left to explain at the points to come, `product` the product
-    of their distances to the points passed. Only one inverse a point is looked up. Then the form is unfolded in place.
+    of their distances to the points passed. Only one inverse per point is looked up. Then the form is unfolded in
+    place.
     """
     product[:] = _ONE
     for i in range(n):
@@ -495,7 +496,7 @@ def _compare(bits, start, found, n, values, tally):
     )
 )
 def verify(bits, hidden, per_chunk, k, proofs, counts, errors):
-    """Writes one row a chunk; returns OK, or what is wrong with the states and in which chunk.
+    """Writes one row per chunk; returns OK, or what is wrong with the states and in which chunk.
 
     counts: status, points, degree, collisions, exponent mismatches, sign mismatches, values judged against a guess;
     errors: mantissa mean, mantissa median, of the guess, of the proof.

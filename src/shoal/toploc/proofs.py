@@ -42,7 +42,7 @@ def build(states: "States", chunk: int = 32, k: int = 128) -> bytes:
 
 
 def verify(states: "States", proofs: bytes, chunk: int = 32, k: int = 128) -> list[ChunkResult]:
-    """One result a chunk of the verifier's own states; give them to `accepts`."""
+    """One result per chunk of the verifier's own states; give them to `accepts`."""
     bits_TH = as_bits(states)
     tokens, hidden = bits_TH.shape
     chunk, k = _checked(chunk, hidden, k)

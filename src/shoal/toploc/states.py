@@ -2,7 +2,8 @@
 
 bf16 is taken as it is and float32 is rounded to the nearest bf16, ties to even, as `tensor.to(torch.bfloat16)` does: a
 worker that computes in float32 must prove the same bits as one that converts first. Everything else is refused. float16
-above all: it has been rounded once already, and a second rounding would differ from that of whoever computed in bf16.
+above all: it has been rounded once already, and a second rounding would differ from that of a node that computed in
+bf16.
 """
 
 import sys

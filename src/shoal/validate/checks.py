@@ -53,7 +53,7 @@ class Checks:
         )
 
     def drawn(self, submission: Submission) -> Finding | None:
-        """Whether the tasks are those that the lease draws. A table that is not to be had was taken back with its
+        """Whether the tasks are those that the lease draws. A table that is not available was taken back with its
         version, which is nobody's fault."""
         lease = submission.lease
         try:

@@ -197,7 +197,7 @@ def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Find
 
 def find_version(version: Version, folder: Path) -> Path:
     """The directory with a version's files, beside the bundles or in their run: what its root hash names, and not what
-    else may bear its number by now."""
+    else may have its number by now."""
     for place in (folder / "versions" / version.root[:16], folder.parent / "weights"):
         with suppress(WeightsError):
             return DirectoryChannel(place, keep=1).fetch(version)

@@ -1,8 +1,8 @@
 """Margin between rejection and blame: a file near a threshold is rejected, but its node is not accused.
 
 Two machines that compute the same file get numbers that differ in the last bits. A file right at a threshold is over it
-for one judge and not for another: whoever makes such a file on purpose sets judges against each other. So a file beyond
-a threshold is rejected, and its maker is blamed only if it is also beyond `TIMES` the threshold.
+for one judge and not for another: a node that makes such a file on purpose sets judges against each other. So a file
+beyond a threshold is rejected, and its maker is blamed only if it is also beyond `TIMES` the threshold.
 """
 
 from collections.abc import Callable

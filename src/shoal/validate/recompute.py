@@ -30,7 +30,7 @@ MAX_LOGITS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One answer as the claimed version computes it, an entry a token."""
+    """One answer as the claimed version computes it, one entry per token."""
 
     states_TD: Tensor
     """State t is the one token t was drawn from."""

@@ -12,7 +12,7 @@ from shoal.tasks.source import Score
 from shoal.validate.margin import graded
 
 CHECK = "rewards"
-# Trainers compute advantages anew, so those in a file may be off by what summing in another order does.
+# Trainers recompute advantages, so those in a file may be off by what summing in another order does.
 TOLERANCE = 1e-5
 # Rewards may not: in a group without signal the advantage divides by whatever they differ by. One rounding of the
 # float32 that they are stored as is less than what counts as signal.

@@ -9,7 +9,7 @@ CHECK = "version"
 
 
 def check_version(submission: Submission, root_of: Callable[[int], str | None]) -> Finding | None:
-    """`root_of` gives the root hash of a published version, None of one that is not to be had."""
+    """`root_of` gives the root hash of a published version, None of one that is not available."""
     lease, version = submission.lease, submission.version
     if not lease.oldest <= version <= lease.newest:
         rule = f"step {lease.step} takes versions {lease.oldest}..{lease.newest}"

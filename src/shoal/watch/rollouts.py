@@ -1,20 +1,14 @@
 """Reading finished rollouts: what was asked, what was answered, what it earned."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Connection
 
-from shoal.coordinator.archive import Kept, has_coordinator, kept_files, kept_steps, reading
+from shoal.coordinator.archive import Kept, has_records, kept_files, kept_steps, reading
 from shoal.errors import ConfigError, ModelError, RolloutError, UnreadError
-from shoal.files import parse_json
-from shoal.protocol.lease import Lease
 from shoal.protocol.submission import Rollout, Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
 from shoal.text import one_line
@@ -23,82 +17,15 @@ from shoal.text import one_line
 ANY_TOKEN = 2**31
 
 
-class _Archive(Protocol):
-    """Where a run's files are."""
-
-    def steps(self) -> list[int]: ...
-
-    def files(self, step: int) -> list[Kept]: ...
-
-
-@contextmanager
-def _archive(run: RunDir) -> Iterator[_Archive]:
-    if not has_coordinator(run):
-        yield _Directory(run.path / "rollouts")
-        return
-    with reading(run) as db:
-        yield _Coordinator(db, run)
-
-
-@dataclass(frozen=True, slots=True)
-class _Coordinator:
-    db: Connection
-    run: RunDir
-
-    def steps(self) -> list[int]:
-        return kept_steps(self.db)
-
-    def files(self, step: int) -> list[Kept]:
-        return kept_files(self.db, self.run, step)
-
-
-@dataclass(frozen=True, slots=True)
-class _Directory:
-    path: Path
-
-    def steps(self) -> list[int]:
-        folders = [folder for folder in self.path.glob("step-*") if folder.name[5:].isdecimal()]
-        return sorted(int(folder.name[5:]) for folder in folders if any(folder.glob("*.parquet")))
-
-    def files(self, step: int) -> list[Kept]:
-        found = []
-        for path in sorted((self.path / f"step-{step:06d}").glob("*.parquet")):
-            try:
-                lease = Lease.from_json(path.with_suffix(".lease.json").read_bytes())
-                found.append(Kept(lease, path, _accept(path)))
-            except (OSError, RolloutError, UnreadError):
-                continue
-        return found
-
-
-def _accept(path: Path) -> bool | None:
-    try:
-        accept = parse_json(path.with_suffix(".verdict.json").read_bytes())["accept"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return accept if isinstance(accept, bool) else None
-
-
 def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console) -> None:
     """Shows some groups of a step, those whose rewards differ most first: they are what the policy learns from.
 
     Nothing of a file reaches the terminal but printable text, for files come from strangers.
     """
     run = open_run(run_dir)
-    with _archive(run) as archive:
-        _print(run, archive, step, count, console)
-
-
-def _print(run: RunDir, archive: _Archive, step: int | None, count: int, console: Console) -> None:
-    run_dir = run.path
-    steps = archive.steps()
-    if not steps:
-        raise ConfigError(f"run {run_dir}: no rollouts there yet; shoal status {run_dir} says what it is doing")
-    chosen = steps[-1] if step is None else step
-    if chosen not in steps:
-        raise ConfigError(f"run {run_dir}: no rollouts of step {chosen}; there are steps {steps[0]}..{steps[-1]}")
+    chosen, kept = _files(run, step)
     decode = _decoder(run)
-    files = [(_read(run, kept), kept.accept is not None) for kept in archive.files(chosen)]
+    files = [(_read(run, file), file.accept is not None) for file in kept]
     taken = [(submission, judged) for submission, judged in files if submission is not None]
     groups = [(submission, judged, group) for submission, judged in taken for group in submission.groups()]
     groups.sort(key=lambda item: -_spread(item[2]))
@@ -120,6 +47,24 @@ def _print(run: RunDir, archive: _Archive, step: int | None, count: int, console
         console.print(Text("\n".join(map(one_line, decode(group[0].prompt).splitlines())), "bold"), soft_wrap=True)
         console.print(Text(one_line(title + ("" if judged else ", not judged yet")), "italic"), soft_wrap=True)
         console.print(table)
+
+
+def _files(run: RunDir, step: int | None) -> tuple[int, list[Kept]]:
+    """The step that is asked for, or the newest, and its files as the coordinator has them on record."""
+    if not has_records(run):
+        raise _nothing_yet(run)
+    with reading(run) as db:
+        steps = kept_steps(db)
+        if not steps:
+            raise _nothing_yet(run)
+        chosen = steps[-1] if step is None else step
+        if chosen not in steps:
+            raise ConfigError(f"run {run.path}: no rollouts of step {chosen}; there are steps {steps[0]}..{steps[-1]}")
+        return chosen, kept_files(db, run, chosen)
+
+
+def _nothing_yet(run: RunDir) -> ConfigError:
+    return ConfigError(f"run {run.path}: no rollouts there yet; shoal status {run.path} says what it is doing")
 
 
 def _decoder(run: RunDir) -> Callable[[list[int]], str]:

@@ -129,7 +129,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _own_postgres(connection: Any, _record: Any) -> None:
-    """A lock that ends with the connection, whoever is killed; taken again whenever one is made."""
+    """A lock that ends with the connection, whichever process is killed; taken again whenever one is made."""
     taken = "database: another coordinator has it open; a run has one coordinator"
     lock = f"SELECT pg_try_advisory_lock({ADVISORY_LOCK})"
     connection.autocommit = True

@@ -1,4 +1,4 @@
-"""The coordinator's tables: the same on SQLite and PostgreSQL."""
+"""Database schema: the same tables on SQLite and PostgreSQL."""
 
 from sqlalchemy import (
     BigInteger,

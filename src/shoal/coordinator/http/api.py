@@ -1,4 +1,4 @@
-"""The coordinator over HTTP, with a description that a worker in another language can be written from.
+"""HTTP routes of the coordinator (FastAPI), with an OpenAPI description for clients in other languages.
 
 Every refusal is a 4xx with a code and a reason. A 503 is the coordinator's own trouble, such as a full disk, and means:
 nothing was changed, try again.
@@ -50,7 +50,7 @@ milliseconds since 1970, a nonce of 32 hexadecimal digits, and the coordinator's
 card. Times more than 60 s off and nonces used before are refused. The node is the address whose key made the signature.
 """
 _PROBLEM = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-# All are described by one model, which is given once: FastAPI would build it anew for each code of each route.
+# All are described by one model, which is given once: FastAPI would build it again for each code of each route.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": _PROBLEM}
     for code, text in {
@@ -366,7 +366,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
 
 def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
-    """The ledger: anybody reads it, and what its author signed is entered whoever brings it."""
+    """The ledger: anybody reads it, and a statement that its author signed is entered from any sender."""
     First = Annotated[int, Query(ge=0, lt=1 << 32)]
     Address = Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")]
     signed = Depends(_signer(coordinator))

@@ -69,7 +69,7 @@ class Bounded:
             nonlocal answered
             answered = True
             if message["type"] == "http.response.start" and not over:
-                # Who is refused half-way does not get to send the rest.
+                # A sender that is refused half-way does not get to send the rest.
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
 

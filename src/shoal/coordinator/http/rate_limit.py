@@ -1,7 +1,7 @@
-"""Keeps one visitor from taking the coordinator's time from all others: so many requests a second for each.
+"""Rate limiter: one token bucket per node, or per IP address for requests without a known signature.
 
 A node that has joined is known by its signature and counted by its address, wherever it sits: many of them behind one
-router, and a stranger who floods from there, are nothing to each other. Everybody else, who would otherwise sign each
+router, and a stranger who floods from there, do not share a quota. Everybody else, who would otherwise sign each
 request with a new key, is counted by the network that it comes from. The run's own trainer and validators are not
 counted: what they ask grows with what the nodes hand in.
 """

@@ -70,8 +70,8 @@ class Slots:
 class Patient(HttpToolsProtocol):
     """A connection that gets so much memory and time, and no more; uvicorn alone sets no bounds to either.
 
-    A request head has `MAX_HEAD` bytes and `pause_s` to come, the first as well as those after it, and whoever does
-    not read its answers for as long is cut off.
+    A request head has `MAX_HEAD` bytes and `pause_s` to come, the first as well as those after it, and a client
+    that does not read its answers for as long is cut off.
     """
 
     pause_s = PAUSE_S

@@ -1,6 +1,6 @@
 """Contract verification: a contract is believed only if its creation transaction has our code and terms as input.
 
-The code at an address says nothing about what lies in its storage: whoever writes the code that runs at a contract's
+The code at an address says nothing about what is in its storage: the author of the code that runs at a contract's
 creation can plant a balance first, and then leave our code there. So the transaction that created the contract is
 looked at: sent by an account to nobody, with our code and the terms as its input, and nothing else.
 """

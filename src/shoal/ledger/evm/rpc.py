@@ -1,4 +1,5 @@
-"""Talking to a chain through a node that may be late, away, or change its mind.
+"""JSON-RPC client for nodes that are slow, restart or reorganise: transactions are signed once, stored and resent
+(idempotent).
 
 Reading is repeated until the node answers or `wait_s` is over. A transaction is signed once, written down, and the same
 bytes are sent until a block has them, also by the next process: whatever gets lost on the way, it happens once. What
@@ -249,7 +250,7 @@ class Chain:
                 self._keep(there if one == sent else one for one in self._sent)
                 continue
             self._keep(one for one in self._sent if one != sent)
-            LOG.warning("chain %s: %s is refused now; whoever needs it enters it anew", self.url, sent.what)
+            LOG.warning("chain %s: %s is refused now; its author enters it again if needed", self.url, sent.what)
         return len(gone)
 
     def _again(self, sent: Sent) -> TxReceipt | None:

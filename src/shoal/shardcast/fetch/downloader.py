@@ -49,8 +49,8 @@ REST_S = 2.0  # before a disk that refused is tried again
 class Intake:
     """Threads that keep heads, jobs and what is on the disk in line with what the origin offers.
 
-    None of them ends by an error: what a source does wrong is held against it, what our disk refuses is told to whoever
-    waits for the package, and tried again.
+    None of them ends by an error: what a source does wrong is held against it, what our disk refuses is told to those
+    that wait for the package, and tried again.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Intake:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for job in list(self.jobs.values()):
-            job.close()  # whoever is still at it writes nothing any more
+            job.close()  # a transfer that is still under way writes nothing any more
         self._cleanup.close()
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:
@@ -287,7 +287,7 @@ class Intake:
                 else:
                     answer.drop()
                     if answer.status == 416 and answer.says_size_below(offset):
-                        offset = 0  # it began anew
+                        offset = 0  # it started again
                     elif answer.status not in (404, 416):
                         raise SourceError(f"{source.url}: answered {answer.status} for a manifest")
                     plain = PLAIN_POLL_S

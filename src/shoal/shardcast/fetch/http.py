@@ -1,4 +1,4 @@
-"""One HTTP connection to a source, read straight into our buffers, under a deadline that dripping cannot stretch.
+"""HTTP connection to a source: zero-copy reads into our buffers, under a deadline that a slow drip cannot extend.
 
 A source is http://HOST:PORT, or https://HOST:PORT#0xADDRESS with the address that vouches for its certificate, or
 https://NAME with a certificate of an authority's. What it sends is believed for the origin's signature alone: TLS keeps
@@ -94,7 +94,7 @@ class Pace:
         elapsed = now - self.started
         if elapsed < self._grace_s:
             return
-        # A thousandth of a usual link: whoever drips a byte now and then must not hold a piece for ever.
+        # A thousandth of a usual link: a source that drips a byte now and then must not hold a piece for ever.
         if self.count < max(self._least(), 4096.0) * (elapsed - self._grace_s):
             raise SourceError(f"only {self.count / elapsed:,.0f} bytes a second")
 

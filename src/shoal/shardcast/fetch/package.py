@@ -76,7 +76,7 @@ class Job:
             self.offers.setdefault(url, Offer())
 
     def resume(self) -> None:
-        """Takes up what is here. An unfinished package is hashed again: what a loss of power tore is fetched anew.
+        """Takes up what is here. An unfinished package is hashed again: what a power loss tore is fetched again.
 
         That takes as long as reading it, so nobody else may be kept waiting for it.
         """
@@ -116,7 +116,7 @@ class Job:
     def listed(self, source: str, line: bytes) -> bool:
         """Takes one manifest line of a source; True if it was something new. Raises ShardcastError for a forged one.
 
-        A signature is checked once, whoever sends the line again.
+        A signature is checked once, however many sources send the line.
         """
         index = self._lines.get(line)
         if index is None:

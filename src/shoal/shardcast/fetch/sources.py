@@ -81,7 +81,7 @@ class Sources:
                 for connection in source.idle:
                     connection.close()
                 source.idle.clear()
-            # Whoever goes through the old list may go on.
+            # An iteration over the old list may go on.
             self._all = [*(source for source in self._all if not source.gone), *new]
             return new
 

@@ -1,4 +1,4 @@
-"""What the origin signs: the head, and a package's opening, pieces and closing.
+"""Signed records of the origin: the head, and a package's opening, pieces and closing.
 
 Each record stands on its own and is bound to its package's id, so a list of pieces is right in any order and with any
 of them missing: a server's manifest lists the pieces that it has, and nothing else. Messages begin with a domain: no

@@ -48,9 +48,7 @@ class Follower:
             self._sync()
         except (StorageError, OSError) as error:
             if not self.directory.is_dir():
-                raise StorageError(
-                    f"{self.directory}: it was removed; make it again and start the origin anew"
-                ) from error
+                raise StorageError(f"{self.directory}: it was removed; make it again and restart the origin") from error
             self._retry_at = time.monotonic() + RETRY_S
             if str(error) != self._said:
                 self._said = str(error)

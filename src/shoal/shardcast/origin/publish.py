@@ -228,7 +228,7 @@ class Publisher:
         """A package to fill; it can be fetched from its first piece on, and is complete when the block ends.
 
         `size`, if known, lets clients show how far they are. A package of the same number and kind is replaced: the
-        head lists the new one, and whoever fetches drops the old. After an error nothing of it stays.
+        head lists the new one, and clients drop the old one. After an error nothing of it stays.
         """
         kind: Kind = "delta" if base else "full"
         opening = Opening(
@@ -246,7 +246,7 @@ class Publisher:
             number=number, kind=kind, id=opening.id, base=base, piece_size=opening.piece_size, size=size, root=None
         )
         try:
-            with self._lock:  # what stands in the store and is not listed is taken away by whoever writes a head
+            with self._lock:  # what is in the store and not listed is removed when a head is written
                 with disk_errors(folder):
                     folder.mkdir()
                 package = Package(folder, opening, self._key)

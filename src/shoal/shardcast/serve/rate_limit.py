@@ -1,4 +1,4 @@
-"""What keeps one visitor from starving the others: rates, connections, and who may come at all.
+"""Rate limiter (token bucket per address), connection limits, and the allow-list of signed requests.
 
 Pure bookkeeping over values and a clock; the server asks and obeys.
 """
@@ -14,7 +14,7 @@ MAX_ADDRESSES = 4096  # remembered at once; the one not seen for longest is forg
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server bears. The defaults suit a relay with tens of children behind one address."""
+    """Load limits of a server. The defaults suit a relay with tens of children behind one address."""
 
     connections: int = 1024
     connections_per_address: int = 128

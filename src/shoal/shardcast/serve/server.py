@@ -1,4 +1,4 @@
-"""Serves a store over HTTP, bytes of files by sendfile(2); nothing that the store's manifests do not list.
+"""HTTP server of a store: ranges by sendfile(2), long polls, and nothing that the store's manifests do not list.
 
 Over TLS, which the kernel cannot do for us, the bytes pass through this process.
 

@@ -1,4 +1,4 @@
-"""Sandboxes for a process that cannot make any: one that is confined asks another, which does nothing else.
+"""Sandbox broker: a confined process cannot create sandboxes, so a second process does it on request, and nothing else.
 
 A confined process may neither mount nor start anything, and a sandbox is made of both. The broker is forked before it
 is confined and meets no task, no table and no scorer: it is told a program, an input and bounds, and tells what came
@@ -31,7 +31,7 @@ class Asking:
         asked |= {"seconds": bounds.seconds, "memory": bounds.memory, "output": bounds.output}
         say(self._requests, asked)
         if not (line := self._replies.readline()):
-            os._exit(1)  # without a broker nothing more can be scored: whoever waits for a score starts a new process
+            os._exit(1)  # without a broker nothing more can be scored: the scorer's owner starts a new process
         reply = json.loads(line)
         return Outcome(reply["end"], base64.b64decode(reply["output"]), reply["seconds"])
 
@@ -60,7 +60,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     kept = (requests.fileno(), replies.fileno())
     for descriptor in range(3, MAX_INHERITED):
         if descriptor not in kept:
-            with suppress(OSError):  # or whoever waits for the end of a pipe would wait for this process too
+            with suppress(OSError):  # or a reader that waits for the end of a pipe would wait for this process too
                 os.close(descriptor)
     limit(processes=True)
     for line in requests:

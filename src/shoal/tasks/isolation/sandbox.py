@@ -138,7 +138,7 @@ def _command(bubblewrap: str) -> tuple[str, ...]:
         if (base / "lib" / version / packages).is_dir():
             command += ["--tmpfs", f"{HOME}/lib/{version}/{packages}"]
             command += ["--remount-ro", f"{HOME}/lib/{version}/{packages}"]
-    # No chance: what a program draws must be the same for whoever judges it. Python asks these for seeds, because the
+    # No chance: what a program draws must be the same for every judge. Python asks these for seeds, because the
     # filter leaves it nothing else to ask.
     for device, real in (("null", "null"), ("zero", "zero"), ("random", "zero"), ("urandom", "zero")):
         command += ["--dev-bind", f"/dev/{real}", f"/dev/{device}"]

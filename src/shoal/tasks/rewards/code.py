@@ -209,7 +209,7 @@ def _plain(value: Any) -> Any:
 
 
 def _group(tests: Sequence[Test]) -> tuple[Test, ...]:
-    """Calls of one function go into one run; a whole program starts anew for each test."""
+    """Calls of one function go into one run; a whole program is started again for each test."""
     grouped: dict[str, Called] = {}
     for test in tests:
         if isinstance(test, Called):

@@ -17,7 +17,7 @@ from typing import Any
 from shoal.errors import TaskError
 
 # Seconds of processor time, which a busy machine does not use up. What a single long multiplication takes no notice of
-# is ended by whoever owns the process.
+# is ended by the owner of the process.
 LIMIT_S = 1.0
 # No right answer is longer; the parser's time grows faster than its input.
 MAX_CHARS = 400

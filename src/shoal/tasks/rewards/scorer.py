@@ -1,4 +1,5 @@
-"""Tasks made and answers scored in a process of its own, with a deadline: both may be a stranger's.
+"""Scorer process: tasks are made and answers scored in a confined child with a deadline, because both may be a
+stranger's.
 
 The process holds task sources and nothing else, and whatever it does it can read nothing of the user's (`confine.py`),
 unless the tasks call for code that the user trusts. It is asked for tasks and sent answers as lines of JSON. Whatever

@@ -1,4 +1,4 @@
-"""The process behind `Scorer`: makes tasks, scores answers, and gives up all that it can do without before it begins.
+"""Child side of the scorer: drops privileges, then makes tasks and scores answers.
 
 It ends when its parent does: then there is nothing more to read, and a score that is under way is cut off by an alarm
 that the kernel delivers even in the middle of a single long multiplication.
@@ -52,7 +52,7 @@ def main() -> None:
     except ShoalError as error:
         say(replies, {"refused": str(error)[:MAX_REFUSAL]})
         for _ in requests:
-            pass  # until whoever asks has read that
+            pass  # until the parent has read that
         return
     sources = [member for member, _ in members_of(source).values()]
     say(replies, {"sources": [_described(member) for member in sources]})

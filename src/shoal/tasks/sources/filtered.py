@@ -88,7 +88,9 @@ def read_header(path: Path) -> Header:
     try:
         return Header.from_json(line)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"task source filtered/{path}: not a file of shoal filter ({error!r}); filter anew") from error
+        raise TaskError(
+            f"task source filtered/{path}: not a file of shoal filter ({error!r}); run shoal filter again"
+        ) from error
 
 
 def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
@@ -101,7 +103,9 @@ def read_filtered(path: Path) -> tuple[Header, list[Rated]]:
             rated.append(Rated(**parse_json(line)))
         except (ValueError, TypeError, RecursionError):
             if number < len(lines):
-                raise TaskError(f"task source filtered/{path}: line {number} is damaged; filter anew") from None
+                raise TaskError(
+                    f"task source filtered/{path}: line {number} is damaged; run shoal filter again"
+                ) from None
     return header, rated
 
 

@@ -52,7 +52,7 @@ def read_source(said: Any, number: int, make: Make) -> Remote:
 
 
 def read_task(said: Any, known: Callable[[str], bool]) -> Task:
-    """A task as the other process made it, of a source that is known; ValueError if it is none."""
+    """A task as the other process made it, of a source that is known; ValueError for anything else."""
     match said:
         case [str() as source, int() as index, str() as prompt, str() | None as answer] if known(source):
             return Task(source, index, prompt, answer, {})

@@ -55,7 +55,7 @@ class Own:
         try:
             entry = self._task(number, **self._options)
         except Exception as error:  # it is not ours
-            raise TaskError(f"task source {self.name}: task({number}) raised {error!r}; mend it") from error
+            raise TaskError(f"task source {self.name}: task({number}) raised {error!r}; fix it") from error
         if not isinstance(entry, dict) or "question" not in entry:
             raise TaskError(
                 f"task source {self.name}: task({number}) returned {str(entry)[:80]!r}; "

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.errors import TaskError
 
-# Those whose order lies too deep inside to be mended from here.
+# Those whose order is set too deep inside to be fixed from here.
 UNSTEADY = frozenset({"codeio"})
 # Those that hold something for every task, or refuse large numbers: how many they are asked for.
 SIZES = {"acre": 1000, "gsm_symbolic": 1 << 16, "list_functions": 1 << 16, "pool_matrix": 1 << 31, "word_ladder": 20000}

@@ -30,7 +30,7 @@ def _close(answer: str, entry: Mapping[str, Any]) -> bool:
     return abs(off) <= PROBABILITY_TOLERANCE
 
 
-MENDED: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
+FIXES: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "game_of_life_halting": _same_word,
     "puzzle24": _uses_the_numbers,
     "coin_flip": _close,
@@ -39,4 +39,4 @@ MENDED: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
 
 def may_be_right(generator: str, answer: str, entry: Mapping[str, Any]) -> bool:
     """Whether the generator's own scorer may be believed about the answer."""
-    return generator not in MENDED or MENDED[generator](answer, entry)
+    return generator not in FIXES or FIXES[generator](answer, entry)

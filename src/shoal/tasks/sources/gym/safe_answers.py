@@ -1,12 +1,12 @@
 """Allow-list of answer forms for reasoning-gym's scorers that would otherwise evaluate an answer as code.
 
-Some scorers give the answer to `eval`, or to sympy's `parse_expr`, which is the same thing. Whoever writes the answer
+Some scorers give the answer to `eval`, or to sympy's `parse_expr`, which is the same thing. The author of an answer
 then writes the program, and with it the reward. Such an answer is scored only if it is made of nothing but what these
 forms allow: numbers, operators and brackets, and names that stand for nothing but themselves.
 
 The same goes for a generator's options, which come with the config of somebody else's run. Text is taken only where it
 is known what a generator does with it (`TEXT_OPTIONS`), and never as the name of a file: one that a generator reads on
-this machine would go into the prompts, and with them to whoever wrote the options. Where a generator evaluates what it
+this machine would go into the prompts, and with them to the author of the options. Where a generator evaluates what it
 makes of its options, they must be names and operators.
 """
 
