@@ -4,10 +4,12 @@ The result is all that goes to stdout; progress goes to stderr.
 """
 
 import argparse
+import os
 import sys
 
 from rich.console import Console
 
+from benchmarks import ROOT
 from benchmarks.run import BENCHMARKS, run_benchmark
 from shoal.errors import ShoalError
 from shoal.process import EXIT_REFUSED, set_defaults
@@ -15,6 +17,7 @@ from shoal.process import EXIT_REFUSED, set_defaults
 
 def main() -> None:
     set_defaults()
+    os.chdir(ROOT)  # paths in configs are relative to it
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measures a hot path side by side with what you would otherwise use."
     )

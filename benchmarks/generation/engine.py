@@ -50,7 +50,7 @@ class Size:
 
 TINY = Size(prompts=256, longest=256, batches=(64, 256), rounds=3, generate_prompts=256)
 SMOLLM2 = Size(prompts=256, longest=256, batches=(64,), rounds=1, generate_prompts=64)
-QUICK_TINY = Size(prompts=32, longest=64, batches=(32,), rounds=2, generate_prompts=32)
+QUICK_TINY = Size(prompts=16, longest=32, batches=(16,), rounds=1, generate_prompts=16)
 QUICK_SMOLLM2 = Size(prompts=16, longest=24, batches=(8,), rounds=1, generate_prompts=8)
 
 

@@ -28,7 +28,7 @@ def bench_length(quick: bool, progress: Progress) -> BenchResult:
     config = changed(checkout_config(CONFIG), {"audit.rate": 0.0})
     heldout = HELDOUT
     if quick:
-        config, heldout = changed(config, {"steps": 2, "train.groups_per_step": 4, "model.tiny.warm_steps": 20}), 32
+        config, heldout = changed(config, {"steps": 2, "train.groups_per_step": 4}), 32
     base = base_model(config, progress)
     config = changed(config, {"model.source": str(base)})
     with tempfile.TemporaryDirectory(prefix="shoal-bench-length-") as scratch:

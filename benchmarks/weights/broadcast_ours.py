@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.weights.broadcast_sides import SEND_S, Send, await_port, free_port, running
+from benchmarks.weights.broadcast_sides import SEND_S, Send
 from shoal.errors import WaitError
 from shoal.files import write_whole
 from shoal.keys import Key
+from tests.support.servers.running import await_port, free_port, running
 
 # The first version of every swarm: a node that has it is ready and waits for the next.
 FIRST = b"shoal"

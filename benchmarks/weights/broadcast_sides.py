@@ -5,7 +5,6 @@ when every client has the file on its disk and has found its hash right.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +15,9 @@ from typing import Any, Literal, Protocol
 
 from benchmarks.peers.process import Peer, peer_python
 from shoal.errors import BenchError
-from shoal.process import free_ports
-from shoal.wait import wait_until
+from tests.support.servers.nginx import nginx
 from tests.support.servers.programs import find_program
+from tests.support.servers.running import free_port
 
 SHARDCAST = "shardcast==0.3.2"
 SCRIPT = Path(__file__).parents[1] / "peers" / "shardcast.py"
@@ -32,7 +31,6 @@ SHARDCAST_ENVIRONMENT = {
 }
 START_S = 60.0
 SEND_S = 300.0
-STOP_S = 10.0
 
 Send = Callable[[Path], list[Path]]
 
@@ -146,16 +144,14 @@ class Nginx:
     @contextmanager
     def _server(self, folder: Path, name: str, port: int, place: str, before: str = "") -> Iterator[None]:
         config = folder / f"{name}.conf"
-        as_root = "user root;" if os.geteuid() == 0 else ""  # its workers are nobody, and may not read our folder
         config.write_text(
-            f"daemon off; {as_root} worker_processes 2; pid {folder}/{name}.pid; error_log {folder}/{name}.log;\n"
+            f"worker_processes 2; pid {folder}/{name}.pid; error_log {folder}/{name}.log;\n"
             "events { worker_connections 512; }\n"
             "http { access_log off; sendfile on; tcp_nopush on; sendfile_max_chunk 2m;\n"
             + "".join(f"{kind}_temp_path {folder}/{name}-tmp;\n" for kind in TEMPORARY)
             + f"{before}\nserver {{ listen 127.0.0.1:{port}; {place} }} }}\n"
         )
-        with running([str(self._nginx), "-p", str(folder), "-c", str(config)], folder / f"{name}.out"):
-            await_port(port, f"{self.name} {name}")
+        with nginx(config, port, folder / f"{name}.out", self._nginx):
             yield
 
     def _run(self, command: Sequence[str | Path]) -> str:
@@ -169,31 +165,6 @@ TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, *, listen: bool = False) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is there inside the block, and has ended and been waited for after it.
-
-    What it says goes to `log`; with `listen` its standard output is the caller's to read.
-    """
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if listen else out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
 def links() -> Iterator[Peer]:
     """The process that holds links; see `peers/link.py`."""
     with Peer("link", Path(sys.executable), LINK_SCRIPT) as peer:
@@ -203,19 +174,3 @@ def links() -> Iterator[Peer]:
 def new_link(peer: Peer, to: int, rate: float | None) -> int:
     """The port of a link to another port, with so many bytes a second, or as many as go."""
     return int(peer.ask({"to": to, "rate": rate}, awaiting="a link", deadline_s=START_S)["port"])
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    return free_ports([0])[0]
-
-
-def await_port(port: int, who: str, deadline_s: float = START_S) -> None:
-    """Returns once somebody listens on a port."""
-
-    def is_open() -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    wait_until(is_open, deadline_s, f"{who}: nothing listens on port {port} after {deadline_s:.0f} s", pause_s=0.02)

@@ -6,7 +6,7 @@ traceback: it is an answer to the user. Anything else is a defect of ours and ke
 
 
 class ShoalError(Exception):
-    """Something a person can mend; the message says how."""
+    """Something that a person can fix; the message says how."""
 
 
 class ConfigError(ShoalError):
@@ -71,7 +71,7 @@ class ShardcastError(ShoalError):
 
 
 class DeltaError(ShoalError):
-    """A delta is damaged, or is none, or belongs to another base; nothing is made of it."""
+    """A delta is damaged, invalid, or belongs to another base; nothing is made of it."""
 
 
 class SwarmError(ShoalError):

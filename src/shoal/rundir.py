@@ -29,7 +29,7 @@ RUN_FILE = "run.json"
 # Of the directory and all that is signed in it. A run of another format is refused, for it cannot be continued.
 FORMAT = 2
 LOCK = "lock"
-# What a model directory is made of; whatever else lies beside it is left there.
+# What a model directory is made of; other files beside it are left alone.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay", "planter")
 # A role that was killed may take a moment to be gone.

@@ -15,13 +15,21 @@ from shoal.attacks import ATTACKS
 from shoal.config import RunConfig
 from tests.support.roles_in_process import make_config
 
-SMALL = Size(2, 4, 8, files=3, honest={1: 2, 64: 2}, plain=2, lr=1e-2, trained_on=4)
+SMALL = Size(2, 4, 8, files=2, honest={1: 2, 64: 2}, plain=2, lr=1e-2, trained_on=4)
+# One kind of each sort of check; tests/attacks has all of them caught.
+CHECKED_BY = {
+    "false_reward": "rewards",
+    "parquet_bomb": "format",
+    "random_proof": "computation",
+    "best_of_n": "sampling",
+}
 
 
 @pytest.fixture(scope="module")
 def tally(tiny_dir: Path) -> Tally:
     torch.set_num_threads(1)
-    with Progress(Console(file=io.StringIO())) as progress:
+    with Progress(Console(file=io.StringIO())) as progress, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "ATTACKS", {attack: ATTACKS[attack] for attack in CHECKED_BY})
         return bench._measure("tiny", small_config(tiny_dir), SMALL, progress)
 
 
@@ -37,14 +45,10 @@ def small_config(directory: Path) -> RunConfig:
     return make_config(directory, tasks=tasks, sampling={"max_prompt_tokens": 64}, train={"token_budget": 1024})
 
 
-def test_every_attack_is_made_and_caught_by_a_check_that_is_named(tally: Tally) -> None:
-    assert set(tally.caught) == set(ATTACKS)
-    assert {attack: rate for attack, rate in tally.caught.items() if rate < 1.0} == {}
-    assert all(tally.counted[attack] > 0 for attack in ATTACKS)
-    assert tally.by["false_reward"] == Counter(rewards=3)
-    assert tally.by["parquet_bomb"] == Counter(format=3)
-    assert tally.by["random_proof"] == Counter(computation=3)
-    assert tally.by["best_of_n"] == Counter(sampling=3)
+def test_attacks_are_made_and_counted_under_the_check_that_caught_them(tally: Tally) -> None:
+    assert tally.caught == dict.fromkeys(CHECKED_BY, 1.0)
+    assert tally.counted == dict.fromkeys(CHECKED_BY, 2)
+    assert tally.by == {attack: Counter({check: 2}) for attack, check in CHECKED_BY.items()}
 
 
 def test_honest_files_of_every_kind_pass(tally: Tally) -> None:

@@ -14,12 +14,13 @@ import pytest
 from benchmarks import ROOT
 from benchmarks.common.cpu_usage import cpu_below
 from benchmarks.peers.process import Peer
-from benchmarks.weights.broadcast_sides import Nginx, free_port
+from benchmarks.weights.broadcast_sides import Nginx
 from shoal.errors import BenchError
 from shoal.files import cache_dir
 from shoal.tasks.isolation import install
 from shoal.wait import wait_until
 from tests.support.servers.programs import PROGRAMS, find_program
+from tests.support.servers.running import free_port
 
 LINK = ROOT / "benchmarks" / "peers" / "link.py"
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,13 @@ def test_a_failed_install_shows_what_pip_said_and_leaves_nothing_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    # An environment that takes no time to make: its python is ours.
+    python, venv = tmp_path / "python", tmp_path / "venv"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    venv.write_text(f"#!/bin/sh\nfor home; do :; done\nmkdir -p $home/bin\ncp {python} $home/bin\n")
+    venv.chmod(0o755)
+    monkeypatch.setattr("benchmarks.peers.process.sys", SimpleNamespace(executable=str(venv)))
     with pytest.raises(BenchError, match=r"(?s)peer fake could not be installed.*No matching distribution found"):
         peer_python("fake", ["no-such-thing-as-this==9.9"], cache=tmp_path)
     assert not (tmp_path / "peers" / "fake" / "complete.json").exists()

@@ -35,9 +35,8 @@ from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
 from tests.conftest import chain_or_skip
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.ledger_of_a_run import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 from tests.support.servers.anvil import Anvil, anvil
-
-from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
 

@@ -22,9 +22,8 @@ from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import role_key
 from shoal.validate.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
+from tests.support.ledger_of_a_run import keep
 from tests.support.submissions import ROOT
-
-from .test_ledger_writer import keep
 
 SECRET = key_of("planter")
 PLANTS = Plants(SECRET, "test")

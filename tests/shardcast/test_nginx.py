@@ -1,11 +1,8 @@
 """The real nginx over the same store: a plain web server is a relay too."""
 
-import os
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -15,35 +12,21 @@ from shoal.errors import BenchError, ShardcastError
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.serve.nginx import nginx_config
 from tests.support.origin_and_relays import client_of, contents, origin_at
-from tests.support.servers.programs import find_program
+from tests.support.servers.nginx import nginx
+from tests.support.servers.running import free_port
 
 
 @contextmanager
 def nginx_over(store: Path, state: Path) -> Iterator[str]:
-    try:
-        program = find_program("nginx")
-    except BenchError as error:
-        pytest.skip(f"no nginx here, and none to be had: {error}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     state.mkdir()
-    config = state / "nginx.conf"
-    text = nginx_config(store, config, "127.0.0.1", port)
-    if os.getuid() == 0:  # its workers give up root's rights, and a test's directory is its owner's alone
-        text = f"user root;\n{text}"
-    config.write_text(text)
-    process = subprocess.Popen([program, "-c", str(config), "-g", "daemon off;"])
-    try:
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.02)
+    port, config = free_port(), state / "nginx.conf"
+    config.write_text(nginx_config(store, config, "127.0.0.1", port))
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(nginx(config, port, state / "log"))
+        except BenchError as error:
+            pytest.skip(f"nginx is not available: {error}")
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def test_a_version_arrives_through_nginx_while_it_is_being_written(tmp_path: Path) -> None:

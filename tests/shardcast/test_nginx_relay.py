@@ -1,7 +1,6 @@
 """A relay's store served by the real nginx, with the configuration that `shoal relay --nginx` writes."""
 
 import http.client
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.weights.broadcast_sides import await_port, free_port, running
 from shoal.errors import ShoalError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from shoal.wait import wait_until
 from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
+from tests.support.servers.nginx import nginx
 from tests.support.servers.programs import find_program
+from tests.support.servers.running import free_port, running
 
 
 @pytest.fixture(scope="session")
-def nginx() -> Path:
+def program() -> Path:
     try:
         return find_program("nginx")
     except ShoalError as error:
-        pytest.skip(f"no nginx here, and none to be had: {error}")
+        pytest.skip(f"nginx is not available: {error}")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Relay:
 
 
 @contextmanager
-def relay_behind(nginx: Path, path: Path) -> Iterator[Relay]:
+def relay_behind(program: Path, path: Path) -> Iterator[Relay]:
     port = free_port()
     config, store = path / "nginx" / "nginx.conf", path / "relay"
     config.parent.mkdir()
@@ -55,17 +55,14 @@ def relay_behind(nginx: Path, path: Path) -> Iterator[Relay]:
         command = [sys.executable, "-m", "shoal", "relay", *options, "--nginx", config, "--no-serve"]
         with running([str(part) for part in command], path / "relay.log"):
             wait_until(config.exists, 30, f"no configuration; see {path / 'relay.log'}", pause_s=0.02)
-            # Its workers would otherwise be nobody, who may not read a test's directory.
-            user = "user root;" if os.geteuid() == 0 else ""
-            with running([str(nginx), "-c", str(config), "-g", f"daemon off; {user}"], path / "nginx.log"):
-                await_port(port, "nginx")
+            with nginx(config, port, path / "nginx.log", program):
                 yield Relay(origin, store, port)
 
 
 @pytest.fixture
-def relay(nginx: Path, tmp_path: Path) -> Iterator[Relay]:
+def relay(program: Path, tmp_path: Path) -> Iterator[Relay]:
     (tmp_path / "world").mkdir()
-    with relay_behind(nginx, tmp_path) as relay:
+    with relay_behind(program, tmp_path) as relay:
         yield relay
 
 

@@ -1,4 +1,4 @@
-"""What people say of a verdict on the ledger: that it is wrong, and how the arbiter rules on that.
+"""Disputes: challenge a verdict on the ledger, and rule on challenges as the arbiter.
 
 Anyone who has joined may challenge a verdict. The arbiter judges the file itself, by nothing that the challenger or a
 validator wrote: the bytes are those whose hash is on the ledger, the lease is the one that the coordinator signed, the

@@ -1,4 +1,4 @@
-"""The coordinator: the front door of a run, without its HTTP.
+"""The coordinator's core without HTTP: one method per request, one transaction per method.
 
 Each method is one request of a node whose signature is right, and one transaction. What it answers is committed.
 """
@@ -356,8 +356,9 @@ class Coordinator:
         return len(names)
 
     async def heard(self, signed: Signed) -> None:
-        """Lets a request in that is about the ledger alone: of a node, or of whoever has an account there, for one that
-        is banned takes out what it had earned; or of the arbiter, who need not be a node."""
+        """Lets a request in that is about the ledger alone: of a node; of the owner of an account there, because one
+        that
+        is banned may take out what it had earned; or of the arbiter, who need not be a node."""
         if signed.node != self.book.arbiter and self.book.standing(signed.node) is None:
             await self._act(signed, lambda _db, _node, _now: None)
 

@@ -1,4 +1,4 @@
-"""Nodes: who has joined, what state each is in, and what it means to be heard or not.
+"""Node registry: who has joined, liveness, bans, and room for newcomers per network (Sybil protection).
 
 Functions of a transaction and a time; each decides before it writes.
 """

@@ -93,7 +93,7 @@ def _already_rated(partial: Path, header: Header) -> list[Rated]:
     if partial.exists():
         found, rated = read_filtered(partial)
         if found != header:
-            raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to begin anew")
+            raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to start again")
         rated = rated[: len(rated) // CHUNK * CHUNK]
     lines = [header.to_json(), *(json.dumps(asdict(one)) for one in rated)]
     write_whole(partial, "".join(f"{line}\n" for line in lines).encode())

@@ -1,4 +1,4 @@
-"""What goes over the wire, as types: the OpenAPI description is made of these."""
+"""Request and response types of the coordinator's API; the OpenAPI description is generated from them."""
 
 import unicodedata
 from typing import Annotated, Any, Literal

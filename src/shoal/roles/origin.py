@@ -1,4 +1,4 @@
-"""The origin: publishes the trainer's versions.
+"""The origin: signs and publishes the trainer's versions.
 
 The trainer writes versions into its directory and goes on; the origin, another process, notices, signs and serves them.
 """

@@ -1,4 +1,4 @@
-"""The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
+"""Process supervisor of a local swarm: starts the roles, restarts those that die, and leaves no process behind.
 
 A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
 on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.
@@ -203,7 +203,7 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
                 view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
                 workers = [other for other in children if "worker" in other.arguments]
                 if all(other in banned for other in workers) and not _others_work(run, join, workers):
-                    raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
+                    raise ShoalError(f"every worker was banned, the last one: {_last_words(child)}")
                 continue
             if code == EXIT_REFUSED:
                 raise ShoalError(_last_words(child))

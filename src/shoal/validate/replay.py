@@ -45,11 +45,11 @@ def replay_bundle(path: Path, console: Console) -> bool:
 
 
 def bound_to(bundle: Bundle, run: Path) -> str:
-    """What of a bundle is the run's that it lies in, in a line; a RolloutError that names what is another's."""
+    """What of a bundle is that of its run, in a line; a RolloutError that names what is another's."""
     whose = f"bundle of file {bundle.sha256[:12]}"
     if not (run / RUN_FILE).is_file():
         return (
-            f"{whose}: bound to nothing, for it does not lie in a run's directory; config, lease and samples are what "
+            f"{whose}: bound to nothing, for it is not in a run's directory; config, lease and samples are what "
             "its sender wrote"
         )
     own = open_run(run)

@@ -1,4 +1,4 @@
-"""The contract's source, compiled: once a version of it, in the cache."""
+"""The compiled contract, cached per version of its source."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Tasks out of a table: each question once, a tenth of them held out, the whole named by a hash of what it says."""
+"""Tasks from a table (JSONL, Parquet, datasets): deduplicated, a tenth held out, content-addressed."""
 
 import hashlib
 import json
@@ -18,7 +18,8 @@ HELDOUT_NAMES = ("heldout", "test", "validation", "eval")
 
 
 class Rows:
-    """A table as a source. Its own score is none: a reward of the config gives it (`rewards.py`), or who knows more."""
+    """A table as a source. It has no score of its own: a reward of the config gives it (`rewards.py`), or who knows
+    more."""
 
     def __init__(
         self, name: str, rows: Iterable[Mapping[str, Any]], *, place: Place = "whole", template: str = "{question}"
@@ -135,7 +136,7 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
-    """A list of rows, else a row a line."""
+    """A list of rows, else one row per line."""
     text = path.read_text("utf-8-sig")
     if not text.lstrip().startswith("["):
         return _read_jsonl(path)
