@@ -21,7 +21,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.stores import roots_of
 from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.roles.session import Reach, swarm_store
+from shoal.roles.session import JoinOptions, swarm_store
 from shoal.roles.trainer import start_trainer
 from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
@@ -118,7 +118,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         assert isinstance(scorer, SlowScorer)
         honest = make_worker(run, "honest", gym())
         honest.store, honest.name = world.store(key_of("honest")), key_of("honest").address
-        trainer = in_thread(lambda: start_trainer(run, Reach(world.url, tmp_path / "trainer.key")), failed)
+        trainer = in_thread(lambda: start_trainer(run, JoinOptions(world.url, tmp_path / "trainer.key")), failed)
         judging = in_thread(validator.run, failed)
         until(lambda: newest(world) == 0, failed)
         first = world.take("honest")

@@ -231,8 +231,8 @@ def test_what_a_coordinator_says_is_shown_without_terminal_escapes(tmp_path: Pat
     told = {"step": 0, "submission": 0, "node": A.address, "sha256": "", "received": 0.0, "verdict": verdict}
     print_why(told | {"judge": Key(bytes([9]) * 32).address}, console)
     with coordinator({"/v1/card": card_of()}) as url:
-        _, reach = lend("worker", None, JoinFlags(url, tmp_path / "key"), console)
-    reach.say("told to stop: \x1b]0;owned\x07")
+        _, options = lend("worker", None, JoinFlags(url, tmp_path / "key"), console)
+    options.say("told to stop: \x1b]0;owned\x07")
     shown = console.export_text()
     assert "told to stop" in shown
     assert not {"\x1b", "\x9b", "\x07"} & set(shown)

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.models.load import load
 from shoal.protocol.stores import roots_of
-from shoal.roles.session import Reach
+from shoal.roles.session import JoinOptions
 from shoal.roles.trainer import start_trainer
 from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
@@ -72,7 +72,7 @@ def test_a_swarm_draws_by_tables_and_every_file_of_an_honest_worker_is_accepted(
         worker.store = world.store(key_of("a"))
         worker.maker.table_of = worker.store.table
         roles = [Role(worker.run), Role(validator_of(run, world, used).run)]
-        start_trainer(run, Reach(join=world.url))
+        start_trainer(run, JoinOptions(join=world.url))
         for role in roles:
             role.join(60)
             assert role.failed is None

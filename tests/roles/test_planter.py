@@ -15,7 +15,7 @@ from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.roles.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker, start_planter, ways
-from shoal.roles.session import Reach
+from shoal.roles.session import JoinOptions
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks import Checks
@@ -187,4 +187,4 @@ def test_files_are_due_at_the_rate_that_the_run_asks_for(swarm: Swarm) -> None:
 def test_a_planter_needs_a_run_that_plants(tmp_path: Path) -> None:
     config = build_world("short").config
     with pytest.raises(ConfigError, match=r"ledger\.plants = 0"):
-        start_planter(RunDir(tmp_path, config), Reach("http://127.0.0.1:1"))
+        start_planter(RunDir(tmp_path, config), JoinOptions("http://127.0.0.1:1"))

@@ -39,11 +39,11 @@ def worker(
     """
     from shoal.cli.lend import lend, machine
 
-    located, reach = lend("worker", run, joining, console, changes, allow_code)
+    located, options = lend("worker", run, joining, console, changes, allow_code)
     located = machine(located, batch, threads, dtype)
     from shoal.roles.worker import start_worker
 
-    start_worker(located, name, reach, attack)
+    start_worker(located, name, options, attack)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -55,10 +55,10 @@ def validator(joining: JoinFlags, changes: ConfigFlags, run: MaybeTarget = None,
     """
     from shoal.cli.lend import lend
 
-    located, reach = lend("validator", run, joining, console, changes, allow_code)
+    located, options = lend("validator", run, joining, console, changes, allow_code)
     from shoal.roles.validator import start_validator
 
-    start_validator(located, reach)
+    start_validator(located, options)
 
 
 identity = typer.Typer(help="This machine's key, which is its identity in every run, and the coordinators it trusts.")

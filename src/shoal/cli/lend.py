@@ -9,7 +9,7 @@ from rich.console import Console
 from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.identity import default_key
 from shoal.errors import ConfigError
-from shoal.roles.session import Reach, join_run
+from shoal.roles.session import JoinOptions, join_run
 from shoal.rundir import RunDir, locate_run
 from shoal.text import one_line
 
@@ -24,7 +24,7 @@ def lend(
     console: Console,
     changes: ConfigFlags = NO_CHANGES,
     code: bool | None = None,
-) -> tuple[RunDir, Reach]:
+) -> tuple[RunDir, JoinOptions]:
     """A role's run directory and how it reaches the other roles: in a run on this machine, or in one that it joins."""
 
     def say(text: str) -> None:
@@ -39,11 +39,11 @@ def lend(
         if flags.home is not None:
             raise ConfigError(f"{role}: --home goes with --join alone; {target} is a run with a directory of its own")
         run = locate_run(target, changes.settings or [], changes.out, console)
-        return run, Reach(flags.join, flags.key, relays, say)
+        return run, JoinOptions(flags.join, flags.key, relays, say)
     if changes.settings or changes.out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
-    return join_run(flags.join, own, flags.home, JOIN_S, say, code), Reach(flags.join, own, relays, say)
+    return join_run(flags.join, own, flags.home, JOIN_S, say, code), JoinOptions(flags.join, own, relays, say)
 
 
 def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:

@@ -79,10 +79,10 @@ def trainer(run: Target, changes: ConfigFlags, join: Join = None) -> None:
     """
     from shoal.cli.lend import lend
 
-    located, reach = lend("trainer", run, JoinFlags(join), console, changes)  # before torch: report a typo at once
+    located, options = lend("trainer", run, JoinFlags(join), console, changes)  # before torch: report a typo at once
     from shoal.roles.trainer import start_trainer
 
-    start_trainer(located, reach)
+    start_trainer(located, options)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def planter(joining: PlanterFlags, run: MaybeTarget = None) -> None:
         raise ConfigError(
             "planter: give --key with a copy of RUN/keys/planter.key; with any other key, bad files count as cheating"
         )
-    located, reach = lend("planter", run, joining, console)
+    located, options = lend("planter", run, joining, console)
     from shoal.roles.planter import start_planter
 
-    start_planter(located, reach)
+    start_planter(located, options)

@@ -127,8 +127,8 @@ def relay(
         from shoal.cli.lend import lend
         from shoal.roles.relay import start_relay
 
-        located, reach = lend("relay", run_directory, JoinFlags(join, key, home), console)
-        start_relay(located, sources or [], listen.host, port, reach, listen.url, listen.tls)
+        located, options = lend("relay", run_directory, JoinFlags(join, key, home), console)
+        start_relay(located, sources or [], listen.host, port, options, listen.url, listen.tls)
         return
     if not sources or not flags.origin_address:
         raise ConfigError(

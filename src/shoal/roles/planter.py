@@ -28,7 +28,7 @@ from shoal.protocol.run_card import Join
 from shoal.protocol.stores import Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
-from shoal.roles.session import Heartbeat, Reach, ignore_refused, swarm_store
+from shoal.roles.session import Heartbeat, JoinOptions, ignore_refused, swarm_store
 from shoal.roles.worker import Worker, load_engine
 from shoal.rundir import TAKEOVER_S, RunDir, role_key
 from shoal.tasks.difficulty import Table
@@ -214,24 +214,24 @@ class PlanterStore:
             return 0
 
 
-def start_planter(run: RunDir, reach: Reach) -> None:
+def start_planter(run: RunDir, options: JoinOptions) -> None:
     """Runs the planter of a run in this process until the run is done."""
     config = run.config
     if not config.ledger.plants:
         raise ConfigError("planter: ledger.plants = 0, so the coordinator would take its bad files for a cheater's")
     torch.set_num_threads(config.workers.threads)
     taken = f"planter: another one is at work in {run.path}; a run has one planter"
-    secret = Key.load(reach.key) if reach.key else role_key(run.path, NAME)
+    secret = Key.load(options.key) if options.key else role_key(run.path, NAME)
     plants = Plants(secret, config.name)
     with (
         locked(run.path / "locks" / NAME, taken, wait_s=TAKEOVER_S),
         run.role(NAME) as (status, metrics),
-        reach.link(run, NAME, status) as link,
-        reach.versions(run, NAME, link, status, metrics) as channel,
+        options.link(run, NAME, status) as link,
+        options.versions(run, NAME, link, status, metrics) as channel,
     ):
         status.working("loading the base model")
         base, policy, engine = load_engine(run, channel)
-        on_relays: OnRelays = channel.also_from if not reach.relays else lambda _urls: None
+        on_relays: OnRelays = channel.also_from if not options.relays else lambda _urls: None
         planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)

@@ -6,7 +6,7 @@ from shoal.client.weight_source import noting
 from shoal.files import locked
 from shoal.process import free_ports
 from shoal.roles.serving import offer, serve_until_stopped
-from shoal.roles.session import Reach, others
+from shoal.roles.session import JoinOptions, others
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
@@ -19,7 +19,7 @@ def start_relay(
     sources: Sequence[str],
     host: str,
     port: int,
-    reach: Reach,
+    options: JoinOptions,
     url: str | None = None,
     tls: bool | None = None,
 ) -> None:
@@ -31,14 +31,14 @@ def start_relay(
     taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
     with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
         store = Store(run.path / "relay")
-        context, key = None, reach.own_key(run, "relay")
+        context, key = None, options.own_key(run, "relay")
         if speaks_tls(host, url, tls):
             context = server_context(key, run.config.swarm.tls_cert, run.config.swarm.tls_key)
         own = port or free_ports([0])[0]
         server = Server(store, name="relay", host=host, port=own, public=url, context=context, address=key.address)
         own_url = url or server.url
-        with reach.relay(run, status, sources, own_url) as (origin, urls, heart):
-            nearest = 0 if sources else reach.nearest()
+        with options.relay(run, status, sources, own_url) as (origin, urls, heart):
+            nearest = 0 if sources else options.nearest()
             puller = Puller(
                 store,
                 urls,

@@ -60,8 +60,8 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """How a role reaches the others: through the coordinator that `join` names."""
+class JoinOptions:
+    """How a role joins a run: where the coordinator is, with which key, and from which relays it fetches."""
 
     join: str
     key: Path | None = None

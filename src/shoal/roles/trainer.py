@@ -21,7 +21,7 @@ from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.protocol.stores import RolloutStore, WeightChannel
 from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
-from shoal.roles.session import OpenStore, Reach
+from shoal.roles.session import JoinOptions, OpenStore
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Rates, Sampler
@@ -290,14 +290,14 @@ def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
     )
 
 
-def start_trainer(run: RunDir, reach: Reach) -> None:
+def start_trainer(run: RunDir, options: JoinOptions) -> None:
     """Runs the trainer of a run in this process until the run is done."""
     torch.set_num_threads(run.config.train.threads)
     taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
     with (
         locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S),
         run.role("trainer") as (status, metrics),
-        reach.trainer(run, status) as (channel, open_store),
+        options.trainer(run, status) as (channel, open_store),
     ):
         build_trainer(run, channel, open_store, status, metrics).run()
 

@@ -27,7 +27,7 @@ from shoal.models.load import load, read_weights
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import MARGIN, Finding, Verdict, is_blame
-from shoal.roles.session import Reach, ignore_refused
+from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
@@ -394,7 +394,7 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
-def start_validator(run: RunDir, reach: Reach) -> None:
+def start_validator(run: RunDir, options: JoinOptions) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
     torch.set_num_threads(config.audit.threads)
@@ -402,7 +402,7 @@ def start_validator(run: RunDir, reach: Reach) -> None:
     with (
         locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
         run.role("validator") as (status, metrics),
-        reach.session(run, "validator", "validator", status, metrics) as session,
+        options.session(run, "validator", "validator", status, metrics) as session,
     ):
         channel = session.weights
         status.working("loading the base model")

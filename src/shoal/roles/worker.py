@@ -13,7 +13,7 @@ from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, load, read_weights
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
-from shoal.roles.session import Reach, ignore_refused
+from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
@@ -132,7 +132,7 @@ def load_engine(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, To
     return base, policy, engine
 
 
-def start_worker(run: RunDir, name: str, reach: Reach, attack: str | None = None) -> None:
+def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
@@ -141,7 +141,7 @@ def start_worker(run: RunDir, name: str, reach: Reach, attack: str | None = None
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
-        reach.session(run, "worker", name, status, metrics) as session,
+        options.session(run, "worker", name, status, metrics) as session,
     ):
         channel = session.weights
         status.working("loading the base model")
