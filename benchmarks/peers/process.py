@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread, Timer
+from threading import Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -26,6 +25,7 @@ from rich.text import Text
 
 from shoal.errors import BenchError, WaitError
 from shoal.process import KEEP_FREED_MEMORY, SLEEP_WHEN_IDLE
+from shoal.subproc import Child, ChildError, LateError, NotJsonError
 
 TRL_SCRIPT = Path(__file__).with_name("trl.py")
 TRL_REQUIREMENTS = (
@@ -41,6 +41,7 @@ TRL_REQUIREMENTS = (
 INSTALL_DEADLINE_S = 3600.0
 EXIT_GRACE_S = 10.0
 TAIL_LINES = 20
+MAX_ANSWER = 1 << 28
 
 
 def trl_peer(cache: Path) -> "Peer":
@@ -137,85 +138,47 @@ class Peer:
         self.name = name
         self._command = [str(python), "-I", str(script)]
         self._environment = environment or {}
-        self._answers: SimpleQueue[str | None] = SimpleQueue()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._unanswered = False
 
     def __enter__(self) -> Self:
-        self._process = _start(self._command, environment=self._environment, stderr=subprocess.PIPE)
-        self._errors = Thread(target=self._read_errors, daemon=True)
-        self._errors.start()
-        Thread(target=self._read_answers, daemon=True).start()
+        self._child = Child(self._command, {**os.environ, **self._environment}, show_stderr=False)
         return self
 
     def ask(self, question: Mapping[str, Any], *, awaiting: str, deadline_s: float) -> dict[str, Any]:
         """The peer's answer; `awaiting` is what the error calls it if it does not come."""
         self._unanswered = True
-        # In a thread of its own: a peer that reads nothing would hold up a long question beyond any deadline.
-        Thread(target=self._send, args=[json.dumps(question) + "\n"], daemon=True).start()
+        deadline = time.monotonic() + deadline_s
         try:
-            line = self._answers.get(timeout=deadline_s)
-        except Empty:
+            self._child.send([question], deadline_s)
+            answer = self._child.receive(deadline - time.monotonic(), MAX_ANSWER)
+        except LateError:
             raise WaitError(
                 f"peer {self.name}: {awaiting} did not come within {deadline_s:g} s{self._said()}"
             ) from None
-        if line is None:
-            raise BenchError(f"peer {self.name} ended before {awaiting} came{self._said()}")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
+        except NotJsonError as error:
+            answer = error.said
+        except ChildError as error:
+            raise BenchError(f"peer {self.name} {error} before {awaiting} came{self._said()}") from None
         if not isinstance(answer, dict):
-            raise BenchError(f"peer {self.name}: {line[:200]!r} came instead of {awaiting}{self._said()}")
+            raise BenchError(f"peer {self.name}: {answer!r:.200} came instead of {awaiting}{self._said()}")
         self._unanswered = False
         return answer
 
     def __exit__(self, *_: object) -> None:
-        with self._process as process:
-            if not self._unanswered:
-                assert process.stdin
-                with suppress(OSError):
-                    process.stdin.close()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(EXIT_GRACE_S)
-            _kill(process)
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin
-        with suppress(OSError, ValueError):  # a peer that has gone is noticed by whoever waits for its answer
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def _read_answers(self) -> None:
-        assert self._process.stdout
-        with suppress(ValueError):
-            for line in self._process.stdout:
-                self._answers.put(line)
-        self._answers.put(None)
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr
-        with suppress(ValueError):
-            for line in self._process.stderr:
-                self._tail.append(line.rstrip())
+        self._child.close(0.0 if self._unanswered else EXIT_GRACE_S)
 
     def _said(self) -> str:
-        self._errors.join(timeout=1.0)  # of a peer that has just died, the last lines may still be on their way
-        if not self._tail:
-            return "; it wrote nothing to stderr"
-        return ". The last lines it wrote to stderr:\n" + "\n".join(list(self._tail))
+        said = self._child.stderr()[-TAIL_LINES:]
+        return ". The last lines it wrote to stderr:\n" + "\n".join(said) if said else "; it wrote nothing to stderr"
 
 
-def _start(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, stderr: int = subprocess.STDOUT
-) -> subprocess.Popen[str]:
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     """Starts a command as the head of a process group, so that `_kill` takes what it started along."""
     return subprocess.Popen(
         command,
-        env={**os.environ, **(environment or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,

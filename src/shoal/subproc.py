@@ -9,8 +9,8 @@ import json
 import math
 import os
 import select
+import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,25 @@ from shoal.files import parse_json
 from shoal.text import one_line
 
 # What is kept of a child's standard error, for the error that its owner raises.
-MAX_LAST_WORDS = 1000
+MAX_STDERR = 4000
+MAX_LAST_WORDS = 300
 END_S = 1.0
 
 
 class ChildError(Exception):
     """The child did not do what was asked, and cannot be relied on any more; the message goes on from its name."""
+
+
+class LateError(ChildError):
+    """It took longer than it was given."""
+
+
+class NotJsonError(ChildError):
+    """It said what is no message. What it said is not in the text, which strangers' children would then write."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__("said what is not JSON")
+        self.said = said
 
 
 class Child:
@@ -50,7 +63,7 @@ class Child:
         assert self._process.stderr is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._to, False)
-        self._pending = b""
+        self._pending = bytearray()
         self._heard = b""
         # A thread, because a child that prints a lot while nobody asks it anything must not be held up by a full pipe.
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr, show_stderr), daemon=True)
@@ -69,7 +82,7 @@ class Child:
         left = memoryview(b"".join(_line(message) for message in messages))
         while left:
             if not _is_ready(self._to, select.POLLOUT, seconds):
-                raise ChildError(f"took no messages for {seconds:g} s")
+                raise LateError(f"took no messages for {seconds:g} s")
             try:
                 left = left[os.write(self._to, left[: select.PIPE_BUF]) :]
             except BlockingIOError:
@@ -80,34 +93,41 @@ class Child:
     def receive(self, seconds: float = math.inf, most: int = 1 << 16) -> Any:
         """The next message, of at most about so many bytes; ChildError if none comes in time."""
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._pending:
-            if len(self._pending) > most:
+        looked = 0
+        while (end := self._pending.find(b"\n", looked)) < 0:
+            if (looked := len(self._pending)) > most:
                 raise ChildError(f"said more than {most} bytes")
             self._pending += self._more(deadline, seconds)
-        line, _, self._pending = self._pending.partition(b"\n")
+        line = self._take(end + 1)
         try:
             return parse_json(line)
         except (ValueError, RecursionError):
-            raise ChildError("said what is not JSON") from None
+            raise NotJsonError(line.strip()) from None
 
     def read(self, size: int, seconds: float) -> bytes:
         """The raw bytes that follow a message; ChildError if they do not come in time."""
         deadline = time.monotonic() + seconds
-        parts, self._pending = [self._pending[:size]], self._pending[size:]
+        parts = [self._take(size)]
         left = size - len(parts[0])
         while left > 0:
             parts.append(self._more(deadline, seconds, min(left, 1 << 20)))
             left -= len(parts[-1])
         return b"".join(parts)
 
-    def close(self) -> None:
-        """Kills the process and waits for its end."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends its requests, gives it so long to end by itself, and then kills it and all that it started."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        if grace_s:
+            self.code(grace_s)
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it is the head of its session
+        process.wait()
+        process.stdout.close()
 
     def code(self, wait_s: float = END_S) -> int | None:
         """What it ended with; None if it has not ended after so many seconds."""
@@ -122,15 +142,25 @@ class Child:
             return "closed its pipe"
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
-    def last_words(self) -> str:
-        """The last line that it printed to standard error, after a colon; empty if there is none."""
+    def stderr(self) -> list[str]:
+        """The last lines that it printed to standard error."""
         self._listener.join(0.2)  # it may still be reading what the child said before its end
-        said = self._heard.decode(errors="replace").strip().splitlines()
-        return f": {one_line(said[-1])}" if said else ""
+        return self._heard.decode(errors="replace").strip().splitlines()
+
+    def last_words(self) -> str:
+        """The last of these lines, after a colon; empty if there is none."""
+        said = self.stderr()
+        return f": {one_line(said[-1])[:MAX_LAST_WORDS]}" if said else ""
+
+    def _take(self, size: int) -> bytes:
+        """At most so many bytes of what has come and was not looked at."""
+        taken = bytes(self._pending[:size])
+        del self._pending[:size]
+        return taken
 
     def _more(self, deadline: float, seconds: float, most: int = 1 << 16) -> bytes:
         if not _is_ready(self._from, select.POLLIN, deadline - time.monotonic()):
-            raise ChildError(f"took longer than {seconds:g} s")
+            raise LateError(f"took longer than {seconds:g} s")
         if not (data := os.read(self._from, most)):
             raise ChildError(self.end())
         return data
@@ -138,11 +168,10 @@ class Child:
     def _listen(self, errors: IO[bytes], show: bool) -> None:
         with errors:
             while data := errors.read(1 << 12):
-                self._heard = (self._heard + data)[-MAX_LAST_WORDS:]
+                self._heard = (self._heard + data)[-MAX_STDERR:]
                 if show:
-                    with suppress(OSError, ValueError):
-                        sys.stderr.write(data.decode(errors="replace"))
-                        sys.stderr.flush()
+                    with suppress(OSError):
+                        os.write(2, data)  # not through sys.stderr, whose lock a thread must not hold when we exit
 
 
 def say(pipe: IO[bytes], message: object, data: bytes = b"") -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -124,7 +125,9 @@ raise RuntimeError("out of fish")
 """
     with (
         peer(tmp_path, program) as fake,
-        pytest.raises(BenchError, match=r"(?s)peer fake ended before the warm-up came.*out of fish$") as caught,
+        pytest.raises(
+            BenchError, match=r"(?s)peer fake ended with code 1 before the warm-up came.*out of fish$"
+        ) as caught,
     ):
         fake.ask({}, awaiting="the warm-up", deadline_s=60)
     assert "line 0\n" not in str(caught.value)
@@ -147,11 +150,13 @@ def test_a_peer_that_never_reads_hits_the_deadline_too(tmp_path: Path) -> None:
         fake.ask({"prompts": more_than_a_pipe_holds}, awaiting="the warm-up", deadline_s=1)
 
 
-@pytest.mark.parametrize("answer", ["ready", "[1]"])
-def test_an_answer_that_is_not_an_object_is_shown(tmp_path: Path, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"), [("ready", "b'ready' came instead of the warm"), ("[1]", "[1] came instead of the warm-up")]
+)
+def test_an_answer_that_is_not_an_object_is_shown(tmp_path: Path, answer: str, said: str) -> None:
     with (
         peer(tmp_path, f"input(); print({answer!r})") as fake,
-        pytest.raises(BenchError, match="came instead of the warm-up"),
+        pytest.raises(BenchError, match=re.escape(said)),
     ):
         fake.ask({}, awaiting="the warm-up", deadline_s=60)
 

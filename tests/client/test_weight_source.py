@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import read_status
 from shoal.tls import pinned_context
 from tests.support.origin_and_relays import KEY, RUN, contents, relay_at
+from tests.support.until import until
 
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
 
@@ -79,13 +80,6 @@ class World:
             CastChannel(self.path / name, relays, KEY.address, RUN, name, wait_s, metrics) as channel,
         ):
             yield channel
-
-
-def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture

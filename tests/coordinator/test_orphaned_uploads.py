@@ -13,6 +13,7 @@ from shoal.coordinator.orphaned_uploads import Orphans
 from shoal.coordinator.uploads import Objects, incoming_name, object_name, place_in
 from tests.support.coordinator_in_process import World, good_file, key_of
 from tests.support.submissions import judge_formats
+from tests.support.until import until
 
 A = key_of("a")
 HOUR_S = 3600.0
@@ -30,13 +31,6 @@ def tidying(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     world.stop()
     world.start()
     yield
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def leave(world: World, name: str, data: bytes, age_s: float) -> Path:
@@ -68,7 +62,7 @@ def test_what_no_submission_names_goes_and_all_else_stays(world: World, monkeypa
     leave(world, own, (world.path / "uploads" / own).read_bytes(), 3 * HOUR_S)
     leave(world, young, b"x", 60)
     with tidying(world, monkeypatch):
-        wait_until(lambda: not set(orphans) & set(uploads(world)))
+        until(lambda: not set(orphans) & set(uploads(world)))
         assert uploads(world) == sorted([own, young, foreign])
         judge_formats(world.validator, 0, 2)
         assert len(list(world.trainer.accepted(0))) == 1
@@ -93,7 +87,7 @@ def test_what_a_coordinator_that_was_killed_before_its_commit_left_can_be_sent_a
         leave(world, name, (world.path / "uploads" / name).read_bytes(), 3 * HOUR_S)
     world.hand_in("a", kept)
     with tidying(world, monkeypatch):
-        wait_until(lambda: len(uploads(world)) == 1)
+        until(lambda: len(uploads(world)) == 1)
         judge_formats(world.validator, 0, 2)
         assert [submission.lease for submission in world.trainer.accepted(kept.step)] == [kept]
         world.hand_in("b", lost)
@@ -108,7 +102,7 @@ def test_a_step_that_was_forgotten_and_not_removed_goes(world: World, monkeypatc
     world.trainer.forget(before=1)
     leave(world, own, data, 3 * HOUR_S)  # as if it had been killed between the two
     with tidying(world, monkeypatch):
-        wait_until(lambda: not uploads(world))
+        until(lambda: not uploads(world))
 
 
 async def nothing_is_named(names: Sequence[str]) -> list[str]:

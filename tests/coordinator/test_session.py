@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,7 @@ from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
 from shoal.telemetry.status import StatusFile
 from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.support.until import until
 
 
 @pytest.fixture

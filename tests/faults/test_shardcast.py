@@ -176,6 +176,7 @@ import sys
 from pathlib import Path
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
+print("begins", flush=True)
 with Puller(Store(Path(sys.argv[1])), sys.argv[3:], sys.argv[2], stall_s=2) as puller:
     print(puller.fetch(1, wait_s=20), flush=True)
 """
@@ -196,15 +197,16 @@ def test_a_client_killed_twenty_times_ends_with_the_right_bytes_and_fetches_litt
             rng = random.Random(5)
             seen = []
             for _ in range(20):
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-                time.sleep(0.35 + rng.random() * 0.3)
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"begins\n"  # however long a busy machine takes to start it
+                    time.sleep(0.15 + rng.random() * 0.3)
+                    process.send_signal(signal.SIGKILL)
                 seen += [index.size for index in _indexes(tmp_path / "client")]
             assert seen[-1] > 0
             assert seen == sorted(seen)
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert contents(Path(done.stdout.strip())) == contents(made)
+        assert contents(Path(done.stdout.split()[-1])) == contents(made)
         in_flight = 2 * 8 * MIB  # two requests of at most this
         assert metric(origin.server, "bytes_sent_total") <= size + 20 * in_flight
 

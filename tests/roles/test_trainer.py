@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -41,6 +39,7 @@ from tests.support.roles_in_process import (
     working,
 )
 from tests.support.submissions import judge_formats
+from tests.support.until import until
 
 
 class Hopeless(Coin):
@@ -257,7 +256,7 @@ def test_a_trainer_without_workers_waits_says_so_and_goes_on_when_one_comes(tmp_
     worker = make_worker(run)
     thread = threading.Thread(target=train, args=(run,), daemon=True)
     thread.start()
-    wait_until(lambda: notes(run).count("waiting for rollouts of step 0: 0 of 4 groups with signal") >= 3)
+    until(lambda: notes(run).count("waiting for rollouts of step 0: 0 of 4 groups with signal") >= 3)
     assert thread.is_alive()
     (status,) = [status for status in read_status(run.path) if status.role == "trainer"]
     assert (status.state, status.on, status.deadline) == ("waiting", "worker", None)
@@ -284,20 +283,13 @@ def test_a_waiting_trainer_says_for_whom_and_what(
     thread = threading.Thread(target=until_interrupted, daemon=True)
     thread.start()
     unjudged = f"0 of 300 groups with signal; 0 groups are leased, {len(submission.groups())} wait for a verdict"
-    wait_until(lambda: unjudged in notes(run))
+    until(lambda: unjudged in notes(run))
     assert [status.on for status in read_status(run.path) if status.role == "trainer"] == ["validator"]
     judge_formats(judging_store(run, worker), 0, 0)
-    wait_until(lambda: f"{groups_with_signal(submission)} of 300 groups with signal; 0 groups" in notes(run))
+    until(lambda: f"{groups_with_signal(submission)} of 300 groups with signal; 0 groups" in notes(run))
     assert [status.on for status in read_status(run.path) if status.role == "trainer"] == ["worker"]
     monkeypatch.setattr(Patience, "waits", Mock(side_effect=InterruptedError))
     thread.join(60)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_goes_on_from_its_last_checkpoint_without_using_a_rollout_twice(tmp_path: Path, tiny_dir: Path) -> None:
