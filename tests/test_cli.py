@@ -5,12 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.rundir import FORMAT
 
 CONFIG = """
@@ -43,14 +42,15 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_help_answers_in_under_half_a_second() -> None:
+    """Of processor time, which a busy machine does not change."""
     best = 60.0
-    for _ in range(8):  # a busy machine may need some tries
-        began = time.perf_counter()
+    for _ in range(3):
+        before = os.times()
         assert shoal("--help").returncode == 0
-        best = min(best, time.perf_counter() - began)
-        if best < 0.5:
-            return
-    raise AssertionError(f"the fastest of 8 took {best:.2f} s")
+        after = os.times()
+        spent = after.children_user + after.children_system - before.children_user - before.children_system
+        best = min(best, spent)
+    assert best < 0.5
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,11 @@ def test_help_answers_in_under_half_a_second() -> None:
 )
 def test_what_the_supervisor_imports_imports_no_torch(statement: str) -> None:
     assert modules_after(statement) & {"torch", "transformers", "reasoning_gym"} == set()
+
+
+def test_help_sorts_commands_into_panels_in_the_order_in_which_they_are_needed() -> None:
+    panels = re.findall(r"─ ([A-Z][a-z ]+) ─", shoal("--help").stdout)
+    assert panels == ["Options", "Run", "Join", "Look", "Tasks and models", "Weights", "Ledger"]
 
 
 def test_help_names_every_command() -> None:
@@ -148,6 +153,37 @@ def test_a_dry_run_of_a_run_prints_that_runs_own_config(run: Path) -> None:
     refused = shoal("run", str(run), "--dry-run", "--set", "steps=8")
     assert refused.returncode == 3
     assert "--set and --out go with a config file" in refused.stderr
+
+
+RELAY = ["relay", "runs/a", "--from", "http://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags", "where"),
+    [
+        (["origin", "runs/a"], ["--store", "x"], "only an origin of another directory does"),
+        (["origin", "runs/a"], ["--key", "x", "--keep", "5"], "a run's origin uses RUN/origin"),
+        (["origin", "runs/a"], ["--allow", "x"], "only an origin of another directory does"),
+        (["origin", "runs/a"], ["--run", "run"], "only an origin of another directory does"),
+        (RELAY, ["--allow", "x"], "only a relay outside a run does (shoal relay --from URL --origin ADDRESS)"),
+        (RELAY, ["--store", "relay", "--name", "relay"], "a relay outside a run"),
+        (RELAY, ["--no-serve"], "a relay outside a run"),
+        ([*RELAY[:1], *RELAY[2:], "--origin", f"0x{'1' * 40}"], ["--home", "x"], "only relay --join URL does"),
+        (["eval", "runs/a"], ["--against", "x", "--json"], "only eval --suite does"),
+        (["eval", "runs/a", "--suite", "words"], ["--version", "1"], "only eval of a run does"),
+        (["eval", "runs/a", "--follow"], ["--tasks", "9"], "the run's own config says what is measured"),
+        (["ledger", "gas", "runs/a"], ["--set", "steps=1"], "a prepared run has its own config"),
+        (["filter", "run.toml", "--model", "x", "--out", "y"], ["--reward", "math"], "a config has its own"),
+    ],
+)
+def test_a_flag_that_a_form_of_a_command_does_not_take_is_refused_not_ignored(
+    config: Path, run: Path, arguments: list[str], flags: list[str], where: str
+) -> None:
+    """Also one that was given its default."""
+    result = shoal(*arguments, *flags, cwd=config.parent)
+    assert result.returncode == 3, result.stderr
+    assert [flag for flag in flags if flag.startswith("--") and flag not in result.stderr] == []
+    assert where in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["run", "run.toml", "--dry-run"], ["--help"], ["status", "runs/a"]])

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import RunConfig, check_config, describe, load_config, to_toml
+from shoal.config import RunConfig, TrainConfig
+from shoal.config_docs import config_page
+from shoal.config_io import check_config, describe, load_config, to_toml
 from shoal.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"name": "a", "steps": 3, "tasks": [{"source": "reasoning-gym/chain_sum"}]}
@@ -304,3 +306,22 @@ def test_every_config_we_ship_is_valid_and_reads_back(path: Path, tmp_path: Path
     config = load_config(path)
     (tmp_path / "written.toml").write_text(to_toml(config))
     assert load_config(tmp_path / "written.toml") == config
+
+
+def test_the_page_of_settings_is_that_of_this_tree() -> None:
+    page = Path(__file__).parents[1] / "docs" / "config.md"
+    assert page.read_text() == config_page(), "write it again: python -m shoal.config_docs > docs/config.md"
+
+
+def test_every_setting_is_on_the_page_with_its_meaning() -> None:
+    page = config_page()
+    for key, meaning in describe():
+        assert meaning
+        assert f"| `{key.rpartition('.')[2]}` |" in page
+
+
+def test_defaults_that_are_not_those_of_the_paper_say_so() -> None:
+    """INTELLECT-2, arXiv:2505.07291: 256 prompts and 8 optimizer steps per training step."""
+    said = TrainConfig.__doc__ or ""
+    assert f"groups_per_step ({TrainConfig().groups_per_step} here, 256 there)" in " ".join(said.split())
+    assert f"optimizer_steps ({TrainConfig().optimizer_steps} here, 8 there)" in " ".join(said.split())

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.tasks.build import build_source
 from shoal.tasks.source import score
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal.config import RunConfig, check_config, to_toml
+from shoal.config import RunConfig
+from shoal.config_io import check_config, to_toml
 from shoal.errors import ConfigError, ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models.load import WEIGHTS, load

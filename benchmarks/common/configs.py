@@ -5,7 +5,8 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.common.progress import Progress
-from shoal.config import RunConfig, check_config, load_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config, load_config
 from shoal.models.base import base_model_dir, ensure_base_model
 
 

@@ -1,9 +1,9 @@
-"""What a coordinator bears: a thousand simulated nodes, in one process, against a real `shoal coordinator`.
+"""Load test of the coordinator: a thousand simulated nodes, in one process, against a real `shoal coordinator`.
 
 Nodes, trainer and validator share the machine's cores with the coordinator, and with PostgreSQL where that is used. All
 of them heartbeat as often as the run says. They work in two ways, one after the other:
 
-- *in a hurry*: whoever has its turn, a few dozen at a time, takes a lease and hands its file in at once. What comes of
+- *in a hurry*: a few dozen nodes at a time each take a lease and hands its file in at once. What comes of
   it is the most that coordinator, validator and trainer get done together, for nobody runs ahead of the trainer.
 - *steadily*: each takes a lease, thinks, hands its file in and takes the next one. How long it thinks is chosen so that
   all of them together ask for `SHARE` of that most. The heartbeats that count are those of this part.
@@ -27,7 +27,8 @@ from benchmarks import ROOT
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import Figure
 from benchmarks.swarm.nodes import Load
-from shoal.config import RunConfig, check_config, to_toml
+from shoal.config import RunConfig
+from shoal.config_io import check_config, to_toml
 from shoal.errors import BenchError
 from shoal.process import Child, free_ports, stop_all
 from shoal.rundir import key_path

@@ -1,20 +1,12 @@
-"""One typed tree describes a run; TOML in, a checked and frozen value out.
+"""The typed tree that describes a run: every setting with its type, bounds, default and meaning. Values are frozen.
 
-Every error names the key, its value, the rule and, for a key that does not exist, the nearest one that does.
+`config_io` reads it from TOML, and `docs/config.md` is generated from it.
 """
 
-import difflib
-import json
-import tomllib
-import types
-import typing
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from shoal.errors import ConfigError
 from shoal.rl.loss_config import LossConfig
 from shoal.tls import Mode, is_served
 
@@ -23,7 +15,7 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
-# Of about so many files one is planted as good and one as bad, where validators may be somebody else's.
+# Default of ledger.plants if validators may belong to someone else.
 PLANTS = 20
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
@@ -46,19 +38,19 @@ class _Table(BaseModel):
 
 
 class RewardConfig(_Table):
-    """One of several rewards of a source; the sum of all, by weight, is what an answer earns."""
+    """One of several rewards of a source; an answer earns their weighted sum."""
 
-    kind: str = Field(description="math, code, exact, format, own (the source's), or python/FILE.py:FUNCTION.")
-    weight: float = Field(1.0, description="What its value is multiplied with.")
-    name: str | None = Field(None, description="Name of the part in rollouts; its kind if not given.")
+    kind: str = Field(description="math, code, exact, format, own (the source's own), or python/FILE.py:FUNCTION.")
+    weight: float = Field(1.0, description="Weight of this reward in the sum.")
+    name: str | None = Field(None, description="Name of this part in rollouts; default: its kind.")
 
 
 class CodeConfig(_Table):
-    """What a program that is judged may take, for one test, or for all calls of one function."""
+    """Limits on a program that is scored, per test or for all calls of one function together."""
 
-    seconds: float = Field(2.0, gt=0, le=600, description="Time; starting Python does not count.")
-    memory_mb: int = Field(512, ge=64, le=65536, description="Memory, in MiB.")
-    output_kb: int = Field(1024, ge=1, le=65536, description="Output, in KiB.")
+    seconds: float = Field(2.0, gt=0, le=600, description="Seconds of time, not counting the start of Python.")
+    memory_mb: int = Field(512, ge=64, le=65536, description="MiB of memory.")
+    output_kb: int = Field(1024, ge=1, le=65536, description="KiB of output.")
 
 
 class TaskConfig(_Table):
@@ -66,31 +58,33 @@ class TaskConfig(_Table):
 
     source: str = Field(
         description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, "
-        "verifiers/NAME, python/FILE.py, or what shoal filter left of one: filtered/FILE."
+        "verifiers/NAME, python/FILE.py, or filtered/FILE, which shoal filter writes."
     )
-    name: str | None = Field(None, description="Name in rollouts and metrics; the source's own if not given.")
+    name: str | None = Field(None, description="Name in rollouts and metrics; default: the source's own.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="The source's own options.")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="Options of the source itself.")
     difficulty: Annotated[int, Field(ge=0, le=100)] | list[Annotated[int, Field(ge=0, le=100)]] | None = Field(
-        None, description="Level of the generator's curriculum, or several, which are asked equally often."
+        None, description="Level of the generator's curriculum, or a list of levels, drawn equally often."
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="Columns of a table: which one is question, answer, tests or split."
+        default_factory=dict, description="For a table: which column is question, answer, tests or split."
     )
-    reward: str | None = Field(None, description="math, code, exact, format, python/FILE.py:FUNCTION; else its own.")
-    rewards: list[RewardConfig] = Field(default_factory=list, description="Several rewards in the place of one.")
-    thinking: bool = Field(False, description="An answer must close its thinking part with </think>; else it earns 0.")
+    reward: str | None = Field(
+        None, description="math, code, exact, format or python/FILE.py:FUNCTION; default: the source's own."
+    )
+    rewards: list[RewardConfig] = Field(default_factory=list, description="Several rewards instead of one.")
+    thinking: bool = Field(False, description="An answer must close its thinking part with </think>, or it earns 0.")
     code: CodeConfig = CodeConfig()
-    sha256: str | None = Field(None, description="Hash of the source's content; with any other it is refused.")
+    sha256: str | None = Field(None, description="Hash of the source's content; content with another hash is refused.")
     files: dict[str, Sha256] = Field(
-        default_factory=dict, description="Hashes of the files that it names, noted when a run is prepared."
+        default_factory=dict, description="Hashes of the files that the source names, recorded when a run is prepared."
     )
-    binary: bool = Field(True, description="Reward 1 for a fully right answer and 0 otherwise: no partial credit.")
+    binary: bool = Field(True, description="Reward 1 for a fully correct answer and 0 otherwise: no partial credit.")
     answer: Literal["whole", "tagged", "boxed"] = Field(
-        "whole", description="The whole completion, between <answer> tags, or in \\boxed{}."
+        "whole", description="Where the answer is: the whole completion, between <answer> tags, or in \\boxed{}."
     )
     template: str = Field(
-        "{question}", pattern=HAS_QUESTION, description="The prompt, with {question} where the task's text goes."
+        "{question}", pattern=HAS_QUESTION, description="The prompt; {question} is replaced by the task's text."
     )
 
     @model_validator(mode="after")
@@ -107,11 +101,11 @@ class TinyConfig(_Table):
 
     hidden: int = Field(128, ge=32, le=1024, multiple_of=32, description="Hidden size.")
     layers: int = Field(4, ge=1, le=32, description="Transformer blocks.")
-    warm_steps: int = Field(150, ge=0, description="Steps of supervised warm start.")
-    warm_batch: Positive = Field(64, description="Demonstrations in a warm-start step.")
+    warm_steps: int = Field(150, ge=0, description="Steps of supervised training before the run starts.")
+    warm_batch: Positive = Field(64, description="Demonstrations per warm-start step.")
     warm_lr: float = Field(2e-3, gt=0, description="Peak learning rate of the warm start.")
     warm_tasks: list[TaskConfig] = Field(
-        default_factory=list, description="Tasks demonstrated in the warm start; the run's own if empty."
+        default_factory=list, description="Tasks demonstrated in the warm start; if empty, the run's own."
     )
 
 
@@ -120,51 +114,72 @@ class ModelConfig(_Table):
 
     source: str = Field("tiny", description='"tiny" (built here), "smollm2", or a transformers model directory.')
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Number format of published weights; bfloat16 needs thresholds of shoal calibrate."
+        "float32",
+        description="Number format of published weights; bfloat16 needs thresholds measured by shoal calibrate.",
     )
     tiny: TinyConfig = TinyConfig()
 
 
 class SamplingConfig(_Table):
-    """How answers are drawn: the same distribution in generation, verification and loss. No top-k, no top-p."""
+    """How answers are sampled: the same distribution in generation, validation and loss. No top-k, no top-p."""
 
-    group_size: int = Field(16, ge=2, le=65536, description="Answers to one prompt.")
-    temperature: float = Field(1.0, gt=0, le=10, description="Logits are divided by it, in the loss as well.")
+    group_size: int = Field(16, ge=2, le=65536, description="Answers per prompt (a group).")
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="Sampling temperature; the loss divides logits by it as well."
+    )
     mode: Literal["seeded", "free"] = Field(
         "seeded",
-        description="Noise redrawn from the lease, so that every token can be checked, or the worker's own, which only "
-        "statistics can judge.",
+        description="seeded: noise derived from the lease, so that every token can be checked. free: the "
+        "worker's own noise, which can be checked only statistically.",
     )
-    max_new_tokens: Positive = Field(64, description="Longest answer.")
-    max_prompt_tokens: Positive = Field(256, description="Longest prompt; a longer one is an error.")
+    max_new_tokens: Positive = Field(64, description="Longest answer, in tokens.")
+    max_prompt_tokens: Positive = Field(256, description="Longest prompt, in tokens; a longer one is an error.")
 
 
 class TrainConfig(_Table):
-    """The optimiser and the step. Defaults are INTELLECT-2's (arXiv:2505.07291) where they carry over."""
+    """The optimizer and the training step.
 
-    groups_per_step: Positive = Field(32, description="Groups with signal that a step waits for.")
+    Defaults are those of INTELLECT-2 (arXiv:2505.07291), except groups_per_step (32 here, 256 there) and
+    optimizer_steps (1 here, 8 there), which suit a small machine.
+    """
+
+    groups_per_step: Positive = Field(
+        32, description="Groups with signal (rewards that differ) that a step waits for; INTELLECT-2: 256."
+    )
     online_filter: bool = Field(
         True,
-        description="Ask for more in the place of groups without signal; false fills a step with whatever comes.",
+        description="Sample more groups in place of those without signal; false fills a step with whatever arrives.",
     )
-    optimizer_steps: Positive = Field(1, description="Optimizer steps made of one step's rollouts.")
+    optimizer_steps: Positive = Field(
+        1, description="Optimizer steps per training step, each on a part of its rollouts; INTELLECT-2: 8."
+    )
     token_budget: Positive = Field(4096, description="Tokens packed into one forward pass.")
     lr: float = Field(3e-7, gt=0, description="Learning rate after warm-up.")
-    warmup_steps: int = Field(25, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
+    warmup_steps: int = Field(
+        25, ge=0, description="Optimizer steps of linear warm-up; the rate is constant afterwards."
+    )
     cooldown_steps: int = Field(
-        0, ge=0, description="Last optimizer steps of the run over which the rate falls linearly; 0 keeps it."
+        0,
+        ge=0,
+        description="Optimizer steps at the end of the run over which the rate falls linearly to 0; 0: no cool-down.",
     )
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), strict=False, description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
     grad_clip: float = Field(0.1, gt=0, description="Largest gradient norm.")
     old_logprobs: Literal["recomputed", "sampled"] = Field(
         "recomputed",
-        description="What the loss measures its ratio from: the policy as the step finds it, or as it was when it "
-        "sampled. The second lets the clip bound what stale rollouts may still change.",
+        description="Denominator of the policy ratio: recomputed with the policy at the start of the step, or as "
+        "sampled by the worker. With sampled, the clip also limits what stale rollouts can change.",
     )
-    advantage_std: bool = Field(True, description="Divide advantages by the group's std; false gives Dr. GRPO.")
-    oversample: float = Field(16.0, ge=1, description="Most groups to sample for a step, in multiples of its need.")
-    max_bad_steps: Positive = Field(3, description="Stop after this many non-finite steps in a row.")
+    advantage_std: bool = Field(
+        True, description="Divide advantages by the group's standard deviation; false gives Dr. GRPO."
+    )
+    oversample: float = Field(
+        16.0, ge=1, description="Upper limit on groups sampled for a step, as a multiple of groups_per_step."
+    )
+    max_bad_steps: Positive = Field(
+        3, description="Stop after this many consecutive steps with a non-finite loss or gradient."
+    )
     checkpoint_every: Positive = Field(1, description="Steps between checkpoints.")
     threads: Threads = Field(1, description="CPU threads of the trainer.")
     loss: LossConfig = LossConfig()
@@ -183,12 +198,12 @@ class WorkerConfig(_Table):
     """The machines that generate."""
 
     count: int = Field(1, ge=1, le=1024, description="Workers started by shoal run.")
-    threads: Threads = Field(1, description="CPU threads of each worker.")
-    max_batch: Batch = Field(128, description="Sequences generated side by side.")
+    threads: Threads = Field(1, description="CPU threads per worker.")
+    max_batch: Batch = Field(128, description="Sequences generated at once.")
     batches: list[Batch] = Field(
-        default_factory=list, description="The same for each worker of shoal run, for machines that differ."
+        default_factory=list, description="max_batch for each worker of shoal run, if they differ."
     )
-    groups_per_submission: Positive = Field(8, description="Groups in one rollout file.")
+    groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
 
     def batch_of(self, worker: int) -> int:
@@ -196,19 +211,28 @@ class WorkerConfig(_Table):
 
 
 class ThresholdsConfig(_Table):
-    """How far an honest worker may be off; `shoal calibrate MODEL` measures them. Defaults fit float32 models."""
+    """How far an honest worker may deviate; `shoal calibrate MODEL` measures it. Defaults fit float32 models."""
 
-    shortfall: float = Field(0.002, ge=0, description="Most a token may lie below the best under the lease's noise.")
-    inexact_share: float = Field(0.002, ge=0, le=1, description="Share of a file's tokens that may not be the best.")
-    inexact_tokens: int = Field(2, ge=0, description="Tokens of a file that may not be the best, besides that share.")
-    logprob: float = Field(0.002, ge=0, description="Most a claimed log-prob may be off.")
-    exponents: int = Field(4, ge=0, le=128, description="Of 128 proven values, how many exponents may differ.")
-    mantissa_mean: float = Field(0.25, ge=0, description="Mean difference of the other values' 7-bit mantissas.")
-    mantissa_median: float = Field(1.0, ge=0, description="Median difference of these mantissas.")
+    shortfall: float = Field(
+        0.002, ge=0, description="Largest gap between a token's noisy logit and the best one under the lease's noise."
+    )
+    inexact_share: float = Field(
+        0.002, ge=0, le=1, description="Share of a file's tokens that may differ from the best token."
+    )
+    inexact_tokens: int = Field(
+        2, ge=0, description="Tokens of a file that may differ from the best token, in addition to that share."
+    )
+    logprob: float = Field(0.002, ge=0, description="Largest error of a claimed log-prob.")
+    exponents: int = Field(4, ge=0, le=128, description="Exponents that may differ, of 128 proven values.")
+    mantissa_mean: float = Field(
+        0.25, ge=0, description="Largest mean difference of the other values' 7-bit mantissas."
+    )
+    mantissa_median: float = Field(1.0, ge=0, description="Largest median difference of these mantissas.")
     surprise_sample: float = Field(
         20.0,
         gt=0,
-        description="Free sampling: most evidence, in nats, against an answer; e^-20 of draws have more.",
+        description="Free sampling: largest evidence against one answer, in nats; a share of e^-20 of honest "
+        "answers has more.",
     )
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
 
@@ -225,83 +249,95 @@ DEFAULT_THRESHOLDS = ThresholdsConfig()
 
 
 class LengthConfig(_Table):
-    """Length budgets: a target for each prompt, drawn from the lease, told to the model and part of the reward."""
+    """Length budgets: a target per prompt, derived from the lease, stated in the prompt and part of the reward."""
 
     targets: list[Positive] = Field(
-        default_factory=list, description="Lengths in tokens to draw from; none: no budget."
+        default_factory=list, description="Lengths in tokens to draw from; if empty, no budget."
     )
-    alpha: float = Field(0.0003, ge=0, description="What a token too many or too few costs (arXiv:2505.07291).")
+    alpha: float = Field(
+        0.0003, ge=0, description="Reward lost per token above or below the target (arXiv:2505.07291)."
+    )
     form: Literal["exact", "max"] = Field(
-        "exact", description="As long as the target, or no longer (arXiv:2503.04697)."
+        "exact", description="exact: as long as the target; max: no longer than it (arXiv:2503.04697)."
     )
     prompt: str = Field(
         "{prompt}\nAnswer in {target} tokens.",
         pattern=HAS_TARGET,
-        description="The prompt with its budget: {prompt} is the prompt without, {target} the length.",
+        description="The prompt with its budget: {prompt} is the original prompt, {target} the length.",
     )
 
 
 class SamplerConfig(_Table):
-    """Which tasks are asked: all alike, or those more often that are solved sometimes."""
+    """How tasks are drawn: all equally often, or more often those that are solved sometimes."""
 
     kind: Literal["uniform", "difficulty"] = Field(
-        "uniform", description="difficulty draws by a table of weights that is published with every version."
+        "uniform", description="difficulty draws by a table of weights that is published with each version."
     )
-    floor: float = Field(0.1, ge=0.001, le=1, description="Weight of what is always or never solved; the most is 1.")
-    smoothing: float = Field(2.0, gt=0, description="Answers that a task's rate is taken to have had at its source's.")
-    memory: float = Field(0.98, ge=0, le=1, description="What an answer counts for after each step, of before.")
+    floor: float = Field(
+        0.1, ge=0.001, le=1, description="Weight of a task that is always or never solved; the largest weight is 1."
+    )
+    smoothing: float = Field(
+        2.0,
+        gt=0,
+        description="Prior strength: each task starts as if it had this many answers at its source's mean pass rate.",
+    )
+    memory: float = Field(0.98, ge=0, le=1, description="Decay applied to past answers at each training step.")
 
 
 class AuditConfig(_Table):
-    """The judgement of rollouts before they are trained on."""
+    """How rollouts are checked before they are trained on."""
 
     rate: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of files that are computed again, whole; the cheap checks see every file. 0: none, ever.",
+        description="Share of files that are recomputed whole; the cheap checks see every file. 0: never.",
     )
     spot: int = Field(
-        1, ge=0, description="Answers of every other file that are computed again; if one fails, the whole file is."
+        1, ge=0, description="Answers recomputed in each other file; if one fails, the whole file is recomputed."
     )
-    probation: int = Field(20, ge=0, description="Files of a new node that are all computed again, whole.")
-    strikes: Positive = Field(2, description="Rejected files after which a node gets no more leases.")
-    token_budget: Positive = Field(4096, description="Tokens computed again in one forward pass.")
+    probation: int = Field(20, ge=0, description="The first files of a new node that are all recomputed whole.")
+    strikes: Positive = Field(2, description="Rejected files after which a node is banned.")
+    token_budget: Positive = Field(4096, description="Tokens recomputed in one forward pass.")
     threads: Threads = Field(1, description="CPU threads of the validator.")
     thresholds: ThresholdsConfig = ThresholdsConfig()
 
 
 class CheaterConfig(_Table):
-    """A worker of this run that cheats, to see it caught."""
+    """A worker of this run that cheats, to see that it is caught."""
 
-    attack: str = Field(description="What it does; shoal attacks lists them.")
+    attack: str = Field(description="How it cheats; shoal attacks lists the ways.")
 
 
 class EvalConfig(_Table):
-    """The held-out measurement that runs beside training, without holding it up."""
+    """Evaluation on held-out tasks, beside training and without delaying it."""
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
     every: Positive = Field(
-        10, description="Versions between two evaluations, at least; first and last are always evaluated."
+        10, description="Least number of versions between two evaluations; the first and the last are always evaluated."
     )
     at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
-        default_factory=list, description="Versions to evaluate besides first and last, each of them; every is unused."
+        default_factory=list,
+        description="Versions to evaluate besides the first and the last; if given, every is ignored.",
     )
-    samples: Positive = Field(1, description="Answers to each held-out task; with k of them pass@k is measured too.")
-    suite: str = Field("", description="Asked of the same versions: words, arithmetic, reasoning, or a suite's file.")
+    samples: Positive = Field(1, description="Answers per held-out task; with k of them, pass@k is measured too.")
+    suite: str = Field(
+        "",
+        description="Suite to measure at the same versions: words, arithmetic, reasoning, or a file; if empty, none.",
+    )
     threads: Threads = Field(1, description="CPU threads of the evaluator.")
 
 
 class KeepConfig(_Table):
-    """How much of the past stays on disk."""
+    """How much history is kept on disk."""
 
-    versions: Positive = Field(5, description="Policy versions kept besides the base model.")
+    versions: Positive = Field(5, description="Policy versions kept in addition to the base model.")
     checkpoints: Positive = Field(2, description="Checkpoints kept.")
     rollouts: int = Field(
         0,
         ge=0,
         description="Trained steps whose rollouts are kept; 0 keeps all. An accepted file that is removed before its "
-        "window closes, up to 2 * (ledger.patience + ledger.window) + 2 steps, can no longer be ruled on.",
+        "challenge window closes, up to 2 * (ledger.patience + ledger.window) + 2 steps, can no longer be ruled on.",
     )
     rejected_mib: int = Field(
         1024,
@@ -310,58 +346,71 @@ class KeepConfig(_Table):
     )
     evidence: Positive = Field(
         50,
-        description="Steps for which bundles of evidence and the versions they need are kept; longer where a challenge "
+        description="Steps for which evidence bundles and the versions they need are kept; longer if a challenge "
         "may take longer.",
     )
 
 
 class SwarmConfig(_Table):
-    """The front door of a run: where it is, what it keeps where, and whom it trusts with what."""
+    """The coordinator: where it listens, where it stores its state, and which addresses have which role."""
 
-    host: str = Field("127.0.0.1", description="Address that coordinator and relay listen on; 0.0.0.0 for all.")
-    public: str = Field("", description="Name or address under which other machines reach this one; host if empty.")
-    port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 takes a free one.")
+    host: str = Field(
+        "127.0.0.1", description="Address that the coordinator and the relay listen on; 0.0.0.0: all interfaces."
+    )
+    public: str = Field(
+        "", description="Host name or address under which other machines reach this one; if empty, host."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 picks a free one.")
     tls: Mode = Field(
-        "auto", description="Whether coordinator and relay serve https; auto: unless they listen on loopback alone."
+        "auto",
+        description="Whether the coordinator and the relay serve https; auto: unless they listen on loopback only.",
     )
     tls_cert: str = Field(
-        "", description="PEM file with a certificate of an authority's; one that URL#0xADDRESS vouches for if empty."
+        "",
+        description="PEM file with a certificate from a public authority; if empty, a self-signed one, which the "
+        "address in URL#0xADDRESS vouches for.",
     )
-    tls_key: str = Field("", description="PEM file with the key of tls_cert.")
+    tls_key: str = Field("", description="PEM file with the private key of tls_cert.")
     database: str = Field(
         "",
-        description="postgresql://USER@HOST/NAME; a SQLite file in the run's directory if empty. Its password: in the "
-        "environment (PGPASSWORD, PGPASSFILE).",
+        description="postgresql://USER@HOST/NAME, with the password in the environment (PGPASSWORD, PGPASSFILE); "
+        "if empty, a SQLite file in the run's directory.",
     )
-    store: str = Field("", description="Where uploads lie: s3://BUCKET, or a directory; one of the run's if empty.")
+    store: str = Field(
+        "", description="Where uploads are stored: s3://BUCKET or a directory; if empty, in the run's directory."
+    )
     store_options: dict[str, str] = Field(
-        default_factory=dict, description="The object store's own, as endpoint and region; secrets: in the environment."
+        default_factory=dict,
+        description="Options of the object store, such as endpoint and region; secrets belong in the environment.",
     )
-    trainer: str = Field("", description="Address of the trainer; the key in RUN/keys if empty.")
+    trainer: str = Field("", description="Address of the trainer; if empty, that of the key in RUN/keys.")
     validators: list[str] = Field(
-        default_factory=list, description="Addresses whose verdicts count; the key in RUN/keys if empty."
+        default_factory=list, description="Addresses whose verdicts count; if empty, that of the key in RUN/keys."
     )
-    origin: str = Field("", description="Address that signs the versions; the run's own origin if empty.")
-    relays: list[str] = Field(default_factory=list, description="URLs of relays that serve versions.")
-    allow: list[str] = Field(default_factory=list, description="Addresses that may join; anybody if empty.")
+    origin: str = Field("", description="Address that signs versions; if empty, the run's own origin.")
+    relays: list[str] = Field(default_factory=list, description="URLs from which versions can be fetched.")
+    allow: list[str] = Field(
+        default_factory=list, description="Allow-list of addresses that may join; if empty, anyone may."
+    )
     leases: Positive = Field(
-        4, description="Leases that a node may hold at once; more than one only with stake (ledger.stake_per_lease)."
+        4, description="Leases that a node may hold at once; more than one needs stake (ledger.stake_per_lease)."
     )
     probation_files: Positive = Field(
         4,
-        description="Files of a node with fewer accepted ones than audit.probation that may wait for a verdict; all "
-        "new nodes of one network share as many.",
+        description="Files that may await a verdict per node on probation (fewer accepted files than "
+        "audit.probation); all new nodes of one network share as many.",
     )
     most_nodes: Positive = Field(
         10_000,
-        description="Nodes at once; then one that had no file accepted, and is gone, makes room for another.",
+        description="Largest number of nodes; beyond it, a lost node without an accepted file makes room for a "
+        "new one.",
     )
     heartbeat_s: float = Field(10.0, ge=0.1, le=30, description="Seconds between a node's heartbeats.")
     requests_per_s: float = Field(
         100.0,
         ge=1,
-        description="Requests that a node, or all strangers of one IP address together, may make each second; for a "
-        "moment twenty times as many.",
+        description="Rate limit (token bucket) per node, and per IP address for all strangers together; bursts "
+        "of twenty times as many.",
     )
 
     @property
@@ -383,58 +432,73 @@ class SwarmConfig(_Table):
 
 
 class LedgerConfig(_Table):
-    """Who earns and loses what. Credits are whatever the run's owner makes of them."""
+    """What nodes earn and lose. What a credit is worth is up to the run's owner."""
 
-    rate: Credits = Field(1, description="Credits for each accepted token.")
-    fund: Credits = Field(100_000_000, description="Credits that the treasury begins with.")
-    judge_pay: Credits = Field(50, description="Credits for a validator for each file that it judged as was decided.")
+    rate: Credits = Field(1, description="Credits per accepted token.")
+    fund: Credits = Field(100_000_000, description="Credits in the treasury at the start.")
+    judge_pay: Credits = Field(
+        50, description="Credits a validator earns per file that it judged as the quorum decided."
+    )
     welcome: Credits = Field(
         2000,
-        description="Credits that a node is given with its first accepted file: a reject or a refuted challenge takes "
-        "them, and they can never be withdrawn.",
+        description="Credits granted with a node's first accepted file: a rejected file or a refuted challenge "
+        "forfeits them, and they can never be withdrawn.",
     )
     stake_per_lease: Annotated[int, Field(ge=1, lt=1 << 112)] = Field(
-        2000, description="Stake that a node pays in for each lease that it holds besides the first."
+        2000, description="Stake required for each lease after the first that a node holds at once."
     )
-    slash: Credits = Field(1000, description="Credits that a rejected file costs at least, or what there is.")
+    slash: Credits = Field(
+        1000, description="Least number of credits that a rejected file costs, as far as the node has them."
+    )
     slash_files: int = Field(
-        10, ge=0, lt=1 << 32, description="How many times its own pay a rejected file costs of paid-in stake."
+        10,
+        ge=0,
+        lt=1 << 32,
+        description="A rejected file costs this many times its own pay, taken from deposited stake.",
     )
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
-    window: Positive = Field(4, description="Steps for which a verdict can be challenged, at least.")
-    patience: Positive = Field(2, description="Steps that a drawn validator has to commit, and again to reveal.")
-    bond: Credits = Field(1000, description="Credits that a challenger puts up, and a refuted challenge costs.")
+    window: Positive = Field(4, description="Least number of steps for which a verdict can be challenged.")
+    patience: Positive = Field(
+        2, description="Steps that a drawn validator has to commit its votes, and again to reveal them."
+    )
+    bond: Credits = Field(1000, description="Credits that a challenger puts up, and loses if the challenge is refuted.")
     stall: Positive = Field(
         21_600,
-        description="Seconds without a step after which anybody may move the clock of a contract on by one; longer "
-        "than a step takes.",
+        description="Seconds without a step after which anyone may advance a contract's clock by one; must be "
+        "longer than a step takes.",
     )
-    drawn: int = Field(1, ge=1, le=32, description="Validators drawn for each step's files.")
-    quorum: int = Field(1, ge=1, le=32, description="Equal votes that decide; more than half of those drawn.")
+    drawn: int = Field(1, ge=1, le=32, description="Validators drawn per step.")
+    quorum: int = Field(1, ge=1, le=32, description="Equal votes that decide; more than half of drawn.")
     plants: int = Field(
         0,
         ge=0,
-        description="Of about so many files one is planted as good and one as bad, to see who judges them right; "
-        "shoal run starts a planter for it, and shoal planter is one elsewhere. 0: none. "
-        f"Unless it is given: {PLANTS} where swarm.validators names any, else none.",
+        description="Honeypots: one planted good file and one planted bad file per about this many files, to see which "
+        "validators judge them correctly. shoal run starts a planter for them, shoal planter runs one elsewhere. "
+        f"0: none. Default: {PLANTS} if swarm.validators names any, otherwise none.",
     )
-    arbiter: str = Field("", description="Address that rules on challenges; the coordinator if empty.")
+    arbiter: str = Field("", description="Address that rules on challenges; if empty, the coordinator.")
     rpc: str = Field(
         "",
         pattern=RPC_URL,
-        description="URL of an EVM chain's node, which the run card tells everybody: the ledger is a contract there, "
-        "and credits are wei. The coordinator's own file if empty.",
+        description="URL of an EVM chain's node, published in the run card: the ledger is then a contract on "
+        "that chain, and credits are wei. If empty, the ledger is the coordinator's own file.",
     )
     contract: str = Field(
-        "", pattern=CONTRACT, description="Address of the contract; the coordinator deploys one if empty."
+        "", pattern=CONTRACT, description="Address of the contract; if empty, the coordinator deploys one."
     )
     created: str = Field(
-        "", pattern=TRANSACTION, description="Hash of the transaction that created the contract; needed with it."
+        "",
+        pattern=TRANSACTION,
+        description="Hash of the transaction that created the contract; required with contract.",
     )
     gas: Credits = Field(
-        10**16, description="Wei that the coordinator keeps each validator in, for its votes on a chain; 0: nothing."
+        10**16,
+        description="Wei up to which the coordinator tops up each validator, to pay for its votes on a chain; 0: "
+        "nothing.",
     )
-    confirmations: int = Field(1, ge=1, le=1000, description="Blocks that a transaction must be deep to be believed.")
+    confirmations: int = Field(
+        1, ge=1, le=1000, description="Blocks on top of a transaction after which it counts as final."
+    )
 
     @property
     def challenge_steps(self) -> int:
@@ -460,23 +524,23 @@ class RunConfig(_Table):
     """A whole run."""
 
     name: str = Field(pattern=RUN_NAME, description="Name of the run and of its directory.")
-    seed: int = Field(0, ge=0, lt=2**63, description="All of the run's randomness follows from it.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all of the run's randomness.")
     steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
     async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
     wait_s: float = Field(
         600.0,
         gt=0,
-        description="Longest wait, in s, for a coordinator or relay that does not answer before a role gives up; for "
-        "files and versions a role waits on, and says so each time this has passed.",
+        description="Seconds after which a role gives up on a coordinator or relay that does not answer. For files and "
+        "versions it keeps waiting, and reports it each time this has passed.",
     )
     model: ModelConfig = ModelConfig()
-    tasks: list[TaskConfig] = Field(min_length=1, description="What is asked.")
+    tasks: list[TaskConfig] = Field(min_length=1, description="Sources of tasks.")
     sampling: SamplingConfig = SamplingConfig()
     length: LengthConfig = LengthConfig()
     sampler: SamplerConfig = SamplerConfig()
     train: TrainConfig = TrainConfig()
     workers: WorkerConfig = WorkerConfig()
-    cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one a table.")
+    cheaters: list[CheaterConfig] = Field(default_factory=list, description="Workers that cheat, one table per worker.")
     audit: AuditConfig = AuditConfig()
     eval: EvalConfig = EvalConfig()
     keep: KeepConfig = KeepConfig()
@@ -491,7 +555,7 @@ class RunConfig(_Table):
     @model_validator(mode="before")
     @classmethod
     def _watches_strangers(cls, tree: Any) -> Any:
-        """Plants samples by default where the config names validators: they may be somebody else's."""
+        """Plants samples by default if the config names validators: they may belong to someone else."""
         if not isinstance(tree, dict) or not isinstance(swarm := tree.get("swarm", {}), dict):
             return tree
         ledger = tree.get("ledger", {})
@@ -554,146 +618,3 @@ class RunConfig(_Table):
                 f"ledger.quorum = {quorum}: swarm.validators names {count}, so nothing would ever be decided; name "
                 "more, or lower it"
             )
-
-
-# Nobody's business outside: databases with their passwords, and who plays the cheat.
-PRIVATE = {"swarm", "cheaters"}
-
-
-def public_tree(config: RunConfig) -> dict[str, Any]:
-    """A config as strangers may see it."""
-    return config.model_dump(mode="json", exclude_none=True, exclude=PRIVATE)
-
-
-def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Reads a TOML file, applies `a.b=c` settings over it and checks the whole."""
-    try:
-        tree = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin a file with a byte-order mark
-    except OSError as error:
-        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"config {path}: not valid TOML: {error}") from error
-    for setting in settings:
-        _apply(tree, setting)
-    return check_config(tree, str(path))
-
-
-def check_config(tree: dict[str, Any], origin: str) -> RunConfig:
-    """A RunConfig out of plain values, or a ConfigError that lists every fault."""
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        faults = "\n".join(f"  {_fault(dict(item))}" for item in error.errors())
-        raise ConfigError(f"config {origin}:\n{faults}") from None
-
-
-def _apply(tree: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {setting}: must read key=value, as in --set train.lr=1e-5")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text  # a bare word stands for itself, so that --set model.source=tiny needs no quotes
-    node: Any = tree
-    *path, last = key.strip().split(".")
-    for part in path:
-        node = _item(node, part, setting) if isinstance(node, list) else node.setdefault(part, {})
-        if not isinstance(node, dict | list):
-            raise ConfigError(f"--set {setting}: {part} is a value, not a table")
-    if isinstance(node, list):
-        _item(node, last, setting)
-        node[int(last)] = value
-    else:
-        node[last] = value
-
-
-def _item(items: list[Any], part: str, setting: str) -> Any:
-    if not part.isdecimal() or int(part) >= len(items):
-        raise ConfigError(f"--set {setting}: {part} must be an index from 0 to {len(items) - 1}")
-    return items[int(part)]
-
-
-def _fault(error: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        parent, _, key = where.rpartition(".")
-        keys = _keys(error["loc"][:-1])
-        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-        near = _elsewhere(key) or [f"{parent}.{name}" if parent else name for name in close]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(keys)}"
-        return f"{where} = {error['input']!r}: unknown key; {hint}"
-    if error["type"] == "missing":
-        return f"{where}: is missing and has no default; add it"
-    if error["type"] == "string_pattern_mismatch":
-        return f"{where} = {error['input']!r}: {IN_WORDS[error['ctx']['pattern']]}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{where} = {error['input']!r}: {message}" if where and "input" in error else message
-
-
-def _keys(path: Sequence[str | int]) -> list[str]:
-    """The keys known at a place in the tree."""
-    node: Any = RunConfig
-    for part in path:
-        if isinstance(part, int):
-            continue
-        if not (isinstance(node, type) and issubclass(node, BaseModel)) or part not in node.model_fields:
-            return []
-        node = _inner(node.model_fields[part].annotation)
-    return list(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else []
-
-
-def _inner(annotation: Any) -> Any:
-    if typing.get_origin(annotation) in (list, Union, types.UnionType):
-        return _inner(typing.get_args(annotation)[0])
-    return annotation
-
-
-def _elsewhere(key: str) -> list[str]:
-    """Full names of a key or table that is right in another place: those nearest to the top."""
-    parts = [name.split(".") for name, _ in describe()]
-    places = sorted(dict.fromkeys(tuple(p[: p.index(key) + 1]) for p in parts if key in p), key=len)
-    return [".".join(place) for place in places if len(place) == len(places[0])]
-
-
-def describe(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, str]]:
-    """Every key of the tree with its description."""
-    rows: list[tuple[str, str]] = []
-    for key, field in model.model_fields.items():
-        inner = _inner(field.annotation)
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            rows += describe(inner, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", field.description or ""))
-    return rows
-
-
-def to_toml(config: RunConfig) -> str:
-    """The resolved config as TOML that `load_config` reads back to the same value."""
-    lines: list[str] = []
-    _write_table(config.model_dump(mode="json", exclude_none=True), "", lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_table(table: dict[str, Any], prefix: str, lines: list[str]) -> None:
-    subtables = {}
-    for key, value in table.items():
-        is_table = isinstance(value, dict) and key not in ("options", "columns", "files")
-        is_array_of_tables = isinstance(value, list) and value and isinstance(value[0], dict)
-        if is_table or is_array_of_tables:
-            subtables[key] = value
-        else:
-            lines.append(f"{key} = {_toml(value)}")
-    for key, value in subtables.items():
-        name = f"{prefix}{key}"
-        for item in value if isinstance(value, list) else [value]:
-            lines += ["", f"[[{name}]]" if isinstance(value, list) else f"[{name}]"]
-            _write_table(item, f"{name}.", lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not

@@ -6,11 +6,15 @@ traceback: it is an answer to the user. Anything else is a defect of ours and ke
 
 
 class ShoalError(Exception):
-    """Something a person can mend; the message says how."""
+    """Something that a person can fix; the message says how."""
 
 
 class ConfigError(ShoalError):
     """A run's description is wrong."""
+
+
+class MissingExtraError(ConfigError):
+    """An optional package that is not installed; the message says which extra of shoal-rl has it."""
 
 
 class ModelError(ShoalError):
@@ -71,7 +75,7 @@ class ShardcastError(ShoalError):
 
 
 class DeltaError(ShoalError):
-    """A delta is damaged, or is none, or belongs to another base; nothing is made of it."""
+    """A delta is damaged, invalid, or belongs to another base; nothing is made of it."""
 
 
 class SwarmError(ShoalError):

@@ -1,4 +1,4 @@
-"""Where shoal keeps files, and how it writes them: whole or not at all."""
+"""Atomic file writes (write to a staging name, then rename), locks, and bounded reads."""
 
 import errno
 import fcntl
@@ -105,7 +105,7 @@ def free_bytes(path: Path) -> int:
 
 
 def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False, private: bool = False) -> None:
-    """Writes a file that readers see whole or not at all, whoever is killed meanwhile.
+    """Writes a file that readers see whole or not at all, whichever process is killed meanwhile.
 
     With `once` an existing file is left as it is and FileExistsError raised: of several writers exactly one succeeds.
     `durable` makes it outlast a loss of power too, at the price of waiting for the disk. A `private` one is for its
@@ -144,7 +144,7 @@ def whole_directory(target: Path, *, durable: bool = False, replace: bool = Fals
     """A staging directory that becomes `target` in one rename when the block ends well, and vanishes otherwise.
 
     With `replace`, whatever stands at `target` stays until the new one is complete. Files get the modes that the user's
-    umask gives, whoever wrote them.
+    umask gives, whatever process wrote them.
     """
     make_directory(target.parent)
     with disk_errors(target):

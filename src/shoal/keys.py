@@ -16,7 +16,7 @@ from Crypto.Hash import keccak
 from shoal.errors import IdentityError
 from shoal.files import disk_errors, make_directory
 
-# Order of the curve's group; a signature whose s lies in the upper half has a twin and is refused (EIP-2).
+# Order of the curve's group; a signature whose s is in the upper half has a twin and is refused (EIP-2).
 HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 
 

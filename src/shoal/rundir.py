@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.config import RunConfig, check_config, load_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.keys import Key
@@ -29,7 +30,7 @@ RUN_FILE = "run.json"
 # Of the directory and all that is signed in it. A run of another format is refused, for it cannot be continued.
 FORMAT = 2
 LOCK = "lock"
-# What a model directory is made of; whatever else lies beside it is left there.
+# What a model directory is made of; other files beside it are left alone.
 MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay", "planter")
 # A role that was killed may take a moment to be gone.
@@ -147,7 +148,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     run = RunDir(path, config)
     channel = run.channel()
     if file.exists():
-        console.print(f"going on with the run in {path}")
+        console.print(f"resuming the run in {path}")
     elif run.checkpoints.exists() or channel.numbers():
         raise ConfigError(
             f"run {path}: holds the remains of a run that lost its {RUN_FILE}; restore that file, delete the rest, "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import _refuse
+from shoal.cli.app import refuse
 from shoal.client.client import Link
 from shoal.config import TaskConfig
 from shoal.coordinator import coordinator
@@ -316,5 +316,5 @@ def test_what_a_child_says_of_a_score_cannot_end_who_asked() -> None:
 
 def test_an_error_that_quotes_a_run_card_shows_no_terminal_escapes(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        _refuse(SwarmError("run card of x: task source \x1b]52;c;ZXZpbA==\x07 gives no hash\x9b31m"))
+        refuse(SwarmError("run card of x: task source \x1b]52;c;ZXZpbA==\x07 gives no hash\x9b31m"))
     assert not {"\x1b", "\x07", "\x9b"} & set(capfd.readouterr().err)

@@ -22,8 +22,7 @@ from shoal.ledger.state import State
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.validate.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
-
-from ..coordinator.test_ledger_writer import announce, history, keep
+from tests.support.ledger_of_a_run import announce, history, keep
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)
 TOKENS = 40

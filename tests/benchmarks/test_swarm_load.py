@@ -11,7 +11,7 @@ from benchmarks.common.progress import Progress
 from benchmarks.swarm.load import CONFIG, coordinator_of, figures, play
 from benchmarks.swarm.nodes import Load, Tally, percentile
 from benchmarks.swarm.services import share_of_services
-from shoal.config import check_config
+from shoal.config_io import check_config
 from shoal.errors import BenchError
 from shoal.rundir import key_path
 

@@ -1,5 +1,6 @@
 """A role's channel over the network says what the trainer's directory says, through a relay, whatever is taken back."""
 
+import http.client
 import os
 import signal
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from shoal.client.weight_source import CastChannel
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.errors import WeightsError
+from shoal.process import free_ports
 from shoal.protocol.stores import Version
 from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
 from shoal.roles.origin import start_origin
@@ -24,6 +26,7 @@ from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import read_status
+from shoal.tls import pinned_context
 from tests.support.origin_and_relays import KEY, RUN, contents, relay_at
 
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
@@ -206,3 +209,29 @@ def test_an_origin_that_is_told_to_stop_ends_well(tmp_path: Path) -> None:
     stop.join()
     (status,) = read_status(tmp_path)
     assert (status.role, status.state) == ("origin", "done")
+
+
+def test_an_origin_of_a_run_listens_where_it_is_told_to_and_vouches_for_its_certificate(tmp_path: Path) -> None:
+    run = RunDir(tmp_path, load_config(CONFIG, []))
+    (tmp_path / "weights").mkdir()
+    (port,) = free_ports([0])
+    found: list[object] = []
+
+    def look() -> None:
+        try:
+            until(lambda: any(status.state == "working" for status in read_status(tmp_path)))
+            found.extend(status.doing for status in read_status(tmp_path))
+            context = pinned_context(run.origin_key.address)
+            connection = http.client.HTTPSConnection("127.0.0.2", port, context=context, timeout=20)
+            connection.request("GET", "/metrics")
+            found.append(connection.getresponse().status)
+            connection.close()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    visitor = threading.Thread(target=look)
+    visitor.start()
+    start_origin(run, port, host="127.0.0.2", tls=True)
+    visitor.join()
+    assert f"at https://127.0.0.2:{port}," in str(found[0])
+    assert found[1] == 200

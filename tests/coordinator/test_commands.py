@@ -54,7 +54,7 @@ def test_a_key_goes_from_one_machine_to_another(tmp_path: Path) -> None:
     assert twice.returncode == 3
     assert "the file exists" in twice.stderr
     again = shoal(there, "identity", "import", str(backup))
-    assert "is this machine's already" in again.stdout
+    assert "is already this machine's key" in again.stdout
     other = shoal(tmp_path / "third", "identity", "show").stdout.splitlines()[-1]
     refused = shoal(tmp_path / "third", "identity", "import", str(backup))
     assert refused.returncode == 3
@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, config: Path) -> None:
 def test_an_option_that_the_relay_of_a_run_does_not_heed_is_refused(tmp_path: Path, option: str) -> None:
     result = shoal(tmp_path, "relay", "--join", "http://127.0.0.1:1", option, str(tmp_path / "file"))
     assert result.returncode == 3
-    assert f"relay: {option}: not for the relay of a run" in result.stderr
+    assert f"relay of a run does not take {option}: only a relay outside a run does" in result.stderr
 
 
 def test_a_prepared_run_has_its_own_config(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
     small_world.announce()
     small_world.hand_in("a", small_world.take("a"))
     before = shoal(tmp_path, "why", "0/0", "--join", small_world.url)
-    assert "no verdict yet: it waits for a validator" in before.stdout
+    assert "no verdict yet: waiting for a validator" in before.stdout
     (upload,) = small_world.validator.waiting(0, 0)
     finding = Finding("rewards", "rewards are what the scorer gives", 1.0, 0.0, 3)
     sha256 = small_world.validator.read(upload)[1]

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
-from shoal.config import to_toml
+from shoal.config_io import to_toml
 from shoal.files import sha256_file
 from shoal.keys import Key
 from shoal.rundir import role_key

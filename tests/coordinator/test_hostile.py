@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.cli.lend import lend
+from shoal.cli.options import JoinFlags
 from shoal.client.ask import print_why
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
@@ -21,7 +23,6 @@ from shoal.keys import Key
 from shoal.protocol.lease import Lease
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard
 from shoal.protocol.signed_lease import SignedLease
-from shoal.roles.join import lend
 from shoal.roles.session import Heart, join_run
 from shoal.tasks.package_versions import packages_of
 from shoal.telemetry.status import StatusFile
@@ -230,7 +231,7 @@ def test_what_a_coordinator_says_is_shown_without_terminal_escapes(tmp_path: Pat
     told = {"step": 0, "submission": 0, "node": A.address, "sha256": "", "received": 0.0, "verdict": verdict}
     print_why(told | {"judge": Key(bytes([9]) * 32).address}, console)
     with coordinator({"/v1/card": card_of()}) as url:
-        _, reach = lend("worker", None, url, tmp_path / "key", None, (), [], None, console)
+        _, reach = lend("worker", None, JoinFlags(url, tmp_path / "key"), console)
     reach.say("told to stop: \x1b]0;owned\x07")
     shown = console.export_text()
     assert "told to stop" in shown

@@ -1,7 +1,7 @@
 """The run's ledger: all is entered once, validators sign their own votes, and nobody rewrites what was signed."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,6 @@ from shoal.keys import Key
 from shoal.ledger.acts import Deposit, Reveal
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.entry import Entry, Statement
-from shoal.ledger.export import verify_file
-from shoal.ledger.state import State
 from shoal.ledger.store import SqliteLedger
 from shoal.protocol.lease import Lease
 from shoal.protocol.refusal import Refusal
@@ -26,10 +24,21 @@ from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
-
-BAD = Finding("sampling", "tokens are the best", 5, 7, 0)
-EVIDENCE = "ee" * 32
-TOKENS = 40
+from tests.support.ledger_of_a_run import (
+    BAD,
+    EVIDENCE,
+    STAKE,
+    TOKENS,
+    announce,
+    cost,
+    history,
+    judge,
+    keep,
+    pay_in,
+    speak,
+    state,
+    vote_on,
+)
 
 
 @pytest.fixture
@@ -40,60 +49,6 @@ def votes(tmp_path: Path) -> Votes:
 @pytest.fixture
 def juror(small_world: World, votes: Votes, tmp_path: Path) -> Juror:
     return Juror(small_world.validator._link, votes, tmp_path / "head.json")
-
-
-def judge(world: World, votes: Votes, accept: bool = True) -> None:
-    """Judges whatever waits, as a validator does that notes what it found."""
-    for upload in world.validator.waiting(0, 5):
-        _, sha256 = world.validator.read(upload)
-        votes.note(upload.step, upload.submission, _vote(sha256, accept))
-        verdict = Verdict(accept, sha256, True, None if accept else BAD, samples=8, tokens=TOKENS if accept else 0)
-        world.validator.judge(upload, verdict)
-
-
-def _vote(sha256: str, accept: bool) -> Vote:
-    return Vote("a", sha256, TOKENS) if accept else Vote("r", sha256, 0, EVIDENCE)
-
-
-def announce(world: World, number: int) -> None:
-    world.trainer._link.announce(number, f"{number:064x}")
-
-
-def keep(world: World) -> None:
-    """What the coordinator does every second."""
-    world.book.keep(world.database)
-
-
-def speak(world: World, jurors: Sequence[Juror]) -> None:
-    """All say what they found, and it is settled."""
-    for _ in range(2):  # commitments, then votes
-        for juror in jurors:
-            juror.work()
-    keep(world)
-
-
-def state(world: World) -> State:
-    return world.book.look(lambda state: state)
-
-
-STAKE = 10_000
-
-
-def history(world: World) -> State:
-    """The state as anybody computes it from the file."""
-    return verify_file(world.path / "ledger.db", COORDINATOR.address).state
-
-
-def pay_in(world: World, name: str) -> None:
-    """Stake for a node, with which it has an account."""
-    node = key_of(name).address
-    world.book._enter([Deposit(id=node, node=node, amount=STAKE)])
-
-
-def cost(world: World) -> int:
-    """What a rejected file takes of stake."""
-    ledger = world.config.ledger
-    return max(ledger.slash, ledger.slash_files * ledger.rate * TOKENS)
 
 
 def test_joining_enters_nothing(small_world: World) -> None:
@@ -381,7 +336,7 @@ def test_two_of_three_validators_decide_and_one_that_lies_does_not(three: World,
         assert len(waiting) == 1
         for upload in waiting:
             _, sha256 = store.read(upload)
-            own.note(upload.step, upload.submission, _vote(sha256, accept))
+            own.note(upload.step, upload.submission, vote_on(sha256, accept))
             verdict = Verdict(accept, sha256, True, None if accept else BAD, samples=8, tokens=TOKENS if accept else 0)
             store.judge(upload, verdict)
             assert store.waiting(0, 3) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.cli.ledger_views import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
 from shoal.client import ledger as history
 from shoal.client.ask import _ledger_says
 from shoal.client.challenge import Rulings, arbitrate, challenge
@@ -22,7 +23,6 @@ from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.policy import Terms
 from shoal.errors import LedgerError
 from shoal.keys import Key
-from shoal.ledger.commands import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
 from shoal.ledger.evm import deployed
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import ChainError, NoGasError
@@ -35,9 +35,8 @@ from shoal.rundir import RunDir
 from shoal.validate.vote_log import Vote, Votes
 from tests.conftest import chain_or_skip
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
+from tests.support.ledger_of_a_run import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 from tests.support.servers.anvil import Anvil, anvil
-
-from .test_ledger_writer import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak
 
 GOOD, BAD = key_of("good").address, key_of("bad").address
 

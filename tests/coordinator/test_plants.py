@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cli.ledger_views import planters
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book_module
@@ -15,16 +16,14 @@ from shoal.coordinator.command import open_coordinator
 from shoal.coordinator.plants import LIFE, MAX_KEYS, Plants
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH
-from shoal.ledger.commands import planters
 from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import role_key
 from shoal.validate.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
+from tests.support.ledger_of_a_run import keep
 from tests.support.submissions import ROOT
-
-from .test_ledger_writer import keep
 
 SECRET = key_of("planter")
 PLANTS = Plants(SECRET, "test")

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.cli.lend import lend, machine
+from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.announce import AnnouncedChannel
 from shoal.client.client import Link
 from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
-from shoal.roles.join import lend, machine
 from shoal.roles.session import Heart, join_run
 from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
@@ -164,7 +165,7 @@ def test_a_node_of_somebody_elses_run_has_its_config_from_the_card(small_world: 
     assert joined.config.swarm.relays == []  # what is nobody's business is not in the card
     assert json.loads((joined.path / "run.json").read_text())["config"]["name"] == "test"
     assert key.stat().st_mode & 0o777 == 0o600
-    assert f"what is fetched lies in {joined.path}" in said[-1]
+    assert f"files are kept in {joined.path}" in said[-1]
 
 
 def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_world: World, tmp_path: Path) -> None:
@@ -181,23 +182,26 @@ def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_wo
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("target", "flags", "settings", "reason"),
     [
-        ({}, "worker: needs the run's coordinator; give --join URL, which shoal run and shoal coordinator print"),
-        ({"target": Path()}, "worker: needs the run's coordinator; give --join URL"),
-        ({"join": "http://127.0.0.1:1", "settings": ["steps=2"]}, "a run that is joined has its own config"),
-        ({"join": "http://127.0.0.1:1", "target": Path(), "home": Path("x")}, "--home goes with --join alone"),
-        ({"join": "ftp://x"}, "must be the URL of a coordinator"),
+        (None, JoinFlags(), [], "worker: needs the run's coordinator; give --join URL, which shoal run and shoal"),
+        (Path(), JoinFlags(), [], "worker: needs the run's coordinator; give --join URL"),
+        (None, JoinFlags(join="http://127.0.0.1:1"), ["steps=2"], "a run that is joined has its own config"),
+        (Path(), JoinFlags(join="http://127.0.0.1:1", home=Path("x")), [], "--home goes with --join alone"),
+        (None, JoinFlags(join="ftp://x"), [], "must be the URL of a coordinator"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_refused(
-    tmp_path: Path, changes: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    target: Path | None,
+    flags: JoinFlags,
+    settings: list[str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    options: dict[str, object] = dict.fromkeys(("target", "join", "key", "home", "out"))
-    options |= {"relays": [], "settings": [], "console": Console(quiet=True), **changes}
     with pytest.raises((ConfigError, SwarmError), match=reason):
-        lend("worker", **options)  # type: ignore[arg-type]
+        lend("worker", target, flags, Console(quiet=True), ConfigFlags(settings=settings))
 
 
 def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:

@@ -97,7 +97,7 @@ def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
     with partial.open("ab") as file:
         file.write(b'{"index": 128, "verd')  # torn
     del asked[:]
-    assert "going on after 128 tasks" in run(header, out, 200)
+    assert "resuming after 128 tasks" in run(header, out, 200)
     assert len(asked) == 2
     assert asked[0] >= 128
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -131,7 +131,7 @@ filter_source(header, {DRAWING!r}, 320, Path({str(out)!r}), Console(file=io.Stri
     assert not out.exists(), "it was done before it could be killed"
     assert len(helpers) >= 2
     assert gone(helpers), "what a killed filter started goes on without it"
-    assert "going on after " in run(header, out, 320)
+    assert "resuming after " in run(header, out, 320)
     assert out.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
 
 

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from shoal.client.client import Link
-from shoal.config import check_config
+from shoal.config_io import check_config
 from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.coordinator.uploads import object_name
 from shoal.errors import BannedError, RolloutError

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import Connection, update
 
-from shoal.config import check_config
+from shoal.config_io import check_config
 from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import verdicts as judging
@@ -26,6 +26,7 @@ from shoal.coordinator.outbox import remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
 from shoal.keys import Key
+from shoal.protocol.messages import Role
 from shoal.protocol.submission import write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir, prepare_run
@@ -81,7 +82,7 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made = History(run, database, {"0": {"0": 0, "1": 0}})
     base = run.base_version(run.channel())
 
-    def join(db: Connection, key: Key, role: registry.Role, name: str) -> None:
+    def join(db: Connection, key: Key, role: Role, name: str) -> None:
         registry.join(db, terms, Signed(key.address, key.address[2:34], NOW, ""), role, name, "", NOW)
 
     def hand_in(db: Connection, key: Key, weights: str, *verdicts: Verdict) -> None:

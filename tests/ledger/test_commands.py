@@ -13,8 +13,8 @@ from shoal import cli
 from shoal.errors import LedgerError
 from shoal.keys import checksummed, short
 from shoal.ledger.acts import Fund
-from shoal.ledger.commands import explain
 from shoal.ledger.entry import Entry, Statement
+from shoal.ledger.explain import explain
 from shoal.ledger.export import export, read_file, verify_file
 from tests.support.ledgers import (
     ARBITER,
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A console takes its width from the environment that it was made in, which differs from runner to runner."""
-    monkeypatch.setattr(cli, "console", Console(width=200))
+    monkeypatch.setattr(cli.ledger, "console", Console(width=200))
 
 
 def shoal(*arguments: object) -> str:
@@ -68,7 +68,7 @@ def test_an_export_verifies_alone_and_without_torch_or_a_web_server(run: Path) -
     assert "verified" in shoal("ledger", "verify", target)
     code = (
         "import sys; from pathlib import Path; from shoal.ledger.export import verify_file;"
-        "import shoal.ledger.commands;"
+        "import shoal.cli.ledger_views;"
         "verify_file(Path(sys.argv[1])); print(sorted({'torch', 'fastapi', 'web3', 'sqlalchemy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(target)], capture_output=True, text=True, check=True)
@@ -105,7 +105,7 @@ def test_show_earnings_and_node_say_what_happened(run: Path) -> None:
     assert "0/1 accepted" in history
     assert "challenge" in history
     assert "standing 67" in shoal("node", VALIDATORS[0].address, run)
-    with pytest.raises(LedgerError, match="no node of this ledger begins so"):
+    with pytest.raises(LedgerError, match="no address in this ledger begins with it"):
         shoal("node", "0x" + "11" * 20, run)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal.config import RunConfig, check_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config
 from shoal.errors import ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models import smollm2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.config import check_config
+from shoal.config_io import check_config
 from shoal.coordinator.plants import Plants
 from shoal.errors import ConfigError, RolloutError
 from shoal.generate.engine import TorchEngine

@@ -15,7 +15,8 @@ import httpx2
 
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
-from shoal.config import RunConfig, check_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config
 from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
 from shoal.coordinator.http.server import serving

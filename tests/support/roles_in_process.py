@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal.config import RunConfig, check_config
+from shoal.config import RunConfig
+from shoal.config_io import check_config
 from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker

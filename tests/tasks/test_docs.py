@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import load_config, to_toml
+from shoal.config_io import load_config, to_toml
 from shoal.tasks.build import build_source
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.config import LengthConfig, check_config
+from shoal.config import LengthConfig
+from shoal.config_io import check_config
 from shoal.errors import ConfigError
 from shoal.protocol.submission import read_parts
 from shoal.tasks.length import budgeted, target_of, with_length

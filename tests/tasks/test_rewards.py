@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal.config import LengthConfig, RewardConfig, TaskConfig, check_config
+from shoal.config import LengthConfig, RewardConfig, TaskConfig
+from shoal.config_io import check_config
 from shoal.errors import ConfigError, TaskError
 from shoal.protocol.submission import MAX_TEXT, write_parts
 from shoal.tasks.build import build_source

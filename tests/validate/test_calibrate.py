@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.config import ThresholdsConfig, check_config
+from shoal.config import ThresholdsConfig
+from shoal.config_io import check_config
 from shoal.errors import ConfigError
 from shoal.generate.engine import Request, TorchEngine
 from shoal.generate.reference_engine import PlainEngine

@@ -125,7 +125,7 @@ def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
         write_bundle(bundle_of(court.run.config, path, lease, honest, lie), target)
         agrees, text = replayed(target)
         assert not agrees
-        assert "the accusation does not hold" in text
+        assert "the rejection does not hold" in text
     write_bundle(bundle_of(court.run.config, path, lease, None, Finding("format", "a rule", "x", "y")), target)
     assert not replayed(target)[0]
     court.judge()
@@ -138,7 +138,7 @@ def test_an_accusation_of_another_sample_than_the_guilty_one_is_no_agreement(cou
     moved = edited(path, lambda tree: tree["finding"].update(sample=guilty + 1))
     agrees, text = replayed(moved)
     assert not agrees
-    assert "another rule is broken than was said" in text
+    assert "the verdict names another rule" in text
 
 
 def test_a_bundle_with_the_reward_or_the_tokens_made_right_is_refuted(court: Court) -> None:

@@ -63,4 +63,4 @@ def test_the_condition_of_a_run_follows_from_its_roles() -> None:
     assert condition([role("trainer", "done"), role("worker-0", "done")]) == "finished"
     assert condition([role("trainer", "waiting"), role("worker-0", "dead")]) == "running"
     assert condition([role("trainer", "failed"), role("worker-0", "working")]) == "failed (trainer)"
-    assert condition([role("trainer", "dead"), role("worker-0", "dead")]).startswith("stopped; `shoal run` goes on")
+    assert condition([role("trainer", "dead"), role("worker-0", "dead")]).startswith("stopped; `shoal run` resumes")

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from shoal.client.client import Link
 from shoal.client.known_coordinators import trusted
-from shoal.coordinator.archive import has_records, reading
-from shoal.coordinator.verdicts import explain
 from shoal.errors import LedgerError, SwarmError
+from shoal.extras import require
 from shoal.keys import Key, checksummed, short
-from shoal.ledger.commands import explain as sentences
+from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m
@@ -36,7 +35,11 @@ def ask_coordinator(join: str, submission: str) -> dict[str, Any]:
 
 
 def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
-    """The same of a run on this machine, also when it is over."""
+    """The same for a run on this machine, also after it has ended."""
+    require("coordinator", f"run {run_dir}: reading its coordinator's records")
+    from shoal.coordinator.archive import has_records, reading
+    from shoal.coordinator.verdicts import explain
+
     run = open_run(run_dir)
     if not has_records(run):
         raise SwarmError(
@@ -82,8 +85,8 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
     ]
     verdict = told["verdict"]
     if verdict is None:
-        return [*lines, "no verdict yet: it waits for a validator"]
-    how = "computed again" if verdict["audited"] else "checked without computing it again"
+        return [*lines, "no verdict yet: waiting for a validator"]
+    how = "recomputed" if verdict["audited"] else "checked without recomputing it"
     lines.append(f"{'accepted' if verdict['accept'] else 'rejected'} by {checksummed(told['judge'])}, {how}")
     if finding := verdict["finding"]:
         where = "" if finding["sample"] is None else f" in sample {finding['sample']}"
@@ -92,7 +95,7 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
     if verdict["evidence"]:
-        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE computes it again")
+        lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE recomputes it")
     lines += [f"ledger: {line}" for line in told.get("ledger", [])]
     return lines
 
@@ -103,7 +106,7 @@ def print_swarm(join: str, console: Console) -> None:
         status = link.look(m.StatusOut, "/v1/status").model_dump()
     console.print(
         f"run {one_line(status['run'])}: version {status['version']} of {status['steps']}; "
-        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} wait for a verdict",
+        f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} awaiting a verdict",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""What people say of a verdict on the ledger: that it is wrong, and how the arbiter rules on that.
+"""Disputes: challenge a verdict on the ledger, and rule on challenges as the arbiter.
 
 Anyone who has joined may challenge a verdict. The arbiter judges the file itself, by nothing that the challenger or a
 validator wrote: the bytes are those whose hash is on the ledger, the lease is the one that the coordinator signed, the
@@ -24,7 +24,7 @@ from shoal.errors import LedgerError, RolloutError, ShoalError
 from shoal.files import sha256_file, write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Challenge, Leaf, Rule
-from shoal.ledger.commands import OUTCOMES
+from shoal.ledger.explain import OUTCOMES
 from shoal.ledger.state import Batch
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease

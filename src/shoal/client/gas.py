@@ -33,7 +33,7 @@ def show_gas(config: RunConfig, run: Path, dev: bool, console: Console) -> None:
         has = chain.balance(address)
         console.print(f"{role:11}  {checksummed(address)}  {has:,} wei", highlight=False, soft_wrap=True)
     if wanted.gas:
-        said = f"the coordinator fills up each validator to {wanted.gas:,} wei (ledger.gas)"
+        said = f"the coordinator tops up each validator to {wanted.gas:,} wei (ledger.gas)"
         console.print(said, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +41,7 @@ def _give(chain: Chain, address: str) -> None:
     eth = chain.web3.eth
     unlocked = chain.ask("its accounts", lambda: eth.accounts)
     if not unlocked:
-        raise LedgerError(f"chain {chain.url}: has no account that gives money away; --dev is for anvil and its like")
+        raise LedgerError(f"chain {chain.url}: has no unlocked account; --dev is for development chains such as anvil")
     gift: TxParams = {
         "from": unlocked[0],
         "to": eth.w3.to_checksum_address(address),

@@ -34,7 +34,7 @@ def show(path: Path, console: Console) -> None:
     is_new = not path.exists()
     key = Key.load_or_create(path)
     if is_new:
-        console.print(f"made a key in {path}: keep it, for it is who you are in every run", highlight=False)
+        console.print(f"created a key in {path}; keep it: it is your identity in every run", highlight=False)
     console.print(checksummed(key.address), highlight=False)
 
 
@@ -57,15 +57,15 @@ def bring_in(path: Path, source: str, replace: bool, console: Console) -> None:
     if path.exists():
         old = Key.load(path)
         if old.address == key.address:
-            console.print(f"{checksummed(key.address)} is this machine's already", highlight=False)
+            console.print(f"{checksummed(key.address)} is already this machine's key", highlight=False)
             return
         if not replace:
             raise IdentityError(
-                f"key {path}: holds {checksummed(old.address)}; give --replace to put it aside for "
+                f"key {path}: holds {checksummed(old.address)}; give --replace to rename it and use "
                 f"{checksummed(key.address)}, or another file with --key"
             )
         aside = path.with_name(f"{path.name}.{old.address[2:10]}")
         path.rename(aside)
-        console.print(f"{checksummed(old.address)} is put aside as {aside}", highlight=False)
+        console.print(f"{checksummed(old.address)} is kept as {aside}", highlight=False)
     key.save(path)
     console.print(checksummed(key.address), highlight=False)

@@ -1,4 +1,4 @@
-"""`RolloutStore` over the network: leases, files and verdicts of a run, kept by its coordinator.
+"""`RolloutStore` over HTTP: leases, idempotent uploads, downloads checked by hash, verdicts.
 
 One class serves worker, validator and trainer; what each may do is decided by its key. A file is fetched once, checked
 against the hash that the coordinator gave for it, and read from a directory of the node's own.
@@ -93,8 +93,8 @@ class SwarmStore:
         return lease
 
     def table(self, lease: Lease) -> Table | None:
-        """That of the version as the lease names it, or, for whoever judges, as it is known here: after one was taken
-        back, another may bear its number."""
+        """That of the version as the lease names it, or, for a validator, as it is known here: after one was taken
+        back, another may have its number."""
         if self._run_config().sampler.kind == "uniform":
             return None
         number = lease.oldest

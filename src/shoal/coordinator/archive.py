@@ -1,4 +1,4 @@
-"""What a run's coordinator has written down, read without it: the coordinator may be at work, or long gone."""
+"""Read-only access to a coordinator's database and uploads, while it runs or after it has ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

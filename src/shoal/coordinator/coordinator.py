@@ -1,4 +1,4 @@
-"""The coordinator: the front door of a run, without its HTTP.
+"""The coordinator's core without HTTP: one method per request, one transaction per method.
 
 Each method is one request of a node whose signature is right, and one transaction. What it answers is committed.
 """
@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, select
 
-from shoal.config import RunConfig, public_tree
+from shoal.config import RunConfig
+from shoal.config_io import public_tree
 from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import retention as keeping
@@ -28,7 +29,7 @@ from shoal.coordinator.db.schema import nodes, nonces
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.node_states import State
-from shoal.coordinator.nodes import Node, Role
+from shoal.coordinator.nodes import Node
 from shoal.coordinator.orphaned_uploads import Orphans, unnamed
 from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
@@ -37,6 +38,7 @@ from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.coordinator.verdicts import Explanation, Filed
 from shoal.keys import Key
 from shoal.ledger.entry import Statement
+from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card
@@ -356,8 +358,9 @@ class Coordinator:
         return len(names)
 
     async def heard(self, signed: Signed) -> None:
-        """Lets a request in that is about the ledger alone: of a node, or of whoever has an account there, for one that
-        is banned takes out what it had earned; or of the arbiter, who need not be a node."""
+        """Lets a request in that is about the ledger alone: of a node; of the owner of an account there, because one
+        that
+        is banned may take out what it had earned; or of the arbiter, who need not be a node."""
         if signed.node != self.book.arbiter and self.book.standing(signed.node) is None:
             await self._act(signed, lambda _db, _node, _now: None)
 

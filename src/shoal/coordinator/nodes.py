@@ -1,9 +1,7 @@
-"""Nodes: who has joined, what state each is in, and what it means to be heard or not.
+"""Node registry: who has joined, liveness, bans, and room for newcomers per network (Sybil protection).
 
 Functions of a transaction and a time; each decides before it writes.
 """
-
-from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, update
 
@@ -11,10 +9,10 @@ from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import bans, leases, nodes, submissions, versions
 from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
+from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
 from shoal.signed_request import Signed
 
-Role = Literal["worker", "validator", "trainer", "relay"]
 # A node that asks often is not written down as seen each time.
 SEEN_EVERY_S = 1.0
 Node = Row  # of the table of nodes

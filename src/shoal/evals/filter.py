@@ -15,10 +15,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, MissingExtraError
 from shoal.evals.answers import Drawing
 from shoal.evals.chunks import CHUNK, Counts, chunks_of, measured
 from shoal.evals.stats import wilson
+from shoal.extras import require
 from shoal.files import disk_errors, locked, write_whole
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.source import Task, TaskSource, size_of
@@ -63,7 +64,7 @@ def filter_source(
         tasks = _tasks(source, count)
         chunks = chunks_of(tasks)
         if rated:
-            console.print(f"going on after {len(rated)} tasks that were measured before", highlight=False)
+            console.print(f"resuming after {len(rated)} tasks that were measured before", highlight=False)
         with (
             partial.open("ab") as file,
             _bar(console) as bar,
@@ -80,8 +81,11 @@ def filter_source(
         out.with_name(out.name + ".lock").unlink(missing_ok=True)
     text = histogram(rated, header.samples)
     write_whole(out.with_suffix(".txt"), text.encode())
-    draw_histogram(rated, header, out.with_suffix(".png"))
     console.print(text, markup=False, highlight=False)
+    try:
+        draw_histogram(rated, header, out.with_suffix(".png"))
+    except MissingExtraError as error:
+        console.print(f"not drawn as a picture: {error}", markup=False, highlight=False, soft_wrap=True)
     console.print(summary(rated), markup=False, highlight=False, soft_wrap=True)
     says = f'{out}: a source like any other; in a config: source = "filtered/{out}"'
     console.print(says, markup=False, highlight=False, soft_wrap=True)
@@ -93,7 +97,7 @@ def _already_rated(partial: Path, header: Header) -> list[Rated]:
     if partial.exists():
         found, rated = read_filtered(partial)
         if found != header:
-            raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to begin anew")
+            raise ConfigError(f"{partial}: was begun with another source, model or setting; remove it to start again")
         rated = rated[: len(rated) // CHUNK * CHUNK]
     lines = [header.to_json(), *(json.dumps(asdict(one)) for one in rated)]
     write_whole(partial, "".join(f"{line}\n" for line in lines).encode())
@@ -147,6 +151,7 @@ def summary(rated: Sequence[Rated]) -> str:
 
 def draw_histogram(rated: Sequence[Rated], header: Header, path: Path) -> None:
     """The same as a picture."""
+    require("plot", "histogram")
     import matplotlib
 
     matplotlib.use("Agg")

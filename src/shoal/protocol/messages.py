@@ -1,4 +1,4 @@
-"""What goes over the wire, as types: the OpenAPI description is made of these."""
+"""Request and response types of the coordinator's API; the OpenAPI description is generated from them."""
 
 import unicodedata
 from typing import Annotated, Any, Literal
@@ -29,6 +29,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[int, Field(ge=0, lt=10**9)]
 Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
+Role = Literal["worker", "validator", "trainer", "relay"]
 Value = float | int | Annotated[Plain, Field(max_length=4000)] | None
 
 
@@ -37,7 +38,7 @@ class _In(BaseModel):
 
 
 class JoinIn(_In):
-    role: Literal["worker", "validator", "trainer", "relay"]
+    role: Role
     name: Annotated[Plain, Field(max_length=64)] = ""
     url: Url = Field("", description="Where a relay serves; it is then part of the run card.")
 

@@ -1,6 +1,6 @@
 """The run card: all that a node needs to know of a run besides a URL, signed by its coordinator.
 
-It says what is trained, with which settings, who signs the weights and where they are to be had. A node that was given
+It says what is trained, with which settings, who signs the weights and where they are served. A node that was given
 the coordinator's address with the URL believes no other; one that was not takes the address that it finds there.
 """
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from shoal.config import RUN_NAME, RunConfig, check_config
+from shoal.config import RUN_NAME, RunConfig
+from shoal.config_io import check_config
 from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
 from shoal.keys import Key, checked_address, signer_of
@@ -32,7 +33,7 @@ class Card(BaseModel):
     run: str = Field(pattern=RUN_NAME, max_length=100, description="Name of the run, part of every lease's seed.")
     coordinator: Address = Field(description="Whom requests are signed for, and who signs leases.")
     origin: Address = Field(description="Who signs the policy versions; a relay is trusted with nothing.")
-    relays: tuple[str, ...] = Field(strict=False, max_length=256, description="Where versions are to be had.")
+    relays: tuple[str, ...] = Field(strict=False, max_length=256, description="URLs of relays that serve versions.")
     max_upload: int = Field(description="Most bytes of one rollout file.")
     heartbeat_s: float = Field(description="Seconds between heartbeats.")
     direct_uploads: bool = Field(description="Whether files go to an object store, with URLs that are asked for.")
@@ -42,7 +43,7 @@ class Card(BaseModel):
     config: dict[str, JsonValue] = Field(description="The run's config: model, tasks, sampling, thresholds and so on.")
 
     def run_config(self) -> RunConfig:
-        """The config, for whoever lends a machine: its rules hold for strangers' runs too."""
+        """The config, for a machine that is lent: its rules hold for strangers' runs too."""
         config = check_config(dict(self.config), f"of run card {self.run}")
         if config.name != self.run:
             raise SwarmError(f"run card of {self.run}: its config is of run {config.name}; do not join it")

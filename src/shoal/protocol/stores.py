@@ -1,4 +1,4 @@
-"""The two interfaces between roles: `WeightSource` for policy versions, `RolloutStore` for leases, files and verdicts.
+"""The interfaces that roles work against: `WeightChannel` for versions and `RolloutStore` for submissions.
 
 Roles work through them, so that a test can put memory in the place of the network.
 """

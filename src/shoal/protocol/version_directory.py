@@ -135,7 +135,7 @@ def folder_name(number: int) -> str:
 
 
 def write_manifest(folder: Path, number: int) -> Version:
-    """Makes the content of a folder a version, named by the hash of every file."""
+    """Turns the content of a folder into a version, named by the hash of every file."""
     piece = piece_size_for(sum(file.stat().st_size for file in files_of(folder).values()))
     content = content_of(folder, piece)
     files = {name: {"size": size, "blake3": digest(hashes)} for name, (size, hashes) in content.items()}

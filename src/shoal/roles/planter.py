@@ -1,4 +1,4 @@
-"""The planter: a worker of the run's owner that hands in files of which the verdict is known.
+"""The planter: submits honeypots, files of the run's owner whose verdict is known, to test validators.
 
 To validators its addresses are nodes like others, each with a key that only the owner can compute
 (`coordinator/plants.py`). Most of what it hands in is honest work. Some of its files are bad, and one that is handed in
@@ -40,10 +40,10 @@ from shoal.validate.checks import Checks
 OnRelays = Callable[[Sequence[str]], None]
 NAME = "planter"
 JOIN_NAME = "worker"  # what a machine that is lent is called if nobody says otherwise
-# Ways to cheat that look like honest work to whoever does not compute the file again ...
+# Ways to cheat that look like honest work to a validator that does not recompute the file ...
 COMPUTED = ("own_mean_proof",)
 SEEDED = ("early_ending", "small_model_text", "temperature")
-# ... and to whoever does not look at it at all. The last of them is wrong whatever was drawn.
+# ... and to one that does not look at it at all. The last of them is wrong whatever was drawn.
 SEEN_AT_ONCE = ("false_reward", "false_advantage")
 MAX_DUE = 4.0
 """Files that a planter is behind with at most: after a pause it does not hand in many at once."""

@@ -20,10 +20,10 @@ from shoal.client.known_coordinators import remember, trusted
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.weight_source import CastChannel
 from shoal.config import TaskConfig
-from shoal.coordinator.nodes import Role
 from shoal.errors import ShoalError
 from shoal.files import whole_file
 from shoal.keys import Key
+from shoal.protocol.messages import Role
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import RolloutStore, WeightChannel, WeightSource, roots_of
 from shoal.protocol.submission import Limits
@@ -258,7 +258,7 @@ def join_run(
             fetch_tasks(link, config.tasks, code, now_and_then)
     path = home or default_home() / f"{card.run}-{card.coordinator[2:10]}-{own.address[2:10]}"
     write_run_file(path, config, time.time())
-    say(f"run {card.run}: {config.steps} steps, model {config.model.source}; what is fetched lies in {path}")
+    say(f"run {card.run}: {config.steps} steps, model {config.model.source}; files are kept in {path}")
     return RunDir(path, config)
 
 
@@ -276,7 +276,7 @@ def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callab
                 room -= target.stat().st_size
     check_packages(link.card.packages, tasks, whose)
     if not code:  # whoever trusts them to run their code trusts them with memory and time
-        say("looking at its tasks")
+        say("checking its tasks")
         try_tasks(tasks, whose)
 
 

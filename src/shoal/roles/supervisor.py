@@ -1,4 +1,4 @@
-"""The local swarm: starts the roles of a run, watches over them, and leaves nothing behind.
+"""Process supervisor of a local swarm: starts the roles, restarts those that die, and leaves no process behind.
 
 A role that was killed or crashed is started again and goes on from what is on disk. A role that says why it cannot go
 on (exit code EXIT_REFUSED) stops the run with its own words. The supervisor computes nothing.
@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 
 from shoal.client.client import Link
-from shoal.config import load_config
+from shoal.config_io import load_config
 from shoal.coordinator.node_states import State
 from shoal.coordinator.plants import Plants
-from shoal.errors import ShoalError, StorageError
+from shoal.errors import MissingExtraError, ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key
 from shoal.ledger.reader import read_record
@@ -79,10 +79,14 @@ def run_swarm(run: RunDir, console: Console) -> None:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
-    plot_run(run.path, run.path / "curves.png")
+    curves = str(run.path / "curves.png")
+    try:
+        plot_run(run.path, run.path / "curves.png")
+    except MissingExtraError as error:
+        curves = f"not drawn ({error})"
     print_summary(summarise(run.path), console)
     console.print(
-        f"curves: {run.path / 'curves.png'}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
+        f"curves: {curves}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
         soft_wrap=True,
     )
 
@@ -203,7 +207,7 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
                 view.note(f"{child.name}: {child.last_words().strip() or 'gets no more leases'}")
                 workers = [other for other in children if "worker" in other.arguments]
                 if all(other in banned for other in workers) and not _others_work(run, join, workers):
-                    raise ShoalError(f"every worker was put out, the last one: {_last_words(child)}")
+                    raise ShoalError(f"every worker was banned, the last one: {_last_words(child)}")
                 continue
             if code == EXIT_REFUSED:
                 raise ShoalError(_last_words(child))

@@ -1,6 +1,6 @@
 """The trainer: waits for a step's rollouts, trains on them, keeps a checkpoint, publishes the next version.
 
-Step k uses submissions made for step k alone, so none can be used in two steps; their version lies in
+Step k uses submissions made for step k alone, so none can be used in two steps; their version is in
 k - async_level .. k because the store refuses the others. The checkpoint is written before the version is published: a
 version that anyone has seen can always be continued from, unless checkpoints are made less often than versions.
 Versions that no checkpoint backs are retracted on resume, and what was generated with them is refused by its hash.

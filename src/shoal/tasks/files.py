@@ -1,7 +1,7 @@
 """Content-addressed task files: kept by hash, so that a run means the same ones on every machine.
 
 A config names files as its owner does. When a run is prepared each is copied to where it is found by its hash, and the
-config is given the hash; from then on the name is only a name. Who joins the run fetches what it lacks.
+config is given the hash; from then on the name is only a name. A node that joins the run fetches what it lacks.
 """
 
 import hashlib

@@ -21,7 +21,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from shoal import toploc
-from shoal.config import RunConfig, ThresholdsConfig, check_config, load_config
+from shoal.config import RunConfig, ThresholdsConfig
+from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError
 from shoal.files import write_whole
 from shoal.generate.engine import Completion, Engine, Request, TorchEngine

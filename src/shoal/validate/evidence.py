@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from shoal.config import RunConfig, check_config, public_tree
+from shoal.config import RunConfig
+from shoal.config_io import check_config, public_tree
 from shoal.errors import RolloutError, WeightsError
 from shoal.files import (
     make_directory,

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from shoal.coordinator.archive import handed_in
 from shoal.errors import RolloutError, WeightsError
+from shoal.extras import require
 from shoal.models.load import load, read_weights
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Limits, check_sample, read_rollouts
@@ -36,22 +36,27 @@ def replay_bundle(path: Path, console: Console) -> bool:
     console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
     if again is None:
-        console.print("computed again: nothing to object to; the accusation does not hold", style="bold red")
+        console.print("recomputed: no rule is broken; the rejection does not hold", style="bold red")
         return False
     console.print(f"computed again {again}", markup=False, highlight=False, soft_wrap=True)
     agree = (again.check, again.sample) == (bundle.finding.check, bundle.finding.sample)
-    console.print("the same rule is broken at the same place" if agree else "another rule is broken than was said")
+    console.print(
+        "the same rule is broken at the same place" if agree else "a rule is broken, but the verdict names another rule"
+    )
     return agree
 
 
 def bound_to(bundle: Bundle, run: Path) -> str:
-    """What of a bundle is the run's that it lies in, in a line; a RolloutError that names what is another's."""
+    """What of a bundle is that of its run, in a line; a RolloutError that names what is another's."""
     whose = f"bundle of file {bundle.sha256[:12]}"
     if not (run / RUN_FILE).is_file():
         return (
-            f"{whose}: bound to nothing, for it does not lie in a run's directory; config, lease and samples are what "
+            f"{whose}: bound to nothing, for it is not in a run's directory; config, lease and samples are what "
             "its sender wrote"
         )
+    require("coordinator", f"{whose}: comparing it with the run in {run}")
+    from shoal.coordinator.archive import handed_in
+
     own = open_run(run)
     if differs := changes(own.config, bundle.config, DECIDES_NO_VERDICT):
         raise RolloutError(f"{whose}: its config is not that of the run in {run}\n" + "\n".join(differs))

@@ -1,4 +1,4 @@
-"""A run's metrics of all roles, followed as they grow: what the live view and `shoal status` look at."""
+"""Follows the metrics files of all roles as they grow, for the live view and `shoal status`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ def note_of(role: str, entry: Entry) -> str | None:
         case {"event": "note", "text": text}:
             return one_line(f"{role}: {text}")
         case {"event": "banned", **rest}:
-            return one_line(f"{rest.get('node', 'a node')} was put out: {rest.get('reason', 'no reason')}")
+            return one_line(f"{rest.get('node', 'a node')} was banned: {rest.get('reason', 'no reason')}")
         case {"event": "refused", **rest}:
             return one_line(f"{role} refused {rest.get('file', 'a rollout file')}: {rest.get('reason', 'no reason')}")
         case {"event": "restart", **rest}:

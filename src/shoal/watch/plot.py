@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import StorageError
+from shoal.extras import require
 from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
 from shoal.watch.history import run_directory
 
@@ -52,6 +53,7 @@ class Curve:
 
 def plot_run(run_dir: Path, out_png: Path) -> None:
     """Draws what a run learnt and how it behaved while it learnt, 1200 x 800 pixels."""
+    require("plot", "curves")
     import matplotlib
     from matplotlib.figure import Figure
 

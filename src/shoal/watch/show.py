@@ -70,4 +70,4 @@ def condition(statuses: Sequence[RoleStatus]) -> str:
         return "running"
     if states == {"done"}:
         return "finished"
-    return "stopped; `shoal run` goes on from the last whole step"
+    return "stopped; `shoal run` resumes from the last whole step"

@@ -1,4 +1,4 @@
-"""What came of a run, in a dozen numbers."""
+"""Summary of a finished run in a dozen numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Summary:
     tokens_generated: int
     rollouts_refused: int
     banned: dict[str, str]
-    """Nodes that were put out, each with the check that its last file did not pass."""
+    """Nodes that were banned, each with the check that its last file did not pass."""
     worker_restarts: int
     wait_shares: dict[str, float]
     staleness_mean: float | None

@@ -1,4 +1,4 @@
-"""The contract's source, compiled: once a version of it, in the cache."""
+"""The compiled contract, cached per version of its source."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import LedgerError
+from shoal.extras import require
 from shoal.files import cache_dir, write_whole
 
 SOURCE = Path(__file__).with_name("contract.vy")
@@ -28,12 +29,9 @@ def compiled() -> Compiled:
     cached = cache_dir() / "contracts" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json"
     if cached.is_file():
         return Compiled(**json.loads(cached.read_bytes()))
-    try:
-        from vyper import compile_code
-    except ImportError:
-        raise LedgerError(
-            "vyper is not installed, which compiles the contract: pip install 'shoal-rl[chain]'"
-        ) from None
+    require("chain", "contract of a ledger", LedgerError)
+    from vyper import compile_code
+
     tree = compile_code(source, output_formats=["abi", "bytecode", "bytecode_runtime"])
     fresh = Compiled(tree["abi"], tree["bytecode"], tree["bytecode_runtime"])
     write_whole(cached, json.dumps({"abi": fresh.abi, "bytecode": fresh.bytecode, "runtime": fresh.runtime}).encode())

@@ -1,4 +1,4 @@
-"""Which contract is the ledger of a run: noted in the run's directory, so that everybody there finds it."""
+"""Which contract is the ledger of a run, recorded in the run's directory."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shoal.errors import LedgerError
+from shoal.extras import require
 from shoal.files import write_whole
 from shoal.keys import Key
 from shoal.ledger.acts import Address, Record, Terms, TxHash
@@ -15,12 +16,13 @@ from shoal.ledger.store import LEDGER_FILE
 try:
     from shoal.ledger.evm.ledger import EvmLedger
     from shoal.ledger.evm.rpc import Chain
-except ImportError as error:
-    raise LedgerError(f"{error.name} is not installed, which talks to a chain: pip install 'shoal-rl[chain]'") from None
+except ImportError:
+    require("chain", "ledger on a chain", LedgerError)
+    raise
 
 JOURNAL = "sent.json"
 OWN_RPC = "SHOAL_RPC"
-"""A machine's own way to the chain, in place of the run's: whoever asks another's node believes that node."""
+"""A machine's own way to the chain, in place of the run's: a client of somebody else's RPC node has to believe it."""
 # A chain that is slower is not waited for at a stretch: who waits comes back, and what is under way stays so.
 WAIT_S, ANSWER_S = 15.0, 5.0
 
@@ -42,7 +44,7 @@ def way_to(rpc: str) -> str:
 
 
 def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most_fee: int | None = None) -> Chain:
-    """A run's chain, as whoever has other things to do waits for it."""
+    """A run's chain with short waits, for roles that have other things to do."""
     return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, most_fee=most_fee)
 
 
@@ -92,5 +94,5 @@ def contract_of(
 
 
 def reading(known: Deployed) -> EvmLedger:
-    """The contract as of now, for whoever only reads."""
+    """The contract as of now, for readers."""
     return EvmLedger.at(chain_at(known.rpc), known.contract, known.created, known.run)

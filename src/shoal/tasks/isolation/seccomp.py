@@ -1,6 +1,6 @@
 """seccomp filter: the allow-list of system calls, loaded by bubblewrap or by a process for itself.
 
-What is not listed does not exist for it: no sockets, no new processes (a thread is none), no mounts, no tracing,
+What is not listed does not exist for it: no sockets, no new processes (threads do not count), no mounts, no tracing,
 nothing that keeps data outside its own bounded memory, no randomness (`sandbox.py` has a device in its place).
 """
 

@@ -1,4 +1,4 @@
-"""Tasks out of a table: each question once, a tenth of them held out, the whole named by a hash of what it says."""
+"""Tasks from a table (JSONL, Parquet, datasets): deduplicated, a tenth held out, content-addressed."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.extras import require
 from shoal.files import parse_json
 from shoal.tasks.prompts import posed
 from shoal.tasks.rewards.extract import Place
@@ -18,7 +19,8 @@ HELDOUT_NAMES = ("heldout", "test", "validation", "eval")
 
 
 class Rows:
-    """A table as a source. Its own score is none: a reward of the config gives it (`rewards.py`), or who knows more."""
+    """A table as a source. It has no score of its own: a reward of the config gives it (`rewards.py`), or who knows
+    more."""
 
     def __init__(
         self, name: str, rows: Iterable[Mapping[str, Any]], *, place: Place = "whole", template: str = "{question}"
@@ -135,7 +137,7 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
-    """A list of rows, else a row a line."""
+    """A list of rows, else one row per line."""
     text = path.read_text("utf-8-sig")
     if not text.lstrip().startswith("["):
         return _read_jsonl(path)
@@ -162,10 +164,8 @@ def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:
 def read_dataset(name: str, options: Mapping[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """The rows of a dataset that `datasets` knows: a directory, or a name on the hub where there is a network."""
     where = f"dataset/{name}"
-    try:
-        import datasets
-    except ImportError:
-        raise TaskError(f"task source {where}: needs the package datasets; pip install 'shoal-rl[datasets]'") from None
+    require("datasets", f"task source {where}", TaskError)
+    import datasets
 
     try:
         if (Path(name) / "state.json").is_file() or (Path(name) / "dataset_dict.json").is_file():

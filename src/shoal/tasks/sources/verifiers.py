@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.extras import require
 from shoal.tasks.source import Score, Split, Task
 from shoal.tasks.sources.table import Rows
 
@@ -69,10 +70,9 @@ def _errors_of(rubric: Any) -> Iterator[list[str]]:
 
 def _load(name: str, options: Mapping[str, Any]) -> Any:
     where = f"task source verifiers/{name}"
-    try:
-        import verifiers
-    except ImportError:
-        raise TaskError(f"{where}: needs the package verifiers; pip install 'shoal-rl[verifiers]'") from None
+    require("verifiers", where, TaskError)
+    import verifiers
+
     if not hasattr(verifiers, "load_environment"):
         raise TaskError(f"{where}: verifiers {verifiers.__version__} loads no environments; install one below 0.4")
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.extras import require
 from shoal.tasks.sources.lmeval.recipe import Recipe
 from shoal.tasks.sources.table import read_table
 
@@ -45,10 +46,9 @@ def _near(recipe: Path, name: str) -> Path:
 
 def _from_datasets(recipe: Recipe, path: Path, options: dict[str, Any]) -> Docs:
     where = f"task source lm-eval/{path}: dataset_path {recipe.dataset_path}"
-    try:
-        import datasets
-    except ImportError:
-        raise TaskError(f"{where}: needs the package datasets; pip install 'shoal-rl[datasets]'") from None
+    require("datasets", where, TaskError)
+    import datasets
+
     place = _near(path, recipe.dataset_path)
     try:
         if (place / "dataset_dict.json").is_file():

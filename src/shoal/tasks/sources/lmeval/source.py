@@ -1,6 +1,7 @@
 """A task of lm-evaluation-harness as a source.
 
-Templates are rendered only by whoever names the YAML file: a run carries the prompts as they came out, in one file.
+Templates are rendered only on the machine that names the YAML file: a run carries the rendered prompts, in one file,
+and workers need neither YAML nor Jinja.
 """
 
 import hashlib
@@ -9,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError
+from shoal.extras import require
 from shoal.files import parse_json
 from shoal.tasks.source import Score, Split, Task
-from shoal.tasks.sources.lmeval.docs import read_docs
-from shoal.tasks.sources.lmeval.prompts import prompts
-from shoal.tasks.sources.lmeval.recipe import read_recipe
 from shoal.tasks.sources.lmeval.scoring import Scoring
 from shoal.tasks.sources.table import Rows
 
@@ -61,6 +60,11 @@ def _read_bundle(path: Path) -> tuple[str, Scoring, list[dict[str, Any]]]:
 
 def _rendered(path: Path, data: Any, train: bool) -> tuple[str, Scoring, list[dict[str, Any]]]:
     where = f"task source lm-eval/{path}"
+    require("lmeval", where, TaskError)
+    from shoal.tasks.sources.lmeval.docs import read_docs
+    from shoal.tasks.sources.lmeval.prompts import prompts
+    from shoal.tasks.sources.lmeval.recipe import read_recipe
+
     recipe = read_recipe(path)
     docs = read_docs(recipe, path, data)
     asked = recipe.test_split or recipe.validation_split

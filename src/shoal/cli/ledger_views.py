@@ -1,4 +1,4 @@
-"""`shoal ledger`, `shoal earnings` and `shoal node`: what people ask of a ledger, be it a file or a contract."""
+"""What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -13,18 +13,18 @@ from shoal.keys import checked_address, checksummed, short
 from shoal.ledger.acts import Act, Open, Settle, Work
 from shoal.ledger.chain import find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
+from shoal.ledger.explain import OUTCOMES
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
-OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
 
 
 def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other: Path | None, console: Console) -> None:
-    """Checks a file, and says how far others vouch for it; or a contract."""
+    """Verifies a file and says how far others vouch for it; or verifies a contract."""
     address = checked_address(coordinator) if coordinator else None
     if is_on_chain(path) and not kept and not other:
         verify_contract(path, address, console)
@@ -40,7 +40,10 @@ def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other:
     for validator, number in sorted(history.cosigned.items()):
         console.print(f"signed up to {number:,} by validator {checksummed(validator)}", highlight=False)
     if not history.cosigned:
-        console.print("no validator has signed a head: its coordinator could have told another history", style="yellow")
+        console.print(
+            "no validator has signed a head: the coordinator may have shown others another history",
+            style="yellow",
+        )
     console.print(
         f"{state.brought_in:,} credits brought in, {state.paid_out:,} paid out; the rest adds up", highlight=False
     )
@@ -65,7 +68,7 @@ def verify_contract(run: Path, coordinator: str | None, console: Console) -> Non
     console.print(f"[bold green]verified[/] {len(ledger.lines()):,} acts of run {state.run}", highlight=False)
     console.print(f"contract     {checksummed(ledger.address)}, chain {known.chain}", highlight=False)
     console.print(f"coordinator  {checksummed(state.coordinator)}", highlight=False)
-    console.print("every balance that the contract has is what the rules make of its log; heads are the chain's own")
+    console.print("every balance in the contract follows from its log by the rules; the chain vouches for its heads")
     console.print(
         f"{state.brought_in:,} wei brought in, {state.paid_out:,} paid out; the contract holds the rest",
         highlight=False,
@@ -79,7 +82,7 @@ def verified(path: Path) -> Iterable[Entry]:
 
 
 def read_heads(path: Path) -> list[Statement]:
-    """Heads that validators kept: a signed statement a line."""
+    """Heads that validators kept: one signed statement per line."""
     try:
         return [parsed(Statement, line) for line in path.read_bytes().splitlines() if line.strip()]
     except OSError as error:
@@ -87,7 +90,7 @@ def read_heads(path: Path) -> list[Statement]:
 
 
 def show_ledger(record: Record, count: int, console: Console) -> None:
-    """The last entries, one a line."""
+    """Prints the last entries, one per line."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("entry", "time (UTC)", "author", "act", "hash"):
         table.add_column(column, overflow="fold" if column == "act" else "ellipsis", no_wrap=column != "act")
@@ -98,7 +101,7 @@ def show_ledger(record: Record, count: int, console: Console) -> None:
 
 
 def export_ledger(path: Path, to: Path, console: Console) -> None:
-    """Writes a file that verifies alone."""
+    """Writes a file that verifies by itself."""
     path = ledger_file(path)
     with console.status(f"verifying {path}"):
         entries = verified(path)
@@ -107,7 +110,7 @@ def export_ledger(path: Path, to: Path, console: Console) -> None:
 
 
 def show_earnings(record: Record, console: Console) -> None:
-    """Who contributed what and what came of it."""
+    """Prints what each node contributed and what it earned."""
     state = record.state
     console.print(earnings_table(state, planters(state, (line.act for line in record.lines))))
     for judge in state.judges.values():
@@ -115,7 +118,7 @@ def show_earnings(record: Record, console: Console) -> None:
 
 
 def planters(state: State, acts: Iterable[Act]) -> set[str]:
-    """Addresses that planted something, as far as it was opened: they are the run's owner's."""
+    """Addresses whose planted files have been revealed: they belong to the run's owner."""
     found = set()
     for act in acts:
         if isinstance(act, Settle) and act.plants:
@@ -125,7 +128,7 @@ def planters(state: State, acts: Iterable[Act]) -> set[str]:
 
 
 def earnings_table(state: State, left_out: Collection[str] = ()) -> Table:
-    """One row per node that handed something in or has stake, also one that never came to have an account."""
+    """One row per node that submitted something or has stake, including nodes without an account."""
     title = f"{state.run}: who earned what"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
@@ -138,7 +141,7 @@ def earnings_table(state: State, left_out: Collection[str] = ()) -> Table:
             table.add_row(*_row(state, account))
     table.caption = f"treasury {state.treasury:,}, held until challenges end {state.held.total:,}"
     if left_out:
-        table.caption += f"; {len(left_out)} addresses of the owner's planter left out"
+        table.caption += f"; {len(left_out)} addresses of the owner's planter not shown"
     return table
 
 
@@ -151,9 +154,9 @@ def _row(state: State, account: Account) -> Iterator[str]:
 
 
 def without_account(state: State) -> dict[str, Account]:
-    """Addresses that handed files in of which none was accepted, as accounts that hold nothing.
+    """Addresses that submitted files of which none was accepted, as accounts that hold nothing.
 
-    The rules open none for them; their files and what was found in them are on the ledger all the same.
+    The rules open no account for them; their files and verdicts are on the ledger nevertheless.
     """
     found: dict[str, Account] = {}
     for batch in state.batches:
@@ -172,11 +175,11 @@ def _status(state: State, account: Account) -> str:
 
 
 def _meant(state: State, address: str) -> Account:
-    """The node of this address, or the one whose address begins so."""
+    """The node with this address, or the only one whose address begins with it."""
     begins, all_ = address.lower(), {**without_account(state), **state.accounts}
     found = [known for known in all_ if known.startswith(begins)] if len(begins) >= MIN_PREFIX else []
     if len(found) != 1:
-        why = f"{len(found)} nodes begin so" if found else "no node of this ledger begins so"
+        why = f"{len(found)} addresses begin with it" if found else "no address in this ledger begins with it"
         raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")
     return all_[found[0]]
 
@@ -189,7 +192,7 @@ def show_node(record: Record, address: str, console: Console) -> None:
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
     if who not in state.accounts:
-        console.print("has no account, which a first accepted file or a deposit opens: there was nothing to slash")
+        console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(
         f"may hold {leases(state, account)} leases; stake {has.stake:,}, leaving {has.leaving:,}", highlight=False
     )
@@ -209,26 +212,6 @@ def _standing(judge: Judge) -> str:
         f"standing {judge.standing}, judged {judge.judged}, refuted {judge.refuted}, "
         f"misjudged {judge.misjudged} planted samples, missed {judge.missed} batches"
     )
-
-
-def explain(state: State, step: int, submission: int) -> list[str]:
-    """What became of a submission, in sentences."""
-    for batch in reversed(state.batches):
-        for index, leaf in enumerate(batch.leaves):
-            if (batch.step, leaf.submission) != (step, submission):
-                continue
-            said = [f"submission {step}/{submission} of {leaf.node}: file {leaf.sha256}, {leaf.tokens:,} tokens"]
-            said.append(f"batch {batch.number}, judged by {', '.join(batch.jury)}")
-            for who, reveal in batch.reveals.items():
-                vote = reveal.votes[index]
-                proof = f", evidence {reveal.evidence[reveal.votes[:index].count('r')]}" if vote == "r" else ""
-                said.append(f"{who} said {OUTCOMES[vote]}{proof}")
-            said.append(OUTCOMES[batch.outcomes[index]] if batch.outcomes else "not settled yet")
-            said += [f"challenged by {who}" for (of, who) in batch.challenges if of == index]
-            if index in batch.rulings:
-                said.append(f"the arbiter ruled: {OUTCOMES[batch.rulings[index]]}")
-            return said
-    raise LedgerError(f"submission {step}/{submission}: is not in this ledger")
 
 
 def _time(record: Record, line: Line) -> str:
@@ -253,12 +236,12 @@ def _sentence(act: Act) -> str:
 
 
 def _concerning(state: State, line: Line, who: str) -> Iterator[str]:
-    """What an entry says of one address."""
+    """What an entry says about one address."""
     act = line.act
     if isinstance(act, Work):
         mine = [leaf.submission for leaf in act.leaves if leaf.node == who]
         if mine:
-            yield f"handed in {', '.join(f'{act.step}/{number}' for number in mine)}"
+            yield f"submitted {', '.join(f'{act.step}/{number}' for number in mine)}"
     elif isinstance(act, Settle):
         batch = state.batches[act.batch]
         for index, (leaf, outcome) in enumerate(zip(batch.leaves, batch.outcomes, strict=True)):

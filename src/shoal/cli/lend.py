@@ -1,12 +1,12 @@
-"""What a person says who lends a machine: where to join, as whom, and what the machine is like."""
+"""What the flags of a role mean: which run it works for, where it joins and as whom, and what the machine is like."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.identity import default_key
 from shoal.errors import ConfigError
 from shoal.roles.session import Reach, join_run
@@ -14,41 +14,40 @@ from shoal.rundir import RunDir, locate_run
 from shoal.text import one_line
 
 JOIN_S = 60.0
+NO_CHANGES = ConfigFlags()
 
 
 def lend(
     role: str,
     target: Path | None,
-    join: str | None,
-    key: Path | None,
-    home: Path | None,
-    relays: Sequence[str],
-    settings: list[str],
-    out: Path | None,
+    flags: JoinFlags,
     console: Console,
+    changes: ConfigFlags = NO_CHANGES,
     code: bool | None = None,
 ) -> tuple[RunDir, Reach]:
-    """A role's directory and how it reaches the others: of a run on this machine, or of one that it joins."""
+    """A role's run directory and how it reaches the other roles: in a run on this machine, or in one that it joins."""
 
     def say(text: str) -> None:
         console.print(f"{time.strftime('%H:%M:%S')}  {one_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
-    if join is None:
+    relays = flags.relays or []
+    if flags.join is None:
         raise ConfigError(
             f"{role}: needs the run's coordinator; give --join URL, which shoal run and shoal coordinator print"
         )
     if target is not None:
-        if home is not None:
+        if flags.home is not None:
             raise ConfigError(f"{role}: --home goes with --join alone; {target} is a run with a directory of its own")
-        return locate_run(target, settings, out, console), Reach(join, key, relays, say)
-    if settings or out:
+        run = locate_run(target, changes.settings or [], changes.out, console)
+        return run, Reach(flags.join, flags.key, relays, say)
+    if changes.settings or changes.out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
-    own = key or default_key(role)
-    return join_run(join, own, home, JOIN_S, say, code), Reach(join, own, relays, say)
+    own = flags.key or default_key(role)
+    return join_run(flags.join, own, flags.home, JOIN_S, say, code), Reach(flags.join, own, relays, say)
 
 
 def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:
-    """The run as a machine that is not like the others sees it."""
+    """The run's config with what differs on this machine."""
     if dtype not in (None, "float32", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
     own = {"max_batch": batch, "threads": threads}

@@ -1,0 +1,105 @@
+"""Help panel "Look": what a run is doing, what became of a submission, and whether a rejection holds."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import shoal
+from shoal.cli.app import app, console
+from shoal.cli.options import AskUrl, MaybeRun, Run
+from shoal.errors import BenchError, ConfigError
+from shoal.extras import require
+
+PANEL = "Look"
+
+
+@app.command(rich_help_panel=PANEL)
+def status(run: MaybeRun = None, join: AskUrl = None) -> None:
+    """Show how far a run has got, what each role is doing and what it is waiting for."""
+    if (run is None) == (join is None):
+        raise ConfigError("status: give a run directory, or --join URL with a coordinator's URL")
+    if join is not None:
+        from shoal.client.ask import print_swarm
+
+        print_swarm(join, console)
+        return
+    from shoal.watch.show import print_status
+
+    assert run is not None
+    print_status(run, console)
+
+
+@app.command(rich_help_panel=PANEL)
+def why(
+    submission: Annotated[str, typer.Argument(metavar="STEP/NUMBER", help="A submission, as in 12/3.")],
+    run: MaybeRun = None,
+    join: AskUrl = None,
+) -> None:
+    """Explain a submission's verdict: the rule that was broken, what was claimed and what was found."""
+    if (run is None) == (join is None):
+        raise ConfigError(f"why {submission}: give the run's directory, or --join URL with its coordinator's URL")
+    from shoal.client.ask import ask_coordinator, ask_directory, print_why
+
+    print_why(ask_directory(run, submission) if run else ask_coordinator(str(join), submission), console)
+
+
+@app.command(rich_help_panel=PANEL)
+def rollouts(
+    run: Run,
+    step: Annotated[int | None, typer.Option(help="Training step; default: the newest with rollouts.")] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="Groups to show.")] = 3,
+) -> None:
+    """Print some finished rollouts: the prompt, the answers and each answer's reward."""
+    require("coordinator", "shoal rollouts")
+    from shoal.watch.rollouts import print_rollouts
+
+    print_rollouts(run, step, count, console)
+
+
+@app.command(rich_help_panel=PANEL)
+def replay(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
+) -> None:
+    """Recompute a rejection from its evidence, and say whether it holds and what ties it to a run.
+
+    Inside a run's directory, a bundle whose config, lease or file differs from the run's is refused.
+    """
+    if not bundle.is_file():
+        raise ConfigError(f"replay {bundle}: no such file; give a bundle from a run's evidence directory")
+    from shoal.validate.replay import replay_bundle
+
+    sys.exit(0 if replay_bundle(bundle, console) else 1)
+
+
+@app.command(rich_help_panel=PANEL)
+def attacks() -> None:
+    """List the ways in which a worker of a run can be told to cheat."""
+    from shoal.attacks import ATTACKS
+
+    for name, kind in ATTACKS.items():
+        console.print(f"{name:20} {(kind.__doc__ or '').strip()}", highlight=False)
+
+
+@app.command(rich_help_panel=PANEL)
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `python -m benchmarks` lists.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
+    ] = False,
+) -> None:
+    """Measure a hot path side by side with what you would otherwise use; in a checkout of the repository."""
+    root = Path(shoal.__file__).parents[2]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise BenchError(
+            "benchmarks are not part of the installed package, they are in the repository: "
+            "clone it and run `python -m benchmarks` there"
+        )
+    flags = [flag for flag, given in (("--json", json_), ("--quick", quick)) if given]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    # -P: a folder `benchmarks` of the current directory is not ours.
+    command = [sys.executable, "-P", "-m", "benchmarks", name, *flags]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})

@@ -1,0 +1,218 @@
+"""Help panel "Tasks and models": make, teach and measure models, and choose tasks for them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.app import app, console, errors
+from shoal.cli.options import Config, Settings, refuse_flags
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config import RunConfig
+    from shoal.rundir import RunDir
+
+PANEL = "Tasks and models"
+
+
+@app.command(rich_help_panel=PANEL)
+def model(
+    config: Config,
+    settings: Settings = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make it again even if it is cached.")] = False,
+) -> None:
+    """Make the base model of a run and print its directory; it is cached for later runs."""
+    from shoal.config_io import load_config
+    from shoal.models.base import ensure_base_model
+
+    typer.echo(ensure_base_model(load_config(config, settings or []), errors, rebuild=rebuild))
+
+
+@app.command(rich_help_panel=PANEL)
+def sft(
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="JSONL of conversations, or a config whose tasks give their own answers."),
+    ],
+    model: Annotated[Path, typer.Option(help="Directory of the model to start from.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the new model to.")],
+    examples: Annotated[int, typer.Option(min=1, help="With a config: number of examples to draw.")] = 2048,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the examples.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 1e-4,
+    token_budget: Annotated[int, typer.Option(min=1, help="Tokens packed into one forward pass.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Seed for the order of the examples.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Fine-tune a model on examples (supervised), so that a model that never scores begins to score sometimes.
+
+    A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples come from
+    the tasks: shoal sft configs/laptop.toml --model MODEL --out warm
+    """
+    from shoal.config_io import load_config
+
+    _check_model(model)
+    lines = load_config(data).tasks if data.suffix == ".toml" else None
+    import torch
+
+    from shoal.tasks.build import build_source
+    from shoal.train.sft import SftConfig, fit_model, from_conversations, from_source
+
+    torch.set_num_threads(threads)
+    config = SftConfig(epochs=epochs, batch=batch, lr=lr, token_budget=token_budget, seed=seed)
+    if lines is None:
+        fit_model(model, out, lambda policy: from_conversations(policy, data), config, console)
+    else:
+        source = build_source(lines)
+        fit_model(model, out, lambda policy: from_source(policy, source, examples), config, console)
+
+
+@app.command("filter", rich_help_panel=PANEL)
+def filter_tasks(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A config whose tasks to measure, or a source, as in file/math.jsonl."),
+    ],
+    model: Annotated[Path, typer.Option(help="Directory of the model that answers.")],
+    out: Annotated[Path, typer.Option(help="File to write, which is then a source itself: filtered/FILE.")],
+    samples: Annotated[int, typer.Option(min=1, help="Answers per task.")] = 8,
+    keep: Annotated[str, typer.Option(help="Pass rates to keep.")] = "0.125..0.5",
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks to measure; default: all of a table.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Reward of a table: math, code, exact ...")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; a config has its own.")] = 256,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt; a config has its own.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that measure; the result does not change.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads per process.")] = 1,
+) -> None:
+    """Measure how often a model solves each task, and keep the tasks that are worth training on.
+
+    If it is stopped, the same command resumes, also with another number of workers.
+    """
+    from shoal.config import TaskConfig
+    from shoal.config_io import load_config
+    from shoal.evals.filter import parse_keep
+    from shoal.tasks.sources.filtered import Header
+
+    if source.endswith(".toml"):
+        own = ("reward", "max_new_tokens", "max_prompt_tokens")
+        refuse_flags(
+            context, f"filter {source}", own, "a config has its own; only a source does, as in file/math.jsonl"
+        )
+        config = load_config(Path(source))
+        lines = config.tasks
+        max_new_tokens, max_prompt_tokens = config.sampling.max_new_tokens, config.sampling.max_prompt_tokens
+    else:
+        lines = [TaskConfig(source=source, reward=reward)]
+    header = Header(lines, str(model), samples, parse_keep(keep), temperature, seed)
+    _check_model(model)
+    import torch
+
+    from shoal.evals.answers import Drawing
+    from shoal.evals.filter import filter_source
+
+    torch.set_num_threads(threads)
+    drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
+    filter_source(header, drawing, tasks, out, console, workers)
+
+
+@app.command("eval", rich_help_panel=PANEL)
+def evaluate(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A run directory or a model directory.")],
+    config: Annotated[Path | None, typer.Option(help="Config with the tasks; needed for a model directory.")] = None,
+    settings: Settings = None,
+    version: Annotated[int | None, typer.Option(help="Policy version of a run; default: the newest.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks; default: the config's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="Tasks to measure: words, arithmetic, reasoning, a TOML file, or an lm-eval YAML file."),
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers per task.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="With --suite: print JSON instead of a table.")] = False,
+) -> None:
+    """Measure pass@1 on held-out tasks; with --suite also pass@k, average@k and the difference between two models."""
+    from shoal.rundir import open_run
+
+    if suite is not None:
+        own = ("config", "settings", "version", "follow")
+        refuse_flags(context, "eval --suite", own, "only eval of a run does, or of a model directory with --config")
+        _evaluate_suite(target, against, suite, tasks, samples, json_)
+        return
+    refuse_flags(context, f"eval {target}", ("against", "samples", "json_"), "only eval --suite does")
+    # Before torch: a typo is reported at once.
+    if follow:
+        own = ("config", "settings", "version", "tasks")
+        refuse_flags(context, "eval --follow", own, "the run's own config says what is measured (eval.tasks)")
+        run = open_run(target)
+        from shoal.roles.evaluator import start_evaluator
+
+        start_evaluator(run)
+    else:
+        measured = _run_or_config(target, config, settings or [])
+        from shoal.roles.evaluator import evaluate_target
+
+        evaluate_target(target, measured, version, tasks, console)
+
+
+@app.command(rich_help_panel=PANEL)
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model directory, smollm2, tiny, or a config whose model to use.")
+    ],
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the config's, or float32.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config with tasks to ask; default: random tokens.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the [audit.thresholds] table to.")] = None,
+    samples: Annotated[int, typer.Option(min=16, help="Answers to compare in each way.")] = 256,
+) -> None:
+    """Measure how far honest workers deviate, and derive a validator's thresholds from it."""
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+    from shoal.validate.calibrate import calibrate as measure_model
+
+    measure_model(model, config, dtype, out, samples, console)
+
+
+def _evaluate_suite(
+    target: Path, against: Path | None, name: str, tasks: int | None, samples: int | None, as_json: bool
+) -> None:
+    from shoal.evals.suites import find_suite
+
+    suite = find_suite(name)
+    changes = {"tasks": tasks, "samples": samples}
+    suite = suite.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    models = [target] if against is None else [target, against]
+    for number, model in enumerate(models):
+        # A finished run has its model in a subdirectory.
+        models[number] = model / "model" if (model / "model" / "config.json").is_file() else model
+        if not (models[number] / "config.json").is_file():
+            raise ConfigError(f"eval {model}: neither a model directory nor a finished run")
+    from shoal.evals.suite import evaluate_suite
+
+    evaluate_suite(models, suite, "float32", as_json, console)
+
+
+def _check_model(model: Path) -> None:
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its path")
+
+
+def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
+    """What `shoal eval` measures: a run, or the config that goes with a model directory."""
+    from shoal.config_io import load_config
+    from shoal.rundir import RUN_FILE, open_run
+
+    if not target.is_dir():
+        raise ConfigError(f"eval {target}: no such directory; give a run directory, or a model directory and --config")
+    if (target / RUN_FILE).is_file():
+        if config or settings:
+            raise ConfigError(f"eval {target}: --config and --set go with a model directory; a run has its own config")
+        return open_run(target)
+    if config is None:
+        raise ConfigError(f"eval {target}: not a run directory; for a model directory give --config with its tasks")
+    return load_config(config, settings)
