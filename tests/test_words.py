@@ -29,7 +29,7 @@ BANNED = [
     rf"{ONE} {THING} an? {EACH}\b(?! of)",
 ]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-SOURCES = [path for folder in ("src", "examples") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
 # A path in backticks, as seen from the root, from the package, or from a folder that its page is about.
 NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|md|vy))`")
 SEEN_FROM = ("", "src/shoal", "src/shoal/ledger", "src/shoal/shardcast", "src/shoal/coordinator", "src")
