@@ -214,7 +214,7 @@ def test_defaults_leave_the_users_own_settings_alone(monkeypatch: pytest.MonkeyP
 
 
 def test_a_role_that_gives_up_says_why_to_its_supervisor(tmp_path: Path) -> None:
-    child = Child("worker", ["worker", str(tmp_path / "nowhere")], 1, tmp_path / "log")
+    child = Child("worker", ["worker", str(tmp_path / "nowhere"), "--join", "http://127.0.0.1:1"], 1, tmp_path / "log")
     assert child.process.wait(60) == EXIT_REFUSED
     assert f"{tmp_path / 'nowhere'}: cannot be read" in child.last_words()
     child.close()
@@ -234,7 +234,7 @@ with (disk / "filler").open("wb", buffering=0) as file:
             pass
     except OSError:
         pass
-child = Child("worker", ["worker", str(disk / "nowhere")], 1, disk / "log")
+child = Child("worker", ["worker", str(disk / "nowhere"), "--join", "http://127.0.0.1:1"], 1, disk / "log")
 print(child.process.wait(60), child.last_words().splitlines()[0], (disk / "log").stat().st_size)
 """
     said = run_on_small_disk(tmp_path / "disk", 64, code).strip()

@@ -20,7 +20,7 @@ def test_the_ledger_bench_gives_its_figures(monkeypatch: pytest.MonkeyPatch) -> 
         with anvil():
             pass
     except BenchError as error:
-        pytest.skip(f"no anvil here, and none to be had: {error}")
+        pytest.skip(f"anvil is not available: {error}")
     with Progress(Console(file=io.StringIO())) as progress:
         result = bench_ledger(True, progress)
     values = json.loads(result.to_json())["values"]

@@ -27,7 +27,6 @@ from benchmarks.training.loop import (
 from shoal.errors import BenchError
 from shoal.models.load import load
 from shoal.process import Child
-from shoal.roles.supervisor import SERVICES
 from shoal.rundir import RunDir, prepare_run
 from shoal.telemetry.metrics import read_metrics
 
@@ -76,17 +75,10 @@ def test_the_peer_is_asked_prompts_of_the_same_source_that_fit(run: RunDir) -> N
     assert max(len(policy.encode(prompt)) for prompt in prompts) <= run.config.sampling.max_prompt_tokens
 
 
-def children(run: RunDir, **commands: list[str]) -> list[Child]:
-    """Roles that do not compute, in place of those of a run."""
-    return [
-        Child(name, command, 1, run.path / "logs" / f"{name}.log", is_service=name in SERVICES)
-        for name, command in commands.items()
-    ]
-
-
 def test_a_role_that_gives_up_ends_the_bench_with_its_own_words(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = children(run, trainer=["trainer", str(run.path / "nowhere")])
-    monkeypatch.setattr("benchmarks.common.roles.start_roles", lambda *_, **__: started)
+    command = ["trainer", str(run.path / "nowhere"), "--join", "http://127.0.0.1:1"]
+    trainer = Child("trainer", command, 1, run.path / "log")
+    monkeypatch.setattr("benchmarks.common.roles.start_roles", lambda *_, **__: [trainer])
     with (
         Roles(run) as roles,
         pytest.raises(BenchError, match=r"(?s)trainer ended with 3; its log ends:.*error: .*nowhere"),
@@ -98,11 +90,12 @@ BENCH = """
 import sys, time
 from pathlib import Path
 from benchmarks.common import roles
+from shoal.process import Child
 from shoal.rundir import open_run
-from tests.benchmarks.test_loop import children
-run = open_run(Path(sys.argv[1]))
-roles.start_roles = lambda run, *_, **__: children(run, coordinator=["coordinator", str(run.path), "--port", "0"])
-with roles.Roles(run) as started:
+path = Path(sys.argv[1])
+service = Child("coordinator", ["coordinator", str(path), "--port", "0"], 1, path / "log", is_service=True)
+roles.start_roles = lambda *_, **__: [service]
+with roles.Roles(open_run(path)) as started:
     started.pause()
     print(*(child.process.pid for child in started._children), flush=True)
     time.sleep(600)

@@ -277,7 +277,7 @@ def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callab
                     link.fetch(f"/v1/tasks/{sha256}", file, room, sha256, tell)
                 room -= target.stat().st_size
     check_packages(link.card.packages, tasks, whose)
-    if not code:  # whoever trusts them to run their code trusts them with memory and time
+    if not code:  # a lender that trusts them to run code trusts them with memory and time
         say("checking its tasks")
         try_tasks(tasks, whose)
 

@@ -71,7 +71,7 @@ class Anvil:
 
 @contextmanager
 def anvil() -> Iterator[Anvil]:
-    """A chain that mines each transaction at once; BenchError if there is none to be had."""
+    """A chain that mines each transaction at once; BenchError if anvil is not available."""
     with tempfile.TemporaryDirectory(prefix="shoal-anvil-") as home:
         chain = Anvil(Path(home))
         chain.start()
