@@ -177,5 +177,5 @@ def test_a_command_that_needs_an_extra_says_which(tmp_path: Path, arguments: lis
 
 def test_a_worker_can_be_imported_without_extras(tmp_path: Path) -> None:
     modules = ", ".join(LENT)
-    result = without_extras(f"import {modules}, shoal.cli.weights_fetch, shoal.client.ask", tmp_path)
+    result = without_extras(f"import {modules}, shoal.cli.weights_fetch, shoal.client.run_status", tmp_path)
     assert result.returncode == 0, result.stderr

@@ -25,7 +25,7 @@ from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.process import KEEP_FREED_MEMORY
 from shoal.protocol.submission import Rollout
-from shoal.rl.bins import fill, first_fit_decreasing
+from shoal.rl.bin_packing import fill, first_fit_decreasing
 from shoal.tasks.build import build_source
 from shoal.train.batch import Group, pack
 

@@ -17,7 +17,7 @@ from benchmarks.common.configs import base_model, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult
 from shoal.evals.suite import measure_suite
-from shoal.evals.suites import BUILT_IN, Suite
+from shoal.evals.suite_catalogue import BUILT_IN, Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, split_up
 from shoal.tasks.rewards.scorer import Scorer

@@ -31,7 +31,7 @@ from shoal import toploc
 from shoal.errors import BenchError
 from shoal.files import cache_dir
 from shoal.process import SLEEP_WHEN_IDLE
-from shoal.toploc.states import Bits
+from shoal.toploc.hidden_states import Bits
 
 HIDDEN = (576, 2048, 5120)
 TOKENS, CHUNK, K = 1024, 32, 128

@@ -20,7 +20,7 @@ from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
 from shoal.roles.origin import start_origin
 from shoal.rundir import RunDir
 from shoal.shardcast.format.store import Store
-from shoal.shardcast.origin.follow import Follower
+from shoal.shardcast.origin.directory_follower import Follower
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from shoal.cli.lend import lend
 from shoal.cli.options import JoinFlags
-from shoal.client.ask import print_why
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
+from shoal.client.run_status import print_why
 from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
 from shoal.keys import Key
 from shoal.protocol.lease import Lease

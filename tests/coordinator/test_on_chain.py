@@ -11,12 +11,12 @@ from rich.console import Console
 
 from shoal.cli.ledger_views import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
 from shoal.client import ledger as history
-from shoal.client.ask import _ledger_says
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.credits import teller
 from shoal.client.gas import show_gas
 from shoal.client.ledger import record_at
 from shoal.client.ledger_access import Where
+from shoal.client.run_status import _ledger_says
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book
 from shoal.coordinator.ledger_writer import Book

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError, TaskError
-from shoal.evals import chunks
+from shoal.evals import worker_pool as chunks
 from shoal.evals.answers import Drawing
 from shoal.evals.filter import filter_source, histogram, judge_rate, parse_keep, summary
 from shoal.tasks.build import build_source

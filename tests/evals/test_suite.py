@@ -10,7 +10,7 @@ from rich.console import Console
 from shoal.config import RewardConfig, TaskConfig
 from shoal.errors import ConfigError
 from shoal.evals.suite import differences, evaluate_suite, groups_of, measure_suite, results_of, table_of, to_json
-from shoal.evals.suites import BUILT_IN, Suite, find_suite
+from shoal.evals.suite_catalogue import BUILT_IN, Suite, find_suite
 from shoal.models.load import load
 from shoal.tasks.build import build_source, split_up
 from shoal.tasks.rewards.scorer import Scorer

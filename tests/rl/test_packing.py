@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.rl.bins import fill, first_fit_decreasing
+from shoal.rl.bin_packing import fill, first_fit_decreasing
 
 
 @st.composite

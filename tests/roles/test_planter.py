@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.config_io import check_config
-from shoal.coordinator.plants import Plants
+from shoal.coordinator.honeypots import Plants
 from shoal.errors import ConfigError, RolloutError
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker

@@ -22,8 +22,8 @@ from shoal.protocol.version_directory import MANIFEST
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
-from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import read_status
+from shoal.telemetry.waiting import Patience
 from shoal.train.step import train_step
 from tests.support.memory_store import records_of
 from tests.support.roles_in_process import (

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from shoal.errors import StorageError
 from shoal.shardcast.format.store import Store, directory_root
-from shoal.shardcast.origin.follow import Follower, follow, version_number
+from shoal.shardcast.origin.directory_follower import Follower, follow, version_number
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving
@@ -203,7 +203,7 @@ def test_what_the_disk_refuses_is_said_once_and_published_when_it_has_room(
     def full(_: bytes) -> None:
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("shoal.shardcast.origin.follow.RETRY_S", 0.0)
+    monkeypatch.setattr("shoal.shardcast.origin.directory_follower.RETRY_S", 0.0)
     place.put(0, drift(0))
     with monkeypatch.context() as patch:
         patch.setattr(place.store, "write_head", full)
@@ -222,7 +222,7 @@ def test_a_version_that_is_out_is_not_taken_back_because_its_base_for_the_next_c
     def refuse(*_: object) -> None:
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("shoal.shardcast.origin.follow.RETRY_S", 0.0)
+    monkeypatch.setattr("shoal.shardcast.origin.directory_follower.RETRY_S", 0.0)
     place.put(0, drift(0))
     with monkeypatch.context() as patch:
         patch.setattr("shoal.shardcast.origin.versions.link_or_copy", refuse)

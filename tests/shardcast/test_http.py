@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from shoal.errors import ShardcastError
 from shoal.shardcast.fetch.http import Connection, Pace, Response
 from shoal.shardcast.format.store import HEAD
-from shoal.shardcast.serve.tree import Node, Seen, walk
+from shoal.shardcast.serve.relay_tree import Node, Seen, walk
 from tests.support.origin_and_relays import KEY, RUN, origin_at
 
 

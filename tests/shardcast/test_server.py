@@ -13,10 +13,10 @@ from rich.console import Console
 
 from shoal.keys import Key
 from shoal.shardcast.format.records import MIB
-from shoal.shardcast.serve.children import CHILDREN
+from shoal.shardcast.serve.child_relays import CHILDREN
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
+from shoal.shardcast.serve.relay_tree import walk
 from shoal.shardcast.serve.server import Server, serving
-from shoal.shardcast.serve.tree import walk
 from shoal.signed_request import EMPTY, NONCE, Recipient, sign_request
 from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 

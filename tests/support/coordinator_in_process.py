@@ -19,9 +19,9 @@ from shoal.config import RunConfig
 from shoal.config_io import check_config
 from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
+from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.http.server import serving
 from shoal.coordinator.ledger_writer import Book
-from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
 from shoal.keys import Key

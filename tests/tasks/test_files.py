@@ -14,9 +14,9 @@ from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source, files_of, pinned
 from shoal.tasks.files import MAX_BYTES, check_foreign, held, keep, keep_bytes, named, place_of
-from shoal.tasks.foreign import try_tasks
 from shoal.tasks.source import score
 from shoal.tasks.sources.filtered import layers, read_header
+from shoal.tasks.untrusted import try_tasks
 
 ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(30)]
 CODE = (

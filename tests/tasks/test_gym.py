@@ -15,8 +15,8 @@ from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.source import Score, Split, Task, score
 from shoal.tasks.sources.gym.determinism import SIZES, UNSTEADY
-from shoal.tasks.sources.gym.fixes import FIXES
 from shoal.tasks.sources.gym.source import ReasoningGym
+from shoal.tasks.sources.gym.strict_scorers import FIXES
 
 GENERATORS = ["spell_backward", "chain_sum", "basic_arithmetic", "letter_counting", "countdown"]
 WORDS = {"min_word_len": 3, "max_word_len": 8}

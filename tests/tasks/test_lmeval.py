@@ -11,7 +11,7 @@ import yaml
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.evals.suites import find_suite
+from shoal.evals.suite_catalogue import find_suite
 from shoal.tasks.build import build_source, files_of, pinned
 from shoal.tasks.files import check_foreign
 from shoal.tasks.rewards.scorer import Scorer

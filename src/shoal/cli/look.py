@@ -22,7 +22,7 @@ def status(run: MaybeRun = None, join: AskUrl = None) -> None:
     if (run is None) == (join is None):
         raise ConfigError("status: give a run directory, or --join URL with a coordinator's URL")
     if join is not None:
-        from shoal.client.ask import print_swarm
+        from shoal.client.run_status import print_swarm
 
         print_swarm(join, console)
         return
@@ -41,7 +41,7 @@ def why(
     """Explain a submission's verdict: the rule that was broken, what was claimed and what was found."""
     if (run is None) == (join is None):
         raise ConfigError(f"why {submission}: give the run's directory, or --join URL with its coordinator's URL")
-    from shoal.client.ask import ask_coordinator, ask_directory, print_why
+    from shoal.client.run_status import ask_coordinator, ask_directory, print_why
 
     print_why(ask_directory(run, submission) if run else ask_coordinator(str(join), submission), console)
 

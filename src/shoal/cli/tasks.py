@@ -181,7 +181,7 @@ def calibrate(
 def _evaluate_suite(
     target: Path, against: Path | None, name: str, tasks: int | None, samples: int | None, as_json: bool
 ) -> None:
-    from shoal.evals.suites import find_suite
+    from shoal.evals.suite_catalogue import find_suite
 
     suite = find_suite(name)
     changes = {"tasks": tasks, "samples": samples}

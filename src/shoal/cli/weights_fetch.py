@@ -14,7 +14,7 @@ from shoal.files import remove
 from shoal.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
-from shoal.shardcast.serve.tree import walk
+from shoal.shardcast.serve.relay_tree import walk
 
 if TYPE_CHECKING:
     from shoal.cli.weights import FetchFlags

@@ -14,7 +14,7 @@ from shoal.files import write_whole
 from shoal.keys import Key, checked_address, checksummed
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
-from shoal.shardcast.origin.follow import Follower, follow
+from shoal.shardcast.origin.directory_follower import Follower, follow
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.nginx import nginx_config

@@ -15,10 +15,10 @@ from typing import Literal
 
 from rich.console import Console
 
-from shoal.client.ask import named_submission
 from shoal.client.client import Link
 from shoal.client.known_coordinators import trusted
 from shoal.client.ledger import ASK_S, access
+from shoal.client.run_status import named_submission
 from shoal.coordinator.retention import is_final
 from shoal.errors import LedgerError, RolloutError, ShoalError
 from shoal.files import sha256_file, write_whole

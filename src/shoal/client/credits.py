@@ -16,8 +16,8 @@ from shoal.client.ledger_access import Where, reach_ledger
 from shoal.errors import HiddenError, LedgerError, RolloutError
 from shoal.keys import Key, checked_address, checksummed
 from shoal.ledger.acts import Act, Advance, Close, Deposit, Refund, Settle, Stake, Unbond, Withdraw
+from shoal.ledger.balance_report import outlook, unit
 from shoal.ledger.court import is_due
-from shoal.ledger.outlook import outlook, unit
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import apply
 from shoal.ledger.state import State

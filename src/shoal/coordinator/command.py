@@ -11,10 +11,10 @@ from shoal.config import RunConfig
 from shoal.coordinator.archive import HOME, STATE, UPLOADS
 from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
+from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.http.server import bind, serve, url_of
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.outbox import closed_at
-from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
 from shoal.errors import ConfigError

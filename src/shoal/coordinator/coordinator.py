@@ -26,12 +26,12 @@ from shoal.coordinator import verdicts as judging
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.db.schema import nodes, nonces
+from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.node_states import State
 from shoal.coordinator.nodes import Node
 from shoal.coordinator.orphaned_uploads import Orphans, unnamed
-from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.status import Overview, overview
 from shoal.coordinator.uploads import Objects, incoming_name, object_name

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Row, select
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact, write_fact
 from shoal.coordinator.db.schema import versions, weights
+from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import Event, State, after, may_lease
 from shoal.coordinator.nodes import Node
 from shoal.coordinator.outbox import remember_end, remember_steps
-from shoal.coordinator.plants import Plants
 from shoal.coordinator.policy import Terms
 from shoal.keys import Key
 from shoal.protocol.lease import Lease

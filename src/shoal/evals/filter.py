@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shoal.errors import ConfigError, MissingExtraError
 from shoal.evals.answers import Drawing
-from shoal.evals.chunks import CHUNK, Counts, chunks_of, measured
 from shoal.evals.stats import wilson
+from shoal.evals.worker_pool import CHUNK, Counts, chunks_of, measured
 from shoal.extras import require
 from shoal.files import disk_errors, locked, write_whole
 from shoal.tasks.build import build_source, pinned

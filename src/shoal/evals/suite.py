@@ -14,7 +14,7 @@ from rich.table import Table
 
 from shoal.evals.answers import Answered, Drawing, answer_tasks
 from shoal.evals.stats import Difference, Estimate, compare, mean_of_tasks, pass_at_k
-from shoal.evals.suites import Suite
+from shoal.evals.suite_catalogue import Suite
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, pinned, split_up
 from shoal.tasks.rewards.scorer import Scorer

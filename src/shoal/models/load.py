@@ -21,7 +21,7 @@ from shoal.errors import ModelError
 from shoal.files import parse_json
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
-from shoal.models.foreign import check_foreign_model
+from shoal.models.untrusted import check_foreign_model
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

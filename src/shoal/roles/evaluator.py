@@ -19,7 +19,7 @@ from shoal.evals.answers import Drawing, answer_tasks
 from shoal.evals.kept_versions import Chosen
 from shoal.evals.stats import mean_of_tasks, pass_at_k, rank_correlation
 from shoal.evals.suite import SuiteOf
-from shoal.evals.suites import find_suite
+from shoal.evals.suite_catalogue import find_suite
 from shoal.files import locked
 from shoal.models.load import Policy, load, read_weights
 from shoal.protocol.stores import Version
@@ -29,8 +29,8 @@ from shoal.tasks.length import budgeted, target_of
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.telemetry.metrics import MetricsWriter, read_steps
-from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import StatusFile
+from shoal.telemetry.waiting import Patience
 
 POLL_S = 0.1
 

@@ -8,7 +8,7 @@ from shoal.files import locked
 from shoal.roles.serving import offer, serve_until_stopped
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.format.store import Store
-from shoal.shardcast.origin.follow import Follower, follow
+from shoal.shardcast.origin.directory_follower import Follower, follow
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server

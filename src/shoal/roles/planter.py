@@ -1,8 +1,8 @@
 """The planter: submits honeypots, files of the run's owner whose verdict is known, to test validators.
 
 To validators its addresses are nodes like others, each with a key that only the owner can compute
-(`coordinator/plants.py`). Most of what it hands in is honest work. Some of its files are bad, and one that is handed in
-as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before.
+(`coordinator/honeypots.py`). Most of what it hands in is honest work. Some of its files are bad, and one that is handed
+in as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from shoal.attacks import attack_named
 from shoal.client.client import Link
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
-from shoal.coordinator.plants import LIFE, MAX_KEYS, Plants
+from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
 from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.generate.submission_builder import Maker

@@ -30,10 +30,10 @@ from shoal.protocol.submission import Limits
 from shoal.rundir import RunDir, is_own, role_key, write_run_file
 from shoal.shardcast.fetch.http import distance_to
 from shoal.tasks.files import MAX_BYTES, check_foreign, is_whole, named, place_of
-from shoal.tasks.foreign import try_tasks
 from shoal.tasks.isolation.landlock import check_confinement
 from shoal.tasks.package_versions import check_packages
 from shoal.tasks.sources.filtered import layers
+from shoal.tasks.untrusted import try_tasks
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import RoleStatus, StatusFile
 from shoal.wait import wait_until

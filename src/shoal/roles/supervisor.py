@@ -17,8 +17,8 @@ from rich.console import Console
 
 from shoal.client.client import Link
 from shoal.config_io import load_config
+from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import State
-from shoal.coordinator.plants import Plants
 from shoal.errors import MissingExtraError, ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.keys import Key

@@ -26,8 +26,8 @@ from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Rates, Sampler
 from shoal.telemetry.metrics import MetricsWriter
-from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import StatusFile
+from shoal.telemetry.waiting import Patience
 from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from shoal.train.step import StepResult, train_step

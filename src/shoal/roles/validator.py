@@ -32,8 +32,8 @@ from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
-from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import StatusFile
+from shoal.telemetry.waiting import Patience
 from shoal.validate.audit import Audits
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import (

@@ -17,8 +17,8 @@ from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
-from shoal.telemetry.patience import Patience
 from shoal.telemetry.status import StatusFile
+from shoal.telemetry.waiting import Patience
 
 # A waiting worker looks for a new version this often, which costs nothing, and for a lease that went back to the pool
 # less often, which is a request.

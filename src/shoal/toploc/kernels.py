@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shoal.compiled import kept
+from shoal.numba_cache import kept
 
 PRIME = 65497
 MIN_MODULUS = 32769

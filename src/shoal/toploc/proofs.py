@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from shoal.errors import ToplocError
 from shoal.toploc.format import PRIME, chunk_points, proof_size
-from shoal.toploc.states import Bits, as_bits
+from shoal.toploc.hidden_states import Bits, as_bits
 from shoal.toploc.verdict import ChunkResult, Malformed
 
 if TYPE_CHECKING:
-    from shoal.toploc.states import States
+    from shoal.toploc.hidden_states import States
 
 # An honest polynomial's highest coefficient is 0 once in 65,497 chunks. Three in a row are, once in 3e14.
 SPARE_DEGREES = 2

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.models.attention import Packed, SharedPrompt
 from shoal.protocol.submission import Rollout, Submission, read_parts
 from shoal.rl.advantages import group_advantages, has_signal
-from shoal.rl.bins import first_fit_decreasing
+from shoal.rl.bin_packing import first_fit_decreasing
 
 
 @dataclass(frozen=True, slots=True)

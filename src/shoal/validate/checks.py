@@ -13,7 +13,7 @@ from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
 from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, TaskSource, part_of
-from shoal.validate.margin import graded, widened
+from shoal.validate.blame_margin import graded, widened
 from shoal.validate.proofs import check_computation, check_lengths
 from shoal.validate.recompute import Replayed, replay
 from shoal.validate.rewards import CHECK as REWARDS

@@ -19,10 +19,10 @@ from shoal.protocol.submission import Limits, check_sample, read_rollouts
 from shoal.protocol.verdict import MARGIN, Finding
 from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
 from shoal.tasks.files import check_foreign
-from shoal.tasks.foreign import try_tasks
 from shoal.tasks.isolation.landlock import check_confinement
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import layers
+from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
 

@@ -30,7 +30,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shoal.compiled import kept
+from shoal.numba_cache import kept
 
 # Values in a block: classes and parameters follow local statistics, and a block stays in a processor's cache.
 BLOCK = 1 << 18

@@ -29,7 +29,7 @@ from shoal.handshake import Handshake
 from shoal.shardcast.format.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.format.records import MAX_HEAD, MIB, PACKAGE_NAME
 from shoal.shardcast.format.store import HEAD, Store, take_hold
-from shoal.shardcast.serve.children import Child, Children
+from shoal.shardcast.serve.child_relays import Child, Children
 from shoal.shardcast.serve.connections import Connections
 from shoal.shardcast.serve.file_watch import Watch, state
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates

@@ -10,8 +10,8 @@ from shoal.tasks.prompts import first_in, posed
 from shoal.tasks.rewards.extract import Place, final_answer
 from shoal.tasks.source import Split, Task
 from shoal.tasks.sources.gym.determinism import count_of, steady
-from shoal.tasks.sources.gym.fixes import may_be_right
 from shoal.tasks.sources.gym.safe_answers import foreign_option, in_form
+from shoal.tasks.sources.gym.strict_scorers import may_be_right
 
 
 class ReasoningGym:

@@ -85,7 +85,7 @@ class _Helper:
     def __init__(self, header: Header, drawing: Drawing) -> None:
         import torch
 
-        self._child = Child([sys.executable, "-P", "-m", "shoal.evals.chunks"])
+        self._child = Child([sys.executable, "-P", "-m", "shoal.evals.worker_pool"])
         self._say({"header": header.to_json(), "drawing": asdict(drawing), "threads": torch.get_num_threads()})
 
     def fileno(self) -> int:
