@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.cli.app import refuse
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.config import TaskConfig
 from shoal.coordinator import coordinator
 from shoal.errors import SwarmError, TaskError
@@ -299,7 +299,7 @@ def test_a_chains_node_that_a_card_names_is_told_no_passwords(tmp_path: Path, mo
 
 def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator on the internet cannot have a lender's own network written to."""
-    with Link(f"https://8.8.8.8:7000#{Key.create().address}", Key.create(), wait_s=1) as link:
+    with CoordinatorClient(f"https://8.8.8.8:7000#{Key.create().address}", Key.create(), wait_s=1) as link:
         for inside in ("http://127.0.0.1:9200/index", "http://192.168.1.1/reboot", "http://[::1]:80/"):
             monkeypatch.setattr(link, "ask", lambda *_, url=inside: UploadOut(url=url, done=False))
             with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator does; nothing was sent"):

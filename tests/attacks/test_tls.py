@@ -14,7 +14,7 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import remember, trusted
 from shoal.errors import IdentityError, ShoalError, SwarmError
 from shoal.keys import Key
@@ -124,7 +124,10 @@ def plain_certificate(folder: Path) -> ssl.SSLContext:
 def test_a_machine_in_the_middle_never_hears_a_request(secure: World, tmp_path: Path, kind: str) -> None:
     context = {"self-signed": plain_certificate(tmp_path), "vouched for by another": server_context(MALLORY)}.get(kind)
     with middle(secure, context) as proxy:
-        with Link(f"{proxy.url}#{COORDINATOR.address}", A, wait_s=0.5) as link, pytest.raises(ShoalError) as refused:
+        with (
+            CoordinatorClient(f"{proxy.url}#{COORDINATOR.address}", A, wait_s=0.5) as link,
+            pytest.raises(ShoalError) as refused,
+        ):
             link.join("worker")
         assert proxy.visits
         assert b"HTTP" not in proxy.heard  # no request at all, not even for the card
@@ -137,14 +140,17 @@ def test_a_machine_in_the_middle_never_hears_a_request(secure: World, tmp_path: 
 
 
 def test_another_coordinators_own_server_is_refused_by_name(secure: World) -> None:
-    with Link(f"{secure.url}#{MALLORY.address}", A, wait_s=1) as link, pytest.raises(IdentityError) as refused:
+    with (
+        CoordinatorClient(f"{secure.url}#{MALLORY.address}", A, wait_s=1) as link,
+        pytest.raises(IdentityError) as refused,
+    ):
         link.join("worker")
     assert COORDINATOR.address in str(refused.value)
     assert MALLORY.address in str(refused.value)
 
 
 def test_a_join_line_without_its_address_reaches_no_self_signed_coordinator(secure: World) -> None:
-    with Link(secure.url, A, wait_s=1) as link, pytest.raises(SwarmError, match="#0xADDRESS"):
+    with CoordinatorClient(secure.url, A, wait_s=1) as link, pytest.raises(SwarmError, match="#0xADDRESS"):
         link.join("worker")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.errors import IdentityError, SwarmError, WaitError
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
@@ -42,7 +42,7 @@ def test_a_request_that_something_on_the_way_sent_twice_is_signed_anew(small_wor
     world = small_world
     proxy = Proxy(int(world.url.rsplit(":", 1)[1]), seed=1, rate=0.5, kinds=[Mischief.AGAIN])
     with Network(proxy):
-        link = Link(proxy.url, A, wait_s=60)
+        link = CoordinatorClient(proxy.url, A, wait_s=60)
         link.join("worker")
         for _ in range(10):
             assert link.heartbeat("working")["do"] == "work"
@@ -54,7 +54,7 @@ def test_a_wait_has_an_end_and_says_what_it_waited_for(tmp_path: Path) -> None:
     with pytest.raises(
         WaitError, match=r"coordinator http://127.0.0.1:1: did not answer /v1/card within 0 s .*refused"
     ):
-        Link("http://127.0.0.1:1", A, wait_s=0.2).join("worker")
+        CoordinatorClient("http://127.0.0.1:1", A, wait_s=0.2).join("worker")
 
 
 def test_what_is_refused_is_not_asked_again(small_world: World) -> None:

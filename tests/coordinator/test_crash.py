@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.config_io import to_toml
 from shoal.files import sha256_file
@@ -70,7 +70,7 @@ class Node(threading.Thread):
     def __init__(self, url: str, key: Key, over: threading.Event, cache: Path) -> None:
         super().__init__(daemon=True)
         self.key, self.over = key, over
-        self.link = Link(url, key, wait_s=60)
+        self.link = CoordinatorClient(url, key, wait_s=60)
         self.store = SwarmStore(self.link, cache)
         self.leased: list[tuple[int, int]] = []
         self.acknowledged: dict[tuple[int, int], bytes] = {}
@@ -108,7 +108,7 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_counts_nothing_twice(
     run = tmp_path / "run"
     with coordinator(tmp_path, database) as command:
         nodes = [Node(command.url, key_of(f"n{n}"), over, tmp_path / f"n{n}") for n in range(NODES)]
-        trainer = Link(command.url, role_key(run, "trainer"), wait_s=60)
+        trainer = CoordinatorClient(command.url, role_key(run, "trainer"), wait_s=60)
         trainer.join("trainer")
         store = SwarmStore(trainer, tmp_path / "trainer", LIMITS, lambda _: ROOT)
         store._link.announce(0, ROOT)
@@ -141,7 +141,7 @@ def assert_nothing_lost(run: Path, nodes: list[Node], store: SwarmStore, url: st
     acknowledged = {place: data for node in nodes for place, data in node.acknowledged.items()}
     assert len(acknowledged) == sum(len(node.acknowledged) for node in nodes), "two nodes had the same number"
     assert len(acknowledged) > KILLS * NODES
-    judging = Link(url, role_key(run, "validator"), wait_s=60)
+    judging = CoordinatorClient(url, role_key(run, "validator"), wait_s=60)
     judging.join("validator")
     validator = SwarmStore(judging, tmp_path / "validator", LIMITS, lambda _: ROOT)
     judge_formats(validator, 0, 2)

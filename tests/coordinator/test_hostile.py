@@ -15,7 +15,7 @@ from rich.console import Console
 
 from shoal.cli.lend import lend
 from shoal.cli.options import JoinFlags
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.run_status import print_why
 from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
@@ -103,7 +103,7 @@ def unfolding(handler: BaseHTTPRequestHandler) -> None:
 def test_an_answer_without_end_is_given_up(path: str) -> None:
     with (
         coordinator({"/v1/card": card_of(), "/v1/heartbeats": ORDERED, path: without_end}) as url,
-        Link(url, A, wait_s=0.2) as link,
+        CoordinatorClient(url, A, wait_s=0.2) as link,
         pytest.raises(SwarmError, match="an answer of more than"),
     ):
         _ = link.card, link.heartbeat(), link.get("/v1/status")
@@ -112,7 +112,7 @@ def test_an_answer_without_end_is_given_up(path: str) -> None:
 def test_an_answer_that_unfolds_is_not_unfolded() -> None:
     with (
         coordinator({"/v1/card": card_of(), "/v1/status": unfolding}) as url,
-        Link(url, A, wait_s=0.2) as link,
+        CoordinatorClient(url, A, wait_s=0.2) as link,
         pytest.raises(WaitError, match="which is no JSON"),
     ):
         link.get("/v1/status")
@@ -129,7 +129,7 @@ def test_a_page_that_wants_a_login_first_is_waited_out() -> None:
     waited: list[str] = []
     with (
         coordinator({"/v1/card": card_of(), "/v1/heartbeats": portal}) as url,
-        Link(url, A, wait_s=20, on_wait=lambda what, _: waited.append(what)) as link,
+        CoordinatorClient(url, A, wait_s=20, on_wait=lambda what, _: waited.append(what)) as link,
     ):
         assert link.heartbeat()["do"] == "work"
     assert len(waited) == 2
@@ -149,7 +149,7 @@ def test_an_order_that_is_none_ends_no_heart(order: dict[str, Any], tmp_path: Pa
     status = StatusFile(tmp_path / "role.json", "role")
     with (
         coordinator({"/v1/card": card_of(heartbeat_s=0.1), "/v1/heartbeats": beat}) as url,
-        Link(url, A) as link,
+        CoordinatorClient(url, A) as link,
         Heartbeat(link, status, lambda _: None),
     ):
         wait_until(lambda: len(answers) >= 3, 20, "there were no three heartbeats", pause_s=0.01)
@@ -165,7 +165,7 @@ def test_an_order_does_not_make_a_node_hammer_or_sleep(tmp_path: Path) -> None:
     status = StatusFile(tmp_path / "role.json", "role")
     with (
         coordinator({"/v1/card": card_of(), "/v1/heartbeats": beat}) as url,
-        Link(url, A) as link,
+        CoordinatorClient(url, A) as link,
         Heartbeat(link, status, lambda _: None),
     ):
         time.sleep(1.0)
@@ -199,7 +199,7 @@ def test_a_lease_for_more_than_the_config_says_is_not_worked_on(changes: dict[st
     answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/leases": json.dumps({"lease": signed}).encode()}
     with (
         coordinator(answers) as url,
-        Link(url, A, wait_s=1) as link,
+        CoordinatorClient(url, A, wait_s=1) as link,
         pytest.raises(RolloutError, match=r"a file of this run has|is no lease"),
     ):
         SwarmStore(link, tmp_path).lease(A.address, 0)
@@ -219,7 +219,9 @@ def test_what_a_machine_inside_answers_is_told_to_nobody() -> None:
         where = json.dumps({"url": f"{inside}/inside", "done": False}).encode()
         answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/uploads/0/0": where}
         with coordinator(answers) as url, pytest.raises(WaitError) as caught:
-            Link(url, A, wait_s=0.2, on_wait=lambda what, _: waited.append(what)).put_direct("/v1/uploads/0/0", b"x", 0)
+            CoordinatorClient(url, A, wait_s=0.2, on_wait=lambda what, _: waited.append(what)).put_direct(
+                "/v1/uploads/0/0", b"x", 0
+            )
     assert "the object store answered 404" in waited[0]
     assert "secret" not in "".join(waited) + str(caught.value)
 

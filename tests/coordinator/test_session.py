@@ -12,7 +12,7 @@ from rich.console import Console
 from shoal.cli.lend import lend, machine
 from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.announce import AnnouncedChannel
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
@@ -37,7 +37,7 @@ def run(small_world: World, tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def link(small_world: World) -> Link:
+def link(small_world: World) -> CoordinatorClient:
     link = small_world.link(TRAINER)
     link.join("trainer")
     return link
@@ -62,7 +62,7 @@ def roots(channel: DirectoryChannel) -> dict[int, str]:
     return {number: version.root for number in channel.numbers() if (version := channel.version(number))}
 
 
-def test_a_version_is_announced_once_it_is_there(small_world: World, link: Link, tmp_path: Path) -> None:
+def test_a_version_is_announced_once_it_is_there(small_world: World, link: CoordinatorClient, tmp_path: Path) -> None:
     channel = DirectoryChannel(tmp_path / "weights", keep=5)
     both = AnnouncedChannel(channel, link)
     with both.publish(0) as staging:
@@ -74,7 +74,9 @@ def test_a_version_is_announced_once_it_is_there(small_world: World, link: Link,
     assert list(announced(small_world)) == [0]
 
 
-def test_what_a_killed_trainer_did_not_say_is_said_on_resume(small_world: World, link: Link, tmp_path: Path) -> None:
+def test_what_a_killed_trainer_did_not_say_is_said_on_resume(
+    small_world: World, link: CoordinatorClient, tmp_path: Path
+) -> None:
     channel = DirectoryChannel(tmp_path / "weights", keep=5)
     both = AnnouncedChannel(channel, link)
     for number in range(3):
@@ -85,7 +87,7 @@ def test_what_a_killed_trainer_did_not_say_is_said_on_resume(small_world: World,
 
 
 def test_versions_that_only_the_coordinator_knows_are_taken_back(
-    small_world: World, link: Link, tmp_path: Path
+    small_world: World, link: CoordinatorClient, tmp_path: Path
 ) -> None:
     channel = DirectoryChannel(tmp_path / "weights", keep=5)
     both = AnnouncedChannel(channel, link)

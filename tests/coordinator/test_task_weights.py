@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from shoal.client.announce import AnnouncedChannel
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.errors import RolloutError, SwarmError, WaitError
 from shoal.keys import Key
@@ -225,7 +225,7 @@ def of_another_version(tree: dict[str, Any]) -> bytes:
 
 
 def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:
-    with between(two, lambda tree: tree) as url, Link(url, key_of("a"), wait_s=1.0) as link:
+    with between(two, lambda tree: tree) as url, CoordinatorClient(url, key_of("a"), wait_s=1.0) as link:
         assert SwarmStore(link, Path("unused"), LIMITS, lambda _: ROOT).table(make_lease(oldest=1)) == table(1, 2)
 
 
@@ -249,7 +249,7 @@ def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:
 def test_a_table_that_somebody_on_the_way_changed_is_not_believed(
     two: World, change: Callable[[dict[str, Any]], Any], said: str
 ) -> None:
-    with between(two, change) as url, Link(url, key_of("a"), wait_s=1.0) as link:
+    with between(two, change) as url, CoordinatorClient(url, key_of("a"), wait_s=1.0) as link:
         store = SwarmStore(link, Path("unused"), LIMITS, lambda _: ROOT)
         with pytest.raises((SwarmError, WaitError), match=said):
             store.table(make_lease(oldest=1))

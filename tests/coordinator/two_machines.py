@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyroute2 import IPRoute, NetNS
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.errors import ShoalError
 from shoal.keys import Key
 
@@ -64,7 +64,7 @@ def main(config: str, folder: Path) -> None:
         enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
         worker = start([*enter, *shoal, "worker", "--join", url], "worker.log", env=bare, cwd=away)
         accepted = 0
-        with Link(url, Key.create(), wait_s=WAIT_S) as link:
+        with CoordinatorClient(url, Key.create(), wait_s=WAIT_S) as link:
             while not accepted and time.monotonic() < deadline and run.poll() is None and worker.poll() is None:
                 time.sleep(0.5)
                 try:

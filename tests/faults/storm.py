@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.config_io import check_config
 from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.coordinator.uploads import object_name
@@ -322,28 +322,28 @@ class Storm:
             except BannedError:
                 self.events["stranger put out while at it"] += 1
 
-    def _hand_in(self, link: Link, step: int, submission: int, signal: int, data: bytes) -> None:
+    def _hand_in(self, link: CoordinatorClient, step: int, submission: int, signal: int, data: bytes) -> None:
         try:
             link.put_file(f"/v1/files/{step}/{submission}?signal={signal}", data)
             self.events["rubbish handed in"] += 1
         except RolloutError as error:  # too late
             self.say(f"  refused: {error}")
 
-    def _hand_in_under_anothers(self, link: Link, step: int, submission: int) -> None:
+    def _hand_in_under_anothers(self, link: CoordinatorClient, step: int, submission: int) -> None:
         try:
             link.put_file(f"/v1/files/{step}/{submission}?signal=1", b"mine now")
         except RolloutError:
             return
         raise StormError(f"a stranger handed in a file under another's lease {step}/{submission}")
 
-    def _stranger(self) -> Link:
+    def _stranger(self) -> CoordinatorClient:
         key = Key.create()
         self.dishonest.add(key.address)
-        link = Link(self.back_door.url, key, wait_s=EVENT_S)
+        link = CoordinatorClient(self.back_door.url, key, wait_s=EVENT_S)
         link.join("worker", "stranger")
         return link
 
-    def _lease(self, link: Link) -> Lease | None:
+    def _lease(self, link: CoordinatorClient) -> Lease | None:
         """Work for a stranger; None if there was none for long."""
         deadline = time.monotonic() + EVENT_S / 2
         while time.monotonic() < deadline and not self._is_over():

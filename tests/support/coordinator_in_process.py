@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
 from shoal.config_io import check_config
@@ -120,8 +120,8 @@ class World:
             store._link.__exit__()
         self.stop()
 
-    def link(self, key: Key, **options: Any) -> Link:
-        return Link(
+    def link(self, key: Key, **options: Any) -> CoordinatorClient:
+        return CoordinatorClient(
             f"{self.url}#{COORDINATOR.address}" if self.tls else self.url,
             key,
             **{"wait_s": 20.0, "clock": self.clock, **options},

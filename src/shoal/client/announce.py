@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.errors import WeightsError
 from shoal.protocol.stores import Version
 from shoal.protocol.version_directory import DirectoryChannel
@@ -13,7 +13,7 @@ from shoal.protocol.version_directory import DirectoryChannel
 class AnnouncedChannel:
     """A `WeightChannel`: versions go to the directory first, and are announced when they are there."""
 
-    def __init__(self, channel: DirectoryChannel, link: Link) -> None:
+    def __init__(self, channel: DirectoryChannel, link: CoordinatorClient) -> None:
         self._channel = channel
         self._link = link
 

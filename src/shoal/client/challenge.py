@@ -15,7 +15,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.client.ledger import ASK_S, access
 from shoal.client.run_status import named_submission
@@ -47,7 +47,7 @@ def challenge(join: str, submission: str, claim: str, evidence: Path | None, key
     if evidence is not None and not evidence.is_file():
         raise LedgerError(f"evidence {evidence}: no such file; give a bundle, or none")
     step, number = named_submission(submission)
-    with Link(trusted(join), key, ASK_S) as link:
+    with CoordinatorClient(trusted(join), key, ASK_S) as link:
         ledger = access(link)
         for batch in ledger.catch_up().batches:
             for index, leaf in enumerate(batch.leaves):
@@ -73,7 +73,7 @@ class Rulings:
 class Files:
     """The files that challenges are about, each judged once however many object to its verdict."""
 
-    link: Link
+    link: CoordinatorClient
     run: RunDir
     judge_file: JudgeFile
     _found: dict[tuple[int, int], Finding | Exception | None] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def arbitrate(join: str, run: RunDir, key: Key, judge_file: JudgeFile, console: 
     file shows neither, is left open with a line that says why: nobody is ruled against.
     """
     counts = Rulings()
-    with Link(trusted(join), key, ASK_S) as link:
+    with CoordinatorClient(trusted(join), key, ASK_S) as link:
         ledger = access(link)
         state = ledger.catch_up()
         if key.address != state.terms.arbiter:

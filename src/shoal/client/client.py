@@ -51,7 +51,7 @@ M = TypeVar("M", bound=BaseModel)
 Note = Callable[[str, float], None]
 
 
-class Link:
+class CoordinatorClient:
     """Signed requests of one key to one coordinator."""
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.errors import HiddenError, LedgerError, RolloutError
 from shoal.files import write_whole
@@ -53,7 +53,7 @@ class Access(Protocol):
         ...
 
 
-def access(link: Link, kept_head: Path | None = None) -> Access:
+def access(link: CoordinatorClient, kept_head: Path | None = None) -> Access:
     """The ledger that the run card names. Beside the head a member keeps what it has sent to a chain."""
     if not link.card.run_config().ledger.rpc:
         return ThroughCoordinator(link, kept_head)
@@ -101,7 +101,7 @@ class OnChain:
         return self.catch_up()
 
 
-def _contract(link: Link, home: Path | None) -> "EvmLedger":
+def _contract(link: CoordinatorClient, home: Path | None) -> "EvmLedger":
     from shoal.ledger.evm.deployed import JOURNAL, OWN_RPC, chain_at, way_to
     from shoal.ledger.evm.ledger import EvmLedger
     from shoal.ledger.evm.rpc import MAX_FEE
@@ -122,7 +122,7 @@ class ThroughCoordinator:
 
     finish_s = FINISH_S
 
-    def __init__(self, link: Link, kept_head: Path | None) -> None:
+    def __init__(self, link: CoordinatorClient, kept_head: Path | None) -> None:
         self._link = link
         self._kept = kept_head
         self._history: History | None = None
@@ -177,7 +177,7 @@ class ThroughCoordinator:
         chain.check_head(history, kept.author, kept.act)
 
 
-def follow(link: Link, history: History | None = None, entries: list[Entry] | None = None) -> History:
+def follow(link: CoordinatorClient, history: History | None = None, entries: list[Entry] | None = None) -> History:
     """The history that a coordinator gives out, each entry checked; of one that is known, what is new of it."""
     while lines := link.get(f"/v1/ledger/entries?first={history.number + 1 if history else 0}")["lines"]:
         for entry in map(Entry.from_line, lines):
@@ -192,7 +192,7 @@ def follow(link: Link, history: History | None = None, entries: list[Entry] | No
     return history
 
 
-def _begin(link: Link, entry: Entry) -> History:
+def _begin(link: CoordinatorClient, entry: Entry) -> History:
     history = chain.begin(entry)
     state, card = history.state, link.card
     if (state.coordinator, state.run) != (card.coordinator, card.run):
@@ -205,7 +205,7 @@ def _begin(link: Link, entry: Entry) -> History:
 
 def record_at(join: str) -> Record:
     """The ledger of a run whose coordinator is somewhere else, for people."""
-    with Link(trusted(join), Key.create(), ASK_S) as link:
+    with CoordinatorClient(trusted(join), Key.create(), ASK_S) as link:
         ledger = access(link)
         if isinstance(ledger, OnChain):
             return Record(ledger.catch_up(), ledger.ledger.lines(), ledger.ledger.time_of)

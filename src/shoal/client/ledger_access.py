@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import PUBLIC, trusted
 from shoal.client.ledger import ASK_S, Access, OnChain, access
 from shoal.errors import ConfigError, LedgerError, WaitError
@@ -43,7 +43,7 @@ def reach_ledger(where: Where, key: Key) -> Iterator[Access]:
             raise ConfigError(f"ledger: which one? Give --join URL, or where its coordinator is gone, {WITHOUT}")
         yield _contract(where, where.run, key)
         return
-    with Link(trusted(where.join), key, ASK_S) as link:
+    with CoordinatorClient(trusted(where.join), key, ASK_S) as link:
         try:
             found = access(link)
         except WaitError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.config import RunConfig
 from shoal.errors import RolloutError, SwarmError, UnreadError, WaitError
 from shoal.files import make_directory, numbered, remove, sha256_file
@@ -46,7 +46,7 @@ class SwarmStore:
 
     def __init__(
         self,
-        link: Link,
+        link: CoordinatorClient,
         cache: Path,
         limits: Limits | None = None,
         root_of: Callable[[int], str | None] = lambda _: None,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.errors import LedgerError, SwarmError
 from shoal.extras import require
@@ -133,6 +133,6 @@ def print_swarm(join: str, console: Console) -> None:
     console.print(table, crop=False)
 
 
-def _link(join: str) -> Link:
+def _link(join: str) -> CoordinatorClient:
     """For questions that anybody may ask: the key signs nothing."""
-    return Link(trusted(join), Key.create(), wait_s=ASK_S)
+    return CoordinatorClient(trusted(join), Key.create(), wait_s=ASK_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.ledger import Access, access
 from shoal.errors import AwayError, RolloutError
 from shoal.ledger.acts import NO_HASH, Act, Commit, Leaf, Reveal, vote_hash
@@ -32,7 +32,7 @@ AGAIN_S = 3.0
 class Juror:
     """What a validator says on the ledger of the run that it has joined."""
 
-    def __init__(self, link: Link, votes: Votes, kept_head: Path) -> None:
+    def __init__(self, link: CoordinatorClient, votes: Votes, kept_head: Path) -> None:
         self._link = link
         self._votes = votes
         self._kept = kept_head

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from shoal.attacks import attack_named
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
@@ -101,7 +101,7 @@ class Identity:
         self.address = key.address
         with ExitStack() as opened:
             link = opened.enter_context(
-                Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+                CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
             )
             link.join("worker", JOIN_NAME)
             heart = Heartbeat(link, self)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from shoal.client.announce import AnnouncedChannel
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.identity import default_home, default_key
 from shoal.client.known_coordinators import remember, trusted
 from shoal.client.rollout_store import SwarmStore
@@ -55,7 +55,7 @@ class Session:
     """Who it is to the store."""
     weights: WeightSource
     open_store: OpenStore
-    link: Link
+    link: CoordinatorClient
     """The connection to the coordinator."""
 
 
@@ -87,7 +87,7 @@ class JoinOptions:
 
     @contextmanager
     def versions(
-        self, run: RunDir, name: str, link: Link, status: StatusFile, metrics: MetricsWriter
+        self, run: RunDir, name: str, link: CoordinatorClient, status: StatusFile, metrics: MetricsWriter
     ) -> Iterator[CastChannel]:
         """Versions from the relays that were given, or else from those of the run card."""
         relays = list(self.relays) or _relays(link, run.config.wait_s, status)
@@ -121,7 +121,7 @@ class JoinOptions:
     @contextmanager
     def member(
         self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = ""
-    ) -> Iterator[tuple[Link, "Heartbeat"]]:
+    ) -> Iterator[tuple[CoordinatorClient, "Heartbeat"]]:
         """Joins, and says what the role does until the block ends."""
         with self.link(run, name, status) as link:
             if role in ("worker", "validator"):
@@ -142,11 +142,11 @@ class JoinOptions:
     def own_key(self, run: RunDir, name: str) -> Key:
         return Key.load_or_create(self.key) if self.key else role_key(run.path, name)
 
-    def link(self, run: RunDir, name: str, status: StatusFile) -> Link:
+    def link(self, run: RunDir, name: str, status: StatusFile) -> CoordinatorClient:
         """A line to the coordinator; what is waited for is the role's status."""
         key, wait_s = self.own_key(run, name), run.config.wait_s
         join = coordinator_of(self.join, run.path)
-        return Link(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
+        return CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
 
 @contextmanager
@@ -173,9 +173,9 @@ class Doing(Protocol):
 class Heartbeat:
     """A thread that tells the coordinator what its role does, and a person what the coordinator answers."""
 
-    def __init__(self, link: Link, status: Doing, say: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, link: CoordinatorClient, status: Doing, say: Callable[[str], None] = lambda _text: None) -> None:
         # A line of its own: a heartbeat waits for nothing that its role does.
-        self._link = Link(link.join_at, link.key, wait_s=0.0)
+        self._link = CoordinatorClient(link.join_at, link.key, wait_s=0.0)
         self._pause_s = link.card.heartbeat_s
         self._status = status
         self._say = say
@@ -248,7 +248,7 @@ def join_run(
             said = time.monotonic()
             say(text)
 
-    with Link(
+    with CoordinatorClient(
         trusted(join), own, wait_s, lambda what, left_s: now_and_then(f"waiting for {what}, {left_s:.0f} s longer")
     ) as link:
         card = link.card
@@ -264,7 +264,7 @@ def join_run(
     return RunDir(path, config)
 
 
-def fetch_tasks(link: Link, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
+def fetch_tasks(link: CoordinatorClient, tasks: Sequence[TaskConfig], code: bool, say: Callable[[str], None]) -> None:
     """Has the files that a run's tasks are made of from its coordinator; TaskError for what is not to be run here."""
     room, whose = MAX_BYTES, f"run card of {link.card.run}"
     for lines in layers(tasks, whose):
@@ -289,7 +289,7 @@ def _tell_bytes(say: Callable[[str], None], name: str, came: int) -> None:
 def swarm_store(
     run: RunDir,
     name: str,
-    link: Link,
+    link: CoordinatorClient,
     source: WeightSource,
     limits: Limits | None,
     refused: Refused,
@@ -303,7 +303,7 @@ def others(relays: Sequence[str], own_url: str) -> list[str]:
     return [url for url in relays if url.partition("#")[0] != own_url]
 
 
-def _relays(link: Link, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:
+def _relays(link: CoordinatorClient, wait_s: float, status: StatusFile, besides: str = "") -> list[str]:
     """The relays that the run card names; there is one soon after a run began."""
     return wait_until(
         lambda: others(link.refresh().relays, besides),

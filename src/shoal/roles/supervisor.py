@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.config_io import load_config
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import State
@@ -157,7 +157,7 @@ def ports_of(run: RunDir) -> dict[str, int]:
 def _note_contributions(run: RunDir, join: str, metrics: MetricsWriter) -> None:
     """Writes down who contributed, earned and lost what, for the summary."""
     try:
-        with Link(join, Key.create(), wait_s=ASK_S) as link:
+        with CoordinatorClient(join, Key.create(), wait_s=ASK_S) as link:
             nodes = link.get("/v1/status")["nodes"]
         accounts = read_record(run.path).state.accounts
         for node in nodes:
@@ -182,7 +182,7 @@ def _as_one(nodes: list[dict[str, Any]], addresses: Collection[str]) -> list[dic
 def _others_work(run: RunDir, join: str, workers: Sequence[Child]) -> bool:
     """Whether workers of other people are there, for whom the run goes on without its own."""
     own = {role_key(run.path, worker.name).address for worker in workers}
-    with suppress(ShoalError), Link(join, Key.create(), wait_s=ASK_S) as link:
+    with suppress(ShoalError), CoordinatorClient(join, Key.create(), wait_s=ASK_S) as link:
         nodes = link.get("/v1/status")["nodes"]
         return any(n["role"] == "worker" and n["state"] in AT_WORK and n["address"] not in own for n in nodes)
     return False

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.client.client import Link
+from shoal.client.client import CoordinatorClient
 from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, ShoalError, UnreadError, WeightsError
 from shoal.files import locked, sha256_file
@@ -417,6 +417,6 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes)
             validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
             # A connection of its own: votes are sent while files are judged.
-            own = lines.enter_context(Link(session.link.join_at, session.link.key, config.wait_s))
+            own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.wait_s))
             validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()
