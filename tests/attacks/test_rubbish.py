@@ -196,9 +196,9 @@ def test_pages_that_hold_next_to_nothing_never_keep_the_reader_busy(
 ) -> None:
     """Kilobytes that unfold to gigabytes, a page at a time, so that no bound of memory ends it."""
     monkeypatch.setattr(decode, "MAX_CPU_S", 1)
-    good, path = make_submission(make_lease(groups=32)), tmp_path / "0000.parquet"
+    good, path = make_submission(make_lease(groups=96)), tmp_path / "0000.parquet"
     data = with_hollow_pages(write_rollouts(good, groups_with_signal(good)), [0, 1, 3, 9], 80 << 20)
-    assert len(data) < 1 << 21
+    assert len(data) < 1 << 22
     path.write_bytes(data)
     before = sum(decode_times())
     with pytest.raises(UnreadError, match="busier than any file of its size") as unread:

@@ -49,13 +49,13 @@ def test_a_line_comes_back_as_it_was_and_only_its_signer_passes(record: Opening 
 
 def test_a_piece_of_another_package_does_not_pass() -> None:
     record, signature = read_line(signed_line(PIECES[0], "00" * 32, KEY))
-    with pytest.raises(ShardcastError, match="not by the origin"):
+    with pytest.raises(ShardcastError, match="not by 0x"):
         check_line(record, signature, OPENING.id, KEY.address)
 
 
 def test_a_piece_does_not_pass_under_another_place() -> None:
     _, signature = read_line(signed_line(PIECES[0], OPENING.id, KEY))
-    with pytest.raises(ShardcastError, match="not by the origin"):
+    with pytest.raises(ShardcastError, match="not by 0x"):
         check_line(PIECES[1], signature, OPENING.id, KEY.address)
 
 
@@ -82,9 +82,9 @@ def test_a_head_is_its_runs_and_its_origins() -> None:
     assert read_head(data, KEY.address, "test").sequence == 4
     with pytest.raises(ShardcastError, match=r"run 'test', wanted 'other'"):
         read_head(data, KEY.address, "other")
-    with pytest.raises(ShardcastError, match="not by the origin"):
+    with pytest.raises(ShardcastError, match="not by 0x"):
         read_head(data, OTHER.address, "test")
-    with pytest.raises(ShardcastError, match="not by the origin"):
+    with pytest.raises(ShardcastError, match="not by 0x"):
         read_head(data.replace(b'"sequence":4', b'"sequence":5'), KEY.address, "test")
 
 
