@@ -14,7 +14,7 @@ from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server
 from shoal.tls import server_context, speaks_tls
 
-FOLLOW_S = 0.01  # between looks at the trainer's directory
+FOLLOW_S = 0.02  # between looks at the trainer's directory
 
 
 def start_origin(

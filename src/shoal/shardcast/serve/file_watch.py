@@ -13,7 +13,7 @@ from shoal.files import read_regular
 from shoal.shardcast.format.records import MAX_HEAD
 from shoal.shardcast.format.store import HEAD
 
-LOOK_EVERY_S = 0.005
+LOOK_EVERY_S = 0.01
 
 
 @dataclass(slots=True)
