@@ -38,3 +38,17 @@ def test_files_that_never_come_are_not_looked_at_for_ever(tmp_path: Path) -> Non
         return most, watch.watched
 
     assert asyncio.run(main()) == (201, 0)
+
+
+def test_a_watch_that_is_closed_lets_everyone_go_at_once(tmp_path: Path) -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        watch = Watch()
+        waiters = [asyncio.ensure_future(watch.changed(tmp_path / name, (0, 0), loop.time() + 60)) for name in "abc"]
+        await asyncio.sleep(0.05)
+        began = loop.time()
+        watch.close()
+        await asyncio.gather(*waiters, watch.changed(tmp_path / "d", (0, 0), loop.time() + 60))
+        return loop.time() - began
+
+    assert asyncio.run(main()) < 1

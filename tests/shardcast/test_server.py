@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.shardcast.serve.relay_tree import walk
 from shoal.shardcast.serve.server import Server, serving
 from shoal.signed_request import EMPTY, NONCE, Recipient, sign_request
+from shoal.wait import wait_until
 from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 
 
@@ -91,6 +93,17 @@ def test_a_long_poll_answers_as_soon_as_there_is_something_new(origin: Origin) -
     assert ask(origin.server, f"/head.json?after={sequence}&wait=1")[0] == 304
     assert 0.9 < time.monotonic() - began < 3
     assert ask(origin.server, f"/head.json?after={sequence - 1}&wait=9")[0] == 200
+
+
+def test_a_server_that_stops_answers_those_that_wait(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as waiting:
+        with origin_at(tmp_path) as origin:
+            origin.publish(1)
+            path = f"/head.json?after={origin.publisher._sequence}&wait=9"
+            answers = [waiting.submit(ask, origin.server, path) for _ in range(4)]
+            wait_until(lambda: origin.server._watch.watched > 0, 5, "no request waits")
+            time.sleep(0.1)
+        assert [answer.result(5)[0] for answer in answers] == [304] * 4
 
 
 def test_a_wait_is_bounded_by_the_server(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """File watcher: wakes requests that wait for a file to change (long polling).
 
-Growth is noticed by stat(2) every few milliseconds, only of files that somebody waits for: it sees what other processes
-write, on any file system, for 0.2 % of a core; inotify would save those and need a foreign library.
+Growth is noticed by stat(2) every hundredth of a second, only of files that somebody waits for: it sees what other
+processes write, on any file system, for a fraction of a percent of a core; inotify would save that and need a library.
 """
 
 import asyncio
@@ -31,6 +31,13 @@ class Watch:
     def __init__(self) -> None:
         self._waiting: dict[Path, _Waiting] = {}
         self._task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        """Ends every wait: a server that stops answers those that wait, instead of cutting them off."""
+        self.closed = True
+        for waiting in self._waiting.values():
+            waiting.event.set()
 
     @property
     def watched(self) -> int:
@@ -38,9 +45,9 @@ class Watch:
         return len(self._waiting)
 
     async def changed(self, path: Path, seen: tuple[int, int], deadline: float) -> None:
-        """Returns when the file's state is not `seen`, or at the deadline."""
+        """Returns when the file's state is not `seen`, at the deadline, or when the watch is closed."""
         loop = asyncio.get_running_loop()
-        while state(path) == seen and (left := deadline - loop.time()) > 0:
+        while not self.closed and state(path) == seen and (left := deadline - loop.time()) > 0:
             waiting = self._waiting.setdefault(path, _Waiting(seen))
             waiting.count += 1
             if self._task is None or self._task.done():

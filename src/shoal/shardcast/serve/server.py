@@ -107,6 +107,7 @@ class Server:
         """Listens; the port is known afterwards."""
         loop = asyncio.get_running_loop()
         self._connections = connections = Connections(self._handle, self.limits, self.counts)
+        self._watch = Watch()
         try:
             server = await loop.create_server(self._protocol(connections), self.host, self.port, backlog=1024)
         except OSError as error:
@@ -132,6 +133,7 @@ class Server:
         finally:
             if listening is not None:
                 listening.close()
+            self._watch.close()
             if self._connections is not None:
                 await self._connections.shutdown(0.05)
             self._let_go(everything=True)
@@ -190,7 +192,7 @@ class Server:
                     return web.Response(body=data, content_type="application/json", headers=_FRESH)
             except FileNotFoundError:
                 data = b""
-            if asyncio.get_running_loop().time() >= deadline:
+            if self._watch.closed or asyncio.get_running_loop().time() >= deadline:
                 raise Answer(304 if data else 404, "nothing newer")
             await self._watch.changed(path, seen, deadline)
 
@@ -204,7 +206,7 @@ class Server:
             index = self._index(package)
             if index is not None and index.read_bytes > start:
                 break
-            if asyncio.get_running_loop().time() >= deadline:
+            if self._watch.closed or asyncio.get_running_loop().time() >= deadline:
                 if index is None:
                     raise Answer(404, "no such package here")
                 raise Answer(416, "nothing more yet", {"Content-Range": f"bytes */{index.read_bytes}"})
