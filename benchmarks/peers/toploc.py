@@ -1,6 +1,6 @@
 """The published `toploc` package, timed from outside: one side of `python -m benchmarks toploc`.
 
-A standalone script. The python of the package's own environment runs it (`toploc.toploc_peer`), so it imports nothing
+A standalone script. The python of the package's own environment runs it (`validation.toploc`), so it imports nothing
 of shoal, and they meet only in JSON lines on stdin and stdout:
 
     in   {"cpu": 0, "claimed": "/path.npy", "own": "/path.npy", "chunk": 32, "k": 128}   states as bits of bf16

@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer, stepped from outside: one side of `python -m benchmarks loop`.
 
-A standalone script. The python of TRL's own environment runs it (`peers.trl_peer`), so it imports nothing of shoal, and
+A standalone script. The python of TRL's own environment runs it (`peers.process`), so it imports nothing of shoal, and
 they meet only in JSON lines on stdin and stdout:
 
     in   {"model": "/path", "prompts": [...], ...}      the job, see `Job`

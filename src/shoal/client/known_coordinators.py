@@ -20,7 +20,7 @@ from shoal.shardcast.fetch.http import distance, distances
 
 LOCK_S = 10.0
 IP = re.compile(r"[0-9.]+|.*:.*")
-PUBLIC = 3  # of `wire.distance`
+PUBLIC = 3  # of `http.distance`
 
 
 def known_file() -> Path:

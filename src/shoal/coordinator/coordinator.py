@@ -176,7 +176,7 @@ class Coordinator:
     ) -> tuple[SignedLease | NoLease, float]:
         """A lease or why there is none, and after how many seconds to ask again.
 
-        `network` is where the node asks from (`guard.neighbours_of`).
+        `network` is where the node asks from (`rate_limit.neighbours_of`).
         """
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:

@@ -34,7 +34,7 @@ class Filed:
     sha256: str
     size: int
     record: int
-    """What its node has shown (`leasing.record_of`)."""
+    """What its node has shown (`leases.record_of`)."""
 
 
 @dataclass(frozen=True, slots=True)

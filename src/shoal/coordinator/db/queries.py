@@ -24,7 +24,7 @@ _of_steps = leases.c.step.between(bindparam("first"), bindparam("last"))
 _lease = (leases.c.step == bindparam("at_step")) & (leases.c.submission == bindparam("at_submission"))
 _file = (submissions.c.step == bindparam("at_step")) & (submissions.c.submission == bindparam("at_submission"))
 
-# What a node has shown so far, as `leasing.record_of`; a node that was forgotten has shown nothing good.
+# What a node has shown so far, as `leases.record_of`; a node that was forgotten has shown nothing good.
 RECORD = case(
     (nodes.c.accepted > nodes.c.rejected, 2),
     (nodes.c.address.is_(None), 0),

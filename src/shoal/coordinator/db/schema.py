@@ -46,7 +46,7 @@ nodes = Table(
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
-    Column("network", String(64), nullable=False),  # where it asked for a lease last; see `guard.neighbours_of`
+    Column("network", String(64), nullable=False),  # where it asked for a lease last; see `rate_limit.neighbours_of`
     Index("nodes_by_seen", "state", "seen"),
     Index("nodes_by_network", "network"),
 )

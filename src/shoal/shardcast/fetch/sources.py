@@ -43,7 +43,7 @@ class Sources:
         on_note: Callable[[str], None],
         nearest: int = 0,
     ) -> None:
-        """No source is asked that lies nearer to this machine than `nearest` (`wire.distance`)."""
+        """No source is asked that lies nearer to this machine than `nearest` (`http.distance`)."""
         self.on_note = on_note
         self._nearest = nearest
         self._all = [Source(url.rstrip("/")) for url in dict.fromkeys(urls)]

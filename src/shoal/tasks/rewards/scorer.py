@@ -1,7 +1,7 @@
 """Scorer process: tasks are made and answers scored in a confined child with a deadline, because both may be a
 stranger's.
 
-The process holds task sources and nothing else, and whatever it does it can read nothing of the user's (`confine.py`),
+The process holds task sources and nothing else, and whatever it does it can read nothing of the user's (`landlock.py`),
 unless the tasks call for code that the user trusts. It is asked for tasks and sent answers as lines of JSON. Whatever
 an answer does to it costs that answer its reward and no other one's.
 """
@@ -206,7 +206,7 @@ def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
 
 def files_to_read(tasks: Sequence[TaskConfig]) -> list[str] | None:
     """What a confined process must read for these tasks; None if it cannot be confined: where the tasks call for code,
-    which is trusted or not run at all (`kept.check_foreign`), for data that is found by name, or have no Landlock."""
+    which is trusted or not run at all (`files.check_foreign`), for data that is found by name, or have no Landlock."""
     lines = [line for layer in layers(tasks, "tasks") for line in layer]
     if not landlock_version() or any(code_of(line) or is_loose(line) for line in lines):
         return None
