@@ -97,7 +97,7 @@ def check_request(headers: Mapping[str, str], method: str, target: str, own: Rec
         raise RequestRefused("clock", clock_message(time - now))
     try:
         node = signer_of(request_message(method, target, body, stamp, nonce, own), signature)
-    except IdentityError as error:
+    except (IdentityError, ValueError) as error:  # a target or a header may have bytes that are not text
         raise RequestRefused("forged", str(error)) from None
     return Signed(node, nonce, time, body)
 

@@ -49,6 +49,8 @@ def test_noise_is_refused_as_a_lease(noise: bytes | str) -> None:
         {"run": None},
         {"deadline": "tomorrow"},
         {"deadline": None},
+        {"deadline": float("nan")},
+        {"deadline": float("inf")},
         {"unknown": 1},
     ],
 )

@@ -1,5 +1,6 @@
 """What a server gives, to whom, and what it never gives."""
 
+import errno
 import io
 import json
 import socket
@@ -14,7 +15,8 @@ from rich.console import Console
 
 from shoal.keys import Key
 from shoal.shardcast.format.records import MIB
-from shoal.shardcast.serve.child_relays import CHILDREN
+from shoal.shardcast.format.store import Store
+from shoal.shardcast.serve.child_relays import Children, children_file
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.shardcast.serve.relay_tree import walk
 from shoal.shardcast.serve.server import Server, serving
@@ -204,12 +206,49 @@ def test_a_visitor_never_sees_the_address_of_whoever_fetches_and_the_operator_do
         client.sources._headers["Shoal-Node"] = "worker-7"
         client.fetch()
         pages = [ask(origin.server, page)[1].decode() for page in ("/tree.json", "/metrics", "/head.json")]
-        status, _ = ask(origin.server, f"/{CHILDREN}")
+        file = children_file(origin.store.path)
+        status, _ = ask(origin.server, f"/../{file.name}")
     (child,) = json.loads(pages[0])["children"]
     assert child["name"] == "worker-7"
     assert sum(child["sent"].values()) > 0
     assert not any("127.0.0.1" in page or "address" in page for page in pages)
     assert status == 404
-    file = origin.store.path / CHILDREN
+    assert origin.store.path not in file.parents  # which any web server may serve
     assert [(row["name"], row["address"]) for row in json.loads(file.read_bytes())] == [("worker-7", "127.0.0.1")]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lack_of_file_descriptors_does_not_stop_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("shoal.shardcast.serve.child_relays.write_whole", fails)
+    children = Children(tmp_path / "store")
+    children.heard("127.0.0.1", "worker-7", "").sent["000001"] += 1
+    children.save()
+    monkeypatch.undo()
+    children.save()
+    assert "worker-7" in children_file(tmp_path / "store").read_text()
+
+
+def test_a_server_whose_clock_was_set_back_answers_what_is_signed_from_then_on() -> None:
+    key, now = Key(bytes([5] * 32)), time.time()
+    allowed = AllowList([key.address])
+
+    def asks(at: float) -> str | None:
+        headers = sign_request(key, "GET", "/head.json", EMPTY, Recipient("here:80"), at)
+        return allowed.refusal(headers, "GET", "here:80", "/head.json", at)
+
+    assert asks(now + 7200) is None
+    old = sign_request(key, "GET", "/head.json", EMPTY, Recipient("here:80"), now - 1)
+    assert asks(now) is not None  # signed no later than the moment at which the clock was found to be back
+    assert asks(now + 0.01) is None
+    assert allowed.refusal(old, "GET", "here:80", "/head.json", now + 0.02) is not None
+
+
+def test_bytes_that_are_not_text_are_refused_like_any_other_signature(tmp_path: Path) -> None:
+    server = Server(Store(tmp_path), allow=[Key(bytes([5] * 32)).address])
+    with serving(server), socket.create_connection((server.host, server.port), timeout=5) as visitor:
+        host = f"{server.host}:{server.port}".encode()
+        visitor.sendall(b"GET /head.json HTTP/1.1\r\nHost: " + host + b"\r\nShoal-Signature: \xff\xfe\r\n\r\n")
+        assert b" 401 " in visitor.recv(4096).split(b"\r\n")[0]

@@ -5,6 +5,7 @@ never share a draw because the submission number is issued, not chosen.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -66,6 +67,7 @@ class Lease:
             all(type(value) is int for value in whole)
             and all(isinstance(value, str) for value in texts)
             and isinstance(lease.deadline, int | float)
+            and math.isfinite(lease.deadline)
         ):
             raise RolloutError(f"not a lease: {str(text)[:80]!r} (a field has the wrong type)")
         return lease

@@ -14,7 +14,6 @@ from pathlib import Path
 from shoal.errors import StorageError
 from shoal.files import write_whole
 
-CHILDREN = ".children.json"  # served by nobody: neither this server nor the nginx configuration hands out hidden files
 MAX_CHILDREN = 1024
 
 
@@ -29,11 +28,16 @@ class Child:
     sent: Counter[str] = field(default_factory=Counter)
 
 
+def children_file(store: Path) -> Path:
+    """The operator's file. It is beside the store and not in it: any web server may serve a store."""
+    return store.with_name(f".{store.name}.children.json")
+
+
 class Children:
     """The nodes that asked last, the least recent of which is forgotten first."""
 
     def __init__(self, store: Path) -> None:
-        self._file = store / CHILDREN
+        self._file = children_file(store)
         self._known: OrderedDict[tuple[str, str], Child] = OrderedDict()
         self._written = b""
 
@@ -55,11 +59,12 @@ class Children:
         ]
 
     def save(self) -> None:
-        """Writes names, addresses and counts to the operator's file. A full disk does not stop the server."""
+        """Writes names, addresses and counts to the operator's file. Neither a full disk nor a lack of file
+        descriptors, which visitors can cause, stops the server."""
         known = [child for child in self._known.values() if child.sent]
         rows = [{"address": c.address, "name": c.name, "url": c.url, "sent": dict(c.sent)} for c in known]
         data = json.dumps(rows, indent=1).encode()
         if known and data != self._written:
-            with suppress(StorageError):
+            with suppress(StorageError, OSError):
                 write_whole(self._file, data, private=True)
                 self._written = data

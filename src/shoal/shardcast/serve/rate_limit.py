@@ -56,6 +56,8 @@ class AllowList:
 
     def refusal(self, headers: Mapping[str, str], method: str, host: str, target: str, now: float) -> str | None:
         """Why a request is not admitted, or None if it is."""
+        if self._nonces.horizon > now:  # the clock was set back: what was signed before now stays refused
+            self._nonces = Nonces(horizon=now)
         if now - self._nonces.horizon > 2 * REMEMBER_S:
             self._nonces.forget(now)
         try:

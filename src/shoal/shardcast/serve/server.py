@@ -147,7 +147,8 @@ class Server:
                 return await self._answer(request)
             except Answer as answer:
                 self.counts["refused" if answer.status in (401, 403, 405, 429) else "missed"] += 1
-                return web.Response(status=answer.status, text=f"{answer.text}\n", headers=answer.headers)
+                body = f"{answer.text}\n".encode(errors="replace")  # a header may have bytes that are not text
+                return web.Response(status=answer.status, body=body, content_type="text/plain", headers=answer.headers)
             except OSError as error:
                 if isinstance(error, ConnectionError):
                     raise
