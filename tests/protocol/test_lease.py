@@ -51,6 +51,7 @@ def test_noise_is_refused_as_a_lease(noise: bytes | str) -> None:
         {"deadline": None},
         {"deadline": float("nan")},
         {"deadline": float("inf")},
+        {"deadline": 10**400},
         {"unknown": 1},
     ],
 )

@@ -5,7 +5,6 @@ never share a draw because the submission number is issued, not chosen.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from shoal.tasks.source import Task, TaskSource, draw
 
 # Nodes name themselves, and files are named after them.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+MAX_TIME = 1e18  # of a deadline, in seconds; neither NaN nor infinity is below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Lease:
             all(type(value) is int for value in whole)
             and all(isinstance(value, str) for value in texts)
             and isinstance(lease.deadline, int | float)
-            and math.isfinite(lease.deadline)
+            and abs(lease.deadline) < MAX_TIME
         ):
             raise RolloutError(f"not a lease: {str(text)[:80]!r} (a field has the wrong type)")
         return lease
