@@ -51,7 +51,7 @@ def test_other_distributions_are_caught_in_files_of_some_length(world: World, at
     maker = world.maker(attack, max_batch=64)
     caught = []
     for number in range(5):
-        lease = lease_of(world, number, groups=16)
+        lease = lease_of(world, number, groups=32)
         finding = world.verdict(world.file(maker, lease), lease)
         caught.append(finding.check if finding else None)
     assert caught.count(check) >= 4, caught
