@@ -210,14 +210,21 @@ def _newest_whole(channel: DirectoryChannel) -> Version | None:
     return newest
 
 
-def locate_run(target: Path, settings: list[str], out: Path | None, console: Console) -> RunDir:
-    """The run a command line names: a run directory, or a TOML config whose run is prepared if need be."""
+def locate_config(target: Path, settings: list[str], out: Path | None) -> tuple[RunConfig, Path]:
+    """Config and directory of the run that a command line names by its directory or by a TOML config."""
     if target.is_dir():
         if settings or out:
             raise ConfigError(f"run {target}: --set and --out go with a config file; a prepared run has its own config")
-        return open_run(target)
+        return open_run(target).config, target
     config = load_config(target, settings)
-    path = out or default_path(config)
+    return config, out or default_path(config)
+
+
+def locate_run(target: Path, settings: list[str], out: Path | None, console: Console) -> RunDir:
+    """The run a command line names: a run directory, or a TOML config whose run is prepared if need be."""
+    config, path = locate_config(target, settings, out)
+    if target.is_dir():
+        return RunDir(path, config)
     with disk_errors(path):
         prepared = (path / RUN_FILE).exists()
     if prepared:

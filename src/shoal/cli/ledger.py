@@ -10,7 +10,6 @@ import typer
 
 from shoal.cli.app import app, console
 from shoal.cli.options import ConfigFlags, NodeKey, Run, Target, takes_options
-from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.client.credits import Teller
@@ -114,16 +113,9 @@ def gas(
     votes, for which ledger.gas funds it; a node for withdrawing; a challenger and the arbiter for their own.
     """
     from shoal.client.gas import show_gas
-    from shoal.config_io import load_config
-    from shoal.rundir import default_path, open_run
+    from shoal.rundir import locate_config
 
-    if run.is_dir():
-        if changes.settings or changes.out:
-            raise ConfigError(f"run {run}: --set and --out go with a config file; a prepared run has its own config")
-        show_gas(open_run(run).config, run, dev, console)
-        return
-    config = load_config(run, changes.settings or [])
-    show_gas(config, changes.out or default_path(config), dev, console)
+    show_gas(*locate_config(run, changes.settings or [], changes.out), dev, console)
 
 
 @ledger.command("challenge")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.cli.options import ConfigFlags, JoinFlags
+from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype
 from shoal.client.identity import default_key
 from shoal.errors import ConfigError
 from shoal.roles.session import JoinOptions, join_run
@@ -48,8 +48,7 @@ def lend(
 
 def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:
     """The run's config with what differs on this machine."""
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+    check_dtype(dtype)
     own = {"max_batch": batch, "threads": threads}
     workers = run.config.workers.model_copy(update={name: value for name, value in own.items() if value is not None})
     model = run.config.model.model_copy(update={"dtype": dtype} if dtype else {})

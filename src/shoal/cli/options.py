@@ -113,6 +113,11 @@ def _fields(kind: type) -> Iterator[inspect.Parameter]:
         )
 
 
+def check_dtype(dtype: str | None) -> None:
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+
+
 def refuse_flags(context: typer.Context, form: str, names: Collection[str], why: str) -> None:
     """Refuses flags that this form of a command does not take; a flag that has no effect would be a lie."""
     given = []

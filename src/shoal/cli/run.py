@@ -55,18 +55,11 @@ def coordinator(
     time; start it again to resume.
     """
     require("coordinator", "shoal coordinator")
-    from shoal.config_io import load_config
     from shoal.coordinator.command import serve_coordinator
-    from shoal.rundir import default_path, open_run, settled
+    from shoal.rundir import locate_config, settled
 
-    if run.is_dir():
-        if changes.settings or changes.out:
-            raise ConfigError(f"run {run}: --set and --out go with a config file; a prepared run has its own config")
-        serve_coordinator(open_run(run).config, run, host, port, console)
-        return
-    config = load_config(run, changes.settings or [])
-    path = changes.out or default_path(config)
-    serve_coordinator(settled(config, path), path, host, port, console)
+    config, path = locate_config(run, changes.settings or [], changes.out)
+    serve_coordinator(config if run.is_dir() else settled(config, path), path, host, port, console)
 
 
 @app.command(rich_help_panel=PANEL)

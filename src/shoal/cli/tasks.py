@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.app import app, console, errors
-from shoal.cli.options import Config, Settings, refuse_flags
+from shoal.cli.options import Config, Settings, check_dtype, refuse_flags
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def calibrate(
     samples: Annotated[int, typer.Option(min=16, help="Answers to compare in each way.")] = 256,
 ) -> None:
     """Measure how far honest workers deviate, and derive a validator's thresholds from it."""
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+    check_dtype(dtype)
     from shoal.validate.calibrate import calibrate as measure_model
 
     measure_model(model, config, dtype, out, samples, console)

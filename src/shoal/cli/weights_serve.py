@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from shoal.cli.options import ListenFlags
     from shoal.cli.weights import OriginFlags, RelayFlags
 
-FOLLOW_S = 0.02  # between looks at an origin's directory
-
 
 def serve_origin(directory: Path, flags: "OriginFlags", listen: "ListenFlags", port: int, console: Console) -> None:
     """Publishes the versions that appear in a directory and serves them, until stopped."""
@@ -53,7 +51,7 @@ def serve_origin(directory: Path, flags: "OriginFlags", listen: "ListenFlags", p
                 soft_wrap=True,
             )
             follower = Follower(directory, Versions(publisher), Notes(console))
-            await asyncio.gather(server.keep(listening), follow(follower, FOLLOW_S))
+            await asyncio.gather(server.keep(listening), follow(follower))
 
         until_stopped(main)
 
@@ -90,11 +88,7 @@ def serve_relay(
         with puller:
             what = f"relay {name} at {server.known_as}" if flags.serve else f"relay {name} fills {flags.store}"
             console.print(f"{what}, fetching from {', '.join(sources)}", highlight=False)
-            try:
-                await server.keep(listening)
-            finally:
-                if listening is not None:
-                    listening.close()
+            await server.keep(listening)
 
     until_stopped(main)
 

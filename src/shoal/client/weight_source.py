@@ -16,8 +16,6 @@ from shoal.shardcast.format.records import Entry
 from shoal.shardcast.format.store import Store
 from shoal.telemetry.metrics import MetricsWriter
 
-FOLLOW_S = 0.01  # between looks at the trainer's directory
-STATUS_S = 0.5
 HOLD_ATTEMPTS = 5
 # So long may nothing at all arrive of a version that the origin offers.
 FETCH_S = 60.0

@@ -14,8 +14,6 @@ from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server
 from shoal.tls import server_context, speaks_tls
 
-FOLLOW_S = 0.02  # between looks at the trainer's directory
-
 
 def start_origin(
     run: RunDir, port: int, host: str = "127.0.0.1", url: str | None = None, tls: bool | None = None
@@ -34,4 +32,4 @@ def start_origin(
             name = f"origin of {run.config.name}"
             server = Server(store, name=name, host=host, port=port, public=url, context=context, address=key.address)
             follower = Follower(run.path / "weights", Versions(publisher), noting(metrics, "published"))
-            serve_until_stopped(server, status, lambda: offer(publisher.entries), lambda: follow(follower, FOLLOW_S))
+            serve_until_stopped(server, status, lambda: offer(publisher.entries), lambda: follow(follower))

@@ -18,6 +18,7 @@ from shoal.shardcast.format.records import Entry, content_root
 from shoal.shardcast.format.store import directory_root, files_of, hash_pieces
 from shoal.shardcast.origin.versions import Versions
 
+FOLLOW_S = 0.02  # between looks at the directory
 RETRY_S = 5.0  # before a disk that refused is tried again
 STOP_S = 5.0  # for a version that is being published when the end comes
 
@@ -121,7 +122,7 @@ class Follower:
         self.on_note(f"version {number} published in {took:.2f} s: {kinds}")
 
 
-async def follow(follower: Follower, every_s: float) -> None:
+async def follow(follower: Follower, every_s: float = FOLLOW_S) -> None:
     """Follows from a thread until cancelled; whatever ends the thread is raised here, and not lost with it."""
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
