@@ -22,8 +22,8 @@ from benchmarks.common.configs import base_model, changed, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure
 from benchmarks.common.roles import Roles
+from shoal.crypto.keys import Key
 from shoal.errors import BenchError
-from shoal.keys import Key
 from shoal.ledger.acts import Act, Commit, Deposit, Fund, Leaf, Reveal, Settle, Terms, Work, beacons, vote_hash
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import Chain

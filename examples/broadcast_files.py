@@ -9,7 +9,7 @@ Everything runs in this process on loopback. Over the internet the three parts a
 import tempfile
 from pathlib import Path
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.shardcast import Publisher, Puller, Server, Store, Versions, serving
 
 

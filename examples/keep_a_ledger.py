@@ -8,8 +8,8 @@ A history that was changed afterwards is refused, and the error names the first 
 import tempfile
 from pathlib import Path
 
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
-from shoal.keys import Key
 from shoal.ledger import Deposit, Fund, SqliteLedger, Terms, verify_file
 from shoal.ledger.export import export, read_file
 

@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 import aiohttp
 
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
 from shoal.errors import BenchError
-from shoal.keys import Key
-from shoal.signed_request import EMPTY, Recipient, sign_request
 
 Kind = Literal["card", "join", "heartbeat", "lease", "upload", "other"]
 FILE_BYTES = 100_000

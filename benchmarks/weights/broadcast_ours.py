@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.weights.broadcast_sides import SEND_S, Send
+from shoal.crypto.keys import Key
 from shoal.errors import WaitError
 from shoal.files import write_whole
-from shoal.keys import Key
 from tests.support.servers.running import await_port, free_port, running
 
 # The first version of every swarm: a node that has it is ready and waits for the next.

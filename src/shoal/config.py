@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from shoal.crypto.tls import Mode, is_served
 from shoal.rl.loss_config import LossConfig
-from shoal.tls import Mode, is_served
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from shoal.config import RunConfig
 from shoal.config_io import check_config, load_config
+from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
-from shoal.keys import Key
 from shoal.protocol.lease import NODE_NAME
 from shoal.protocol.stores import Version, WeightSource
 from shoal.protocol.submission import Limits

@@ -4,10 +4,10 @@ import http.client
 import time
 from pathlib import Path
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server, serving
-from shoal.signed_request import EMPTY, Recipient, sign_request
 
 
 def ask(server: Server, host: str, headers: dict[str, str]) -> tuple[int, bytes]:

@@ -11,13 +11,13 @@ from shoal.client.client import MAX_ANSWER
 from shoal.client.ledger import follow
 from shoal.coordinator.db.schema import nodes
 from shoal.coordinator.http.api import MAX_LINES_BYTES
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import Recipient, sign_request
 from shoal.ledger.acts import Withdraw
 from shoal.ledger.entry import Statement
 from shoal.ledger.store import SqliteLedger
 from shoal.protocol.lease import Lease
 from shoal.protocol.verdict import Verdict
-from shoal.signed_request import Recipient, sign_request
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, VALIDATOR, World, good_file, key_of, world_at
 from tests.support.strangers import Stranger
 

@@ -17,8 +17,8 @@ from shoal.cli.app import refuse
 from shoal.client.client import CoordinatorClient
 from shoal.config import TaskConfig
 from shoal.coordinator import coordinator
+from shoal.crypto.keys import Key
 from shoal.errors import SwarmError, TaskError
-from shoal.keys import Key
 from shoal.protocol.messages import UploadOut
 from shoal.roles.session import join_run
 from shoal.subproc import ChildError

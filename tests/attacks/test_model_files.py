@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from shoal.crypto.keys import Key
 from shoal.errors import ModelError
-from shoal.keys import Key
 from shoal.models import load as loading
 from shoal.models.load import Policy, load
 from tests.support.architectures import save_random

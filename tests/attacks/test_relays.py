@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.crypto.keys import Key
 from shoal.errors import ShardcastError, WaitError
-from shoal.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.records import MIB, Head, signed_head
 from shoal.shardcast.format.store import Store

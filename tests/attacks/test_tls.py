@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import remember, trusted
+from shoal.crypto.keys import Key
+from shoal.crypto.tls import UnvouchedError, make_certificate, server_context, vouched_by
 from shoal.errors import IdentityError, ShoalError, SwarmError
-from shoal.keys import Key
 from shoal.protocol.run_card import Join
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.fetch.http import Connection, Pace, SourceError
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server, serving
-from shoal.tls import UnvouchedError, make_certificate, server_context, vouched_by
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
 from tests.support.origin_and_relays import KEY, origin_at
 

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.client.weight_source import CastChannel
 from shoal.config_io import load_config
+from shoal.crypto.tls import pinned_context
 from shoal.errors import WeightsError
 from shoal.process import free_ports
 from shoal.protocol.stores import Version
@@ -26,7 +27,6 @@ from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server, serving
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import read_status
-from shoal.tls import pinned_context
 from tests.support.origin_and_relays import KEY, RUN, contents, relay_at
 from tests.support.until import until
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select
 
 from shoal.coordinator.db.schema import metadata
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
 from shoal.protocol.refusal import Refusal
-from shoal.signed_request import BODY, SIGNATURE, Recipient, Signed, sign_request
 from tests.support.coordinator_in_process import (
     COORDINATOR,
     HERE,

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.coordinator.coordinator import Coordinator
-from shoal.keys import Key, checksummed, short
+from shoal.crypto.keys import Key, checksummed, short
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import key_path
 from tests.support.coordinator_in_process import World, key_of

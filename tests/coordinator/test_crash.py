@@ -17,8 +17,8 @@ import pytest
 from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.config_io import to_toml
+from shoal.crypto.keys import Key
 from shoal.files import sha256_file
-from shoal.keys import Key
 from shoal.rundir import role_key
 from shoal.wait import wait_until
 from tests.support.coordinator_in_process import good_file, key_of, make_config

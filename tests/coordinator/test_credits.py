@@ -9,7 +9,7 @@ import pytest
 
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book
-from shoal.keys import checksummed
+from shoal.crypto.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes

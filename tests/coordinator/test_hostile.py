@@ -18,8 +18,8 @@ from shoal.cli.options import JoinFlags
 from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.run_status import print_why
+from shoal.crypto.keys import Key
 from shoal.errors import RolloutError, ShoalError, SwarmError, WaitError
-from shoal.keys import Key
 from shoal.protocol.lease import Lease
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard
 from shoal.protocol.signed_lease import SignedLease

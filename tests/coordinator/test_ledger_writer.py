@@ -11,8 +11,8 @@ from rich.console import Console
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book_module
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError, RolloutError
-from shoal.keys import Key
 from shoal.ledger.acts import Deposit, Reveal
 from shoal.ledger.chain import TamperedError
 from shoal.ledger.entry import Entry, Statement

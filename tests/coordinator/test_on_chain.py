@@ -21,8 +21,8 @@ from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.policy import Terms
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
-from shoal.keys import Key
 from shoal.ledger.evm import deployed
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import ChainError, NoGasError

@@ -14,7 +14,7 @@ from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer as book_module
 from shoal.coordinator.command import open_coordinator
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import NO_HASH
 from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing

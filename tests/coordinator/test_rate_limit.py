@@ -10,9 +10,9 @@ import pytest
 from shoal.config import SwarmConfig
 from shoal.coordinator.http.body_limits import Receive, Scope, Send
 from shoal.coordinator.http.rate_limit import BURST_S, Guard, network_of
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import sign_request
 from shoal.protocol.refusal import Refusal
-from shoal.signed_request import sign_request
 from tests.support.coordinator_in_process import HERE, TRAINER, World, key_of, world_at
 
 A, B = key_of("a"), key_of("b")

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from shoal.keys import Key
-from shoal.signed_request import sign_request
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import sign_request
 from tests.support.coordinator_in_process import HERE, TRAINER, VALIDATOR, World, key_of, world_at
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

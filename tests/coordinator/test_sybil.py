@@ -10,9 +10,9 @@ import httpx2
 import pytest
 
 from shoal.coordinator.db.schema import nodes
+from shoal.crypto.signed_request import sign_request
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.signed_request import sign_request
 from tests.support.coordinator_in_process import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
 from tests.support.strangers import Stranger
 

@@ -13,8 +13,8 @@ import pytest
 from shoal.client.announce import AnnouncedChannel
 from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
+from shoal.crypto.keys import Key
 from shoal.errors import RolloutError, SwarmError, WaitError
-from shoal.keys import Key
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.version_directory import TABLE, DirectoryChannel

@@ -15,8 +15,8 @@ from pathlib import Path
 from pyroute2 import IPRoute, NetNS
 
 from shoal.client.client import CoordinatorClient
+from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
-from shoal.keys import Key
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 WAIT_S = 240.0

@@ -30,8 +30,8 @@ from shoal.client.client import CoordinatorClient
 from shoal.config_io import check_config
 from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.coordinator.uploads import object_name
+from shoal.crypto.keys import Key
 from shoal.errors import BannedError, RolloutError
-from shoal.keys import Key
 from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
 from shoal.protocol.lease import Lease
 from shoal.rundir import key_path, prepare_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.coordinator.archive import HOME, UPLOADS
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.rundir import key_path, open_run
 from shoal.telemetry.status import read_status
 from tests.faults.checks import Checker, People, read_lineage

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.crypto.keys import Key
 from shoal.errors import WaitError
-from shoal.keys import Key
 from shoal.shardcast.format.manifest import Index
 from shoal.shardcast.format.records import MIB, Piece, read_head, read_line, signed_head, signed_line
 from shoal.shardcast.format.store import Store
@@ -214,7 +214,7 @@ def test_a_client_killed_twenty_times_ends_with_the_right_bytes_and_fetches_litt
 PUBLISH = """
 import sys, time
 from pathlib import Path
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.server import Server, serving
 from shoal.shardcast.format.store import Store

@@ -25,12 +25,12 @@ from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.outbox import remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import Signed
 from shoal.protocol.messages import Role
 from shoal.protocol.submission import write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir, prepare_run
-from shoal.signed_request import Signed
 from shoal.telemetry.status import RoleStatus
 from tests.faults import checks
 from tests.faults.checks import Checker, People

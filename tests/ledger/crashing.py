@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import NO_HASH, Fund, Terms
 from shoal.ledger.entry import Statement
 from shoal.ledger.export import verify_file

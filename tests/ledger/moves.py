@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import (
     NO_HASH,
     Act,

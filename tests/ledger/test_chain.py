@@ -12,8 +12,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
-from shoal.keys import Key
 from shoal.ledger.acts import Advance, Fund, Head, Open, Register, Settle
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import Chain

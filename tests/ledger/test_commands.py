@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.crypto.keys import checksummed, short
 from shoal.errors import LedgerError
-from shoal.keys import checksummed, short
 from shoal.ledger.acts import Fund
 from shoal.ledger.entry import Entry, Statement
 from shoal.ledger.explain import explain

@@ -84,7 +84,7 @@ def test_a_full_disk_refuses_loses_nothing_and_goes_on_after_it_is_opened_again(
 import sys, os
 from pathlib import Path
 from shoal.errors import StorageError
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import NO_HASH, Fund, Terms
 from shoal.ledger.export import verify_file
 from shoal.ledger.store import SqliteLedger

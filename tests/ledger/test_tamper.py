@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
-from shoal.keys import Key
 from shoal.ledger.acts import Challenge, Fund, Head, Register, Rule, Unbond
 from shoal.ledger.chain import TamperedError, find_fork, verify
 from shoal.ledger.entry import Entry, Statement

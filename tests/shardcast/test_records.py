@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.crypto.keys import Key
 from shoal.errors import ShardcastError
-from shoal.keys import Key
 from shoal.shardcast.format.records import (
     MIB,
     Closing,

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import EMPTY, NONCE, Recipient, sign_request
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.child_relays import Children, children_file
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
 from shoal.shardcast.serve.relay_tree import walk
 from shoal.shardcast.serve.server import Server, serving
-from shoal.signed_request import EMPTY, NONCE, Recipient, sign_request
 from shoal.wait import wait_until
 from tests.support.origin_and_relays import Origin, client_of, contents, metric, origin_at, relay_at
 

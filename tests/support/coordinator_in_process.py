@@ -24,12 +24,12 @@ from shoal.coordinator.http.server import serving
 from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import Recipient, sign_request
+from shoal.crypto.tls import server_context
 from shoal.protocol.lease import Lease
 from shoal.protocol.submission import Limits, write_rollouts
-from shoal.signed_request import Recipient, sign_request
 from shoal.tasks.difficulty import Table
-from shoal.tls import server_context
 from tests.support.submissions import LIMITS, ROOT, make_submission
 
 TREE: dict[str, Any] = {

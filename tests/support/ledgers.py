@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import (
     NO_HASH,
     Act,

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.records import MIB
 from shoal.shardcast.format.store import Store

@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 
 from shoal.coordinator.http.api import make_app
-from shoal.keys import Key
-from shoal.signed_request import Recipient, sign_request
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import Recipient, sign_request
 from tests.support.coordinator_in_process import HERE, World, key_of
 
 

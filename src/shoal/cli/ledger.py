@@ -132,7 +132,7 @@ def challenge(
     """Challenge a verdict within its window. You must have joined; the arbiter judges the file itself and rules."""
     from shoal.client.challenge import challenge as enter
     from shoal.client.identity import default_key
-    from shoal.keys import Key
+    from shoal.crypto.keys import Key
 
     enter(join, submission, claim, evidence, Key.load(key or default_key()), console)
 
@@ -149,7 +149,7 @@ def arbitrate(
     bytes, lease or version are missing stays open.
     """
     from shoal.client.challenge import arbitrate as rule
-    from shoal.keys import Key
+    from shoal.crypto.keys import Key
     from shoal.rundir import key_path, open_run
     from shoal.validate.arbiter import open_arbiter
 
@@ -196,7 +196,7 @@ class CreditFlags:
         from shoal.client.credits import teller
         from shoal.client.identity import default_key
         from shoal.client.ledger_access import Where
-        from shoal.keys import Key
+        from shoal.crypto.keys import Key
 
         where = Where(self.join, self.run, self.rpc, self.contract, self.created)
         with teller(where, Key.load(self.key or default_key()), console) as found:

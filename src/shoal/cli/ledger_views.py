@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoal.crypto.keys import checked_address, checksummed, short
 from shoal.errors import LedgerError
-from shoal.keys import checked_address, checksummed, short
 from shoal.ledger.acts import Act, Open, Settle, Work
 from shoal.ledger.chain import find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed

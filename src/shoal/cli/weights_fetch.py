@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from shoal.crypto.keys import Key
 from shoal.errors import ShardcastError
 from shoal.files import remove
-from shoal.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.relay_tree import walk

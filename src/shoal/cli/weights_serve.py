@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from shoal.cli.weights_fetch import Notes
+from shoal.crypto.keys import Key, checked_address, checksummed
+from shoal.crypto.tls import server_context, speaks_tls
 from shoal.errors import ConfigError
 from shoal.files import write_whole
-from shoal.keys import Key, checked_address, checksummed
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.directory_follower import Follower, follow
@@ -19,7 +20,6 @@ from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.nginx import nginx_config
 from shoal.shardcast.serve.server import Server, until_stopped
-from shoal.tls import server_context, speaks_tls
 
 if TYPE_CHECKING:
     from shoal.cli.options import ListenFlags

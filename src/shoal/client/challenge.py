@@ -20,9 +20,9 @@ from shoal.client.known_coordinators import trusted
 from shoal.client.ledger import ASK_S, access
 from shoal.client.run_status import named_submission
 from shoal.coordinator.retention import is_final
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError, RolloutError, ShoalError
 from shoal.files import sha256_file, write_whole
-from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Challenge, Leaf, Rule
 from shoal.ledger.explain import OUTCOMES
 from shoal.ledger.state import Batch

@@ -3,7 +3,7 @@
 A request gets a fresh signature each time it is sent, and every request is idempotent at the coordinator, so a retry is
 always safe. What is refused is not repeated: it is an error that says why.
 
-Over https the coordinator is known by the address that was given or remembered (`tls.py`), or by an authority's
+Over https the coordinator is known by the address that was given or remembered (`crypto/tls.py`), or by an authority's
 certificate; nothing is sent to anybody else, and no redirect is followed.
 
 A coordinator is not trusted with this machine: an answer has an end and a form, and is text that a terminal can show.
@@ -22,18 +22,18 @@ from typing import Any, Self, TypeVar, cast
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
+from shoal.crypto.tls import UnvouchedError, WrongServerError, pinned_context, public_context
 from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
 from shoal.files import parse_json
-from shoal.keys import Key
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import STATUS, Refusal
 from shoal.protocol.run_card import MAX_CARD_BYTES, Card, Join, read_card
 from shoal.protocol.task_weights import SignedTable
 from shoal.shardcast.fetch.http import distance_to
-from shoal.signed_request import EMPTY, Recipient, sign_request
 from shoal.tasks.difficulty import Table
 from shoal.text import one_line
-from shoal.tls import UnvouchedError, WrongServerError, pinned_context, public_context
 from shoal.wait import Wait
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0

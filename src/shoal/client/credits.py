@@ -13,8 +13,8 @@ from rich.console import Console
 
 from shoal.client.ledger import Access, OnChain
 from shoal.client.ledger_access import Where, reach_ledger
+from shoal.crypto.keys import Key, checked_address, checksummed
 from shoal.errors import HiddenError, LedgerError, RolloutError
-from shoal.keys import Key, checked_address, checksummed
 from shoal.ledger.acts import Act, Advance, Close, Deposit, Refund, Settle, Stake, Unbond, Withdraw
 from shoal.ledger.balance_report import outlook, unit
 from shoal.ledger.court import is_due

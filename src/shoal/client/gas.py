@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from shoal.config import RunConfig
+from shoal.crypto.keys import checked_address, checksummed
 from shoal.errors import LedgerError
-from shoal.keys import checked_address, checksummed
 from shoal.ledger.evm.deployed import WAIT_S, chain_at
 from shoal.ledger.evm.rpc import Chain
 from shoal.rundir import role_key

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from shoal.crypto.keys import Key, checksummed
 from shoal.errors import IdentityError
-from shoal.keys import Key, checksummed
 
 
 def default_key(role: str = "worker") -> Path:

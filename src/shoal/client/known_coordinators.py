@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.client.identity import default_home
+from shoal.crypto.keys import checked_address, checksummed
 from shoal.errors import SwarmError
 from shoal.files import disk_errors, locked, read_regular, whole_file
-from shoal.keys import checked_address, checksummed
 from shoal.protocol.run_card import Join
 from shoal.shardcast.fetch.http import distance, distances
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
+from shoal.crypto.keys import Key
 from shoal.errors import HiddenError, LedgerError, RolloutError
 from shoal.files import write_whole
-from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import Act, Head
 from shoal.ledger.chain import History, TamperedError

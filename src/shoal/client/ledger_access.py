@@ -8,8 +8,8 @@ from pathlib import Path
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import PUBLIC, trusted
 from shoal.client.ledger import ASK_S, Access, OnChain, access
+from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, LedgerError, WaitError
-from shoal.keys import Key
 from shoal.ledger.reader import is_on_chain
 from shoal.rundir import RUN_FILE, is_own, open_run
 from shoal.shardcast.fetch.http import distance_to

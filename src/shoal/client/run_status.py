@@ -12,9 +12,9 @@ from rich.text import Text
 
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
+from shoal.crypto.keys import Key, checksummed, short
 from shoal.errors import LedgerError, SwarmError
 from shoal.extras import require
-from shoal.keys import Key, checksummed, short
 from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE

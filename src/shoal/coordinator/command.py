@@ -17,12 +17,12 @@ from shoal.coordinator.ledger_writer import Book
 from shoal.coordinator.outbox import closed_at
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
+from shoal.crypto.keys import Key, checked_address, checksummed
+from shoal.crypto.tls import server_context
 from shoal.errors import ConfigError
 from shoal.files import free_bytes, locked, make_directory
-from shoal.keys import Key, checked_address, checksummed
 from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
-from shoal.tls import server_context
 
 MIN_FREE = 64 << 20
 

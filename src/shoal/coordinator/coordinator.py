@@ -36,7 +36,9 @@ from shoal.coordinator.policy import Terms
 from shoal.coordinator.status import Overview, overview
 from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.coordinator.verdicts import Explanation, Filed
-from shoal.keys import Key
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import Nonces, Signed
+from shoal.crypto.tls import vouched
 from shoal.ledger.entry import Statement
 from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
@@ -46,11 +48,9 @@ from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Verdict
 from shoal.shardcast.serve.rate_limit import Rates
-from shoal.signed_request import Nonces, Signed
 from shoal.tasks.build import files_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.package_versions import packages_of
-from shoal.tls import vouched
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import functools
 import hashlib
 from typing import Literal
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.merkle import keccak_words
 from shoal.ledger.plant_draw import planted
 

@@ -18,7 +18,7 @@ from shoal.coordinator.node_states import Event, State, after, may_lease
 from shoal.coordinator.nodes import Node
 from shoal.coordinator.outbox import remember_end, remember_steps
 from shoal.coordinator.policy import Terms
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount, next_grant
 from shoal.protocol.refusal import Refusal

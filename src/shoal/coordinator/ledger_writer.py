@@ -21,9 +21,9 @@ from shoal.coordinator.outbox import CLOSE, noted, told
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.retention import first_open
 from shoal.coordinator.vote_deadline import Patience, first_unsettled
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
-from shoal.keys import Key
 from shoal.ledger.acts import NO_HASH, Act, Close, Fund, Leaf, Refund, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
 from shoal.ledger.court import is_due

@@ -9,9 +9,9 @@ from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import bans, leases, nodes, submissions, versions
 from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
+from shoal.crypto.signed_request import Signed
 from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
-from shoal.signed_request import Signed
 
 # A node that asks often is not written down as seen each time.
 SEEN_EVERY_S = 1.0

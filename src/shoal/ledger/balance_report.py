@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shoal.keys import checksummed
+from shoal.crypto.keys import checksummed
 from shoal.ledger.state import Account, State, holdings, leases, status
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
+from shoal.crypto.keys import Key
+from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import LedgerError
-from shoal.keys import Key
 from shoal.ledger.acts import ACT, FORMAT, NO_HASH, Act, Address, Hash, Open, Record, Small
-from shoal.signed import canonical, check_signed, message
 
 ACT_DOMAIN = "shoal ledger act 2"
 SEAL_DOMAIN = "shoal ledger seal 2"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from shoal.crypto.signed import canonical
 from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.ledger import chain
@@ -15,7 +16,6 @@ from shoal.ledger.acts import FORMAT, Count, Hash, Head, Record
 from shoal.ledger.chain import History, TamperedError
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.store import read_entries
-from shoal.signed import canonical
 
 SQLITE = b"SQLite format 3\0"
 # Over twice what the largest entry takes; what is cut there is no JSON.

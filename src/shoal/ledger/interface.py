@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.ledger.acts import Act
 from shoal.ledger.entry import Statement
 from shoal.ledger.state import State, Status, holdings, leases, status

@@ -14,10 +14,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError, StorageError
 from shoal.files import locked, make_directory
 from shoal.group_commit import GroupCommit
-from shoal.keys import Key
 from shoal.ledger import chain
 from shoal.ledger.acts import NO_HASH, Act, Head, Open, Terms
 from shoal.ledger.entry import Entry, Statement

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from shoal.config import RUN_NAME, RunConfig
 from shoal.config_io import check_config
+from shoal.crypto.keys import Key, checked_address, signer_of
+from shoal.crypto.signed import canonical, message
 from shoal.errors import IdentityError, SwarmError, first_line
 from shoal.files import parse_json
-from shoal.keys import Key, checked_address, signer_of
 from shoal.protocol.size_limits import MAX_BYTES, file_room
-from shoal.signed import canonical, message
 from shoal.text import one_line
 
 DOMAIN = "shoal run card 2"

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.config import RunConfig
+from shoal.crypto.keys import Key
+from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import RolloutError
-from shoal.keys import Key
 from shoal.protocol.lease import Lease
-from shoal.signed import canonical, check_signed, message
 
 DOMAIN = "shoal lease 2"
 

@@ -5,9 +5,9 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from shoal.config import RUN_NAME
+from shoal.crypto.keys import Key
+from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import SwarmError
-from shoal.keys import Key
-from shoal.signed import canonical, check_signed, message
 from shoal.tasks.difficulty import Table
 
 DOMAIN = "shoal table 2"

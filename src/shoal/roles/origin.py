@@ -4,6 +4,7 @@ The trainer writes versions into its directory and goes on; the origin, another 
 """
 
 from shoal.client.weight_source import noting
+from shoal.crypto.tls import server_context, speaks_tls
 from shoal.files import locked
 from shoal.roles.serving import offer, serve_until_stopped
 from shoal.rundir import TAKEOVER_S, RunDir
@@ -12,7 +13,6 @@ from shoal.shardcast.origin.directory_follower import Follower, follow
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
 from shoal.shardcast.serve.server import Server
-from shoal.tls import server_context, speaks_tls
 
 
 def start_origin(

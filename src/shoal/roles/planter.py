@@ -18,10 +18,10 @@ from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
+from shoal.crypto.keys import Key
 from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.generate.submission_builder import Maker
-from shoal.keys import Key
 from shoal.protocol.lease import Lease
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join

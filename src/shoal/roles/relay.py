@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.client.weight_source import noting
+from shoal.crypto.tls import server_context, speaks_tls
 from shoal.files import locked
 from shoal.process import free_ports
 from shoal.roles.serving import offer, serve_until_stopped
@@ -11,7 +12,6 @@ from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server
-from shoal.tls import server_context, speaks_tls
 
 
 def start_relay(

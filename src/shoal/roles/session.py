@@ -20,9 +20,9 @@ from shoal.client.known_coordinators import remember, trusted
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.weight_source import CastChannel
 from shoal.config import TaskConfig
+from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
 from shoal.files import whole_file
-from shoal.keys import Key
 from shoal.protocol.messages import Role
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import RolloutStore, WeightChannel, WeightSource, roots_of

@@ -19,9 +19,9 @@ from shoal.client.client import CoordinatorClient
 from shoal.config_io import load_config
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import State
+from shoal.crypto.keys import Key
 from shoal.errors import MissingExtraError, ShoalError, StorageError
 from shoal.files import parse_json, read_regular, write_whole
-from shoal.keys import Key
 from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, role_key, run_removed

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shoal.config import SamplerConfig
+from shoal.crypto.signed import canonical
 from shoal.errors import TaskError, first_line
 from shoal.files import parse_json
-from shoal.signed import canonical
 from shoal.tasks.source import Task, TaskSource, draw, members_of, part_of, size_of
 
 # All bins of a run together: a table goes over the network with every version.

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from shoal.keys import short
+from shoal.crypto.keys import short
 from shoal.telemetry.metrics import Entry, number, read_metrics
 from shoal.text import one_line
 from shoal.watch.history import SUPERVISOR

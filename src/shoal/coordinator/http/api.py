@@ -25,6 +25,18 @@ from shoal.coordinator.http.body_limits import PAUSE_S, App, Bounded, Scope
 from shoal.coordinator.http.rate_limit import SIGNED, Guard, neighbours_of
 from shoal.coordinator.leases import NoLease
 from shoal.coordinator.status import Overview
+from shoal.crypto.signed_request import (
+    BODY,
+    EMPTY,
+    NONCE,
+    RECIPIENT,
+    RUN,
+    SIGNATURE,
+    TIME,
+    Recipient,
+    RequestRefused,
+    Signed,
+)
 from shoal.errors import LedgerError, StorageError
 from shoal.ledger.entry import Statement
 from shoal.ledger.refusal import Refused
@@ -34,7 +46,6 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SignedCard
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.signed_request import BODY, EMPTY, NONCE, RECIPIENT, RUN, SIGNATURE, TIME, Recipient, RequestRefused, Signed
 
 MAX_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Collection
 
 from shoal.coordinator.http.body_limits import App, Receive, Scope, Send
+from shoal.crypto.signed_request import HEADERS, Recipient, RequestRefused, Signed, check_request
 from shoal.protocol.refusal import Refusal
 from shoal.shardcast.serve.rate_limit import Rates
-from shoal.signed_request import HEADERS, Recipient, RequestRefused, Signed, check_request
 
 # What may be asked at once, in seconds of the rate: a thousand nodes behind one router join within that.
 BURST_S = 20.0
 # Remembered at once, as many as nodes may join by default and as many networks again.
 MAX_VISITORS = 20_000
-SIGNED = "shoal.signed"
+SIGNED = "shoal.crypto.signed"
 FORWARDED = b"x-forwarded-for"
 
 

@@ -19,8 +19,8 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.http.api import make_app
 from shoal.coordinator.http.body_limits import PAUSE_S
 from shoal.coordinator.http.rate_limit import neighbours_of, network_of
+from shoal.crypto.handshake import Handshake
 from shoal.errors import SwarmError
-from shoal.handshake import Handshake
 
 END_S = 30.0
 MAX_HEAD = 1 << 16

@@ -7,8 +7,8 @@ The contract has only the root of a batch. The submissions themselves stand in t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.crypto.keys import checksummed
 from shoal.errors import LedgerError
-from shoal.keys import checksummed
 from shoal.ledger.acts import (
     Act,
     Advance,

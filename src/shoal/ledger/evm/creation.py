@@ -14,8 +14,8 @@ from eth_utils.abi import collapse_if_tuple
 from pydantic import ValidationError
 from web3.exceptions import TransactionNotFound
 
+from shoal.crypto.keys import checksummed
 from shoal.errors import LedgerError
-from shoal.keys import checksummed
 from shoal.ledger.acts import Terms
 from shoal.ledger.evm.contract import compiled
 from shoal.ledger.evm.rpc import Chain, ChainError

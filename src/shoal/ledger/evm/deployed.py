@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
 from shoal.extras import require
 from shoal.files import write_whole
-from shoal.keys import Key
 from shoal.ledger.acts import Address, Record, Terms, TxHash
 from shoal.ledger.reader import CONTRACT_FILE
 from shoal.ledger.store import LEDGER_FILE

@@ -15,8 +15,8 @@ from typing import Self, TypeVar, get_args
 from eth_typing import HexStr
 from web3.types import TxParams, Wei
 
+from shoal.crypto.keys import Key, checksummed
 from shoal.errors import LedgerError
-from shoal.keys import Key, checksummed
 from shoal.ledger.acts import Act, Advance, Commit, Leaf, Reveal, Terms, Work
 from shoal.ledger.entry import Statement
 from shoal.ledger.evm.calls import as_logged, call_of, packed

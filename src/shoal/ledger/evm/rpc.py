@@ -26,9 +26,9 @@ from web3 import HTTPProvider, Web3
 from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3Exception, Web3RPCError
 from web3.types import TxParams, TxReceipt, Wei
 
+from shoal.crypto.keys import Key, checksummed
 from shoal.errors import AwayError, LedgerError
 from shoal.files import write_whole
-from shoal.keys import Key, checksummed
 from shoal.wait import Wait
 
 LOG = logging.getLogger("shoal.ledger")

@@ -15,8 +15,8 @@ from typing import Self
 
 from blake3 import blake3
 
+from shoal.crypto.keys import Key, checked_address
 from shoal.errors import ShardcastError, ShoalError, StorageError
-from shoal.keys import Key, checked_address
 from shoal.shardcast.fetch.http import LieError, Pace, SourceError
 from shoal.shardcast.fetch.package import Job
 from shoal.shardcast.fetch.selection import choose

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from shoal.crypto.keys import Key, checked_address
+from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
+from shoal.crypto.tls import UnvouchedError, pinned_context, public_context
 from shoal.errors import IdentityError, ShardcastError
-from shoal.keys import Key, checked_address
-from shoal.signed_request import EMPTY, Recipient, sign_request
-from shoal.tls import UnvouchedError, pinned_context, public_context
 
 FORM = "http://HOST:PORT or https://HOST:PORT#0xADDRESS"
 MAX_HEADERS = 1 << 16  # bytes, with what is read ahead of the body

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shoal.keys import Key
+from shoal.crypto.keys import Key
 from shoal.shardcast.fetch.http import Connection
 from shoal.shardcast.fetch.selection import Belief
 

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from blake3 import blake3
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
+from shoal.crypto.keys import Key
+from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import ShardcastError
-from shoal.keys import Key
-from shoal.signed import canonical, check_signed, message
 
 MIB = 1 << 20
 SMALLEST_PIECE, LARGEST_PIECE = MIB, 4 * MIB

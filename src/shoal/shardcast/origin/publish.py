@@ -11,9 +11,9 @@ from types import TracebackType
 
 from blake3 import blake3
 
+from shoal.crypto.keys import Key
 from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, remove
-from shoal.keys import Key
 from shoal.shardcast.format.manifest import append_line, closing_root, target_file
 from shoal.shardcast.format.package_plan import retained
 from shoal.shardcast.format.records import (

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from shoal.signed_request import REMEMBER_S, Nonces, Recipient, RequestRefused, check_request
+from shoal.crypto.signed_request import REMEMBER_S, Nonces, Recipient, RequestRefused, check_request
 
 MAX_ADDRESSES = 4096  # remembered at once; the one not seen for longest is forgotten
 

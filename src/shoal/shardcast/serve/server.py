@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.crypto.handshake import Handshake
+from shoal.crypto.tls import vouched
 from shoal.errors import ShardcastError
 from shoal.files import parse_json, read_regular
-from shoal.handshake import Handshake
 from shoal.shardcast.format.manifest import FILES, MANIFEST, Index
 from shoal.shardcast.format.records import MAX_HEAD, MIB, PACKAGE_NAME
 from shoal.shardcast.format.store import HEAD, Store, take_hold
@@ -33,7 +34,6 @@ from shoal.shardcast.serve.child_relays import Child, Children
 from shoal.shardcast.serve.connections import Connections
 from shoal.shardcast.serve.file_watch import Watch, state
 from shoal.shardcast.serve.rate_limit import AllowList, Limits, Rates
-from shoal.tls import vouched
 
 MAX_LINES = MIB  # bytes of manifest in one answer
 SLICE = 8 * MIB  # bytes between looks at how fast a reader is

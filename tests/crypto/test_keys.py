@@ -10,8 +10,8 @@ from eth_account.messages import encode_defunct
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.crypto.keys import HALF_ORDER, Key, checked_address, checksummed, signer_of
 from shoal.errors import IdentityError
-from shoal.keys import HALF_ORDER, Key, checked_address, checksummed, signer_of
 
 ORDER = 2 * HALF_ORDER + 1
 SECRETS = st.integers(1, ORDER - 1).map(lambda number: number.to_bytes(32, "big"))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.crypto.keys import Key, signer_of
+from shoal.crypto.signed import _written, canonical, check_signed, message
 from shoal.errors import LedgerError
-from shoal.keys import Key, signer_of
 from shoal.protocol.lease import Lease
 from shoal.protocol.signed_lease import SignedLease
-from shoal.signed import _written, canonical, check_signed, message
 
 KEY, OTHER = Key(b"\1" * 32), Key(b"\2" * 32)
 

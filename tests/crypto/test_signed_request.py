@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.keys import Key
-from shoal.signed_request import (
+from shoal.crypto.keys import Key
+from shoal.crypto.signed_request import (
     BODY,
     EMPTY,
     NONCE,

@@ -11,8 +11,8 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any
 
+from shoal.crypto.keys import signer_of
 from shoal.errors import IdentityError, ShoalError
-from shoal.keys import signer_of
 
 _LITERALS = {None: "null", True: "true", False: "false"}
 # In C, and right for a value without floats whose names are ASCII: ledgers and manifests hold no other.

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+from shoal.crypto.keys import Key, signer_of
+from shoal.crypto.signed import message
 from shoal.errors import ConfigError, IdentityError
-from shoal.keys import Key, signer_of
-from shoal.signed import message
 
 Mode = Literal["auto", "on", "off"]
 DOMAIN = "shoal tls key 1"

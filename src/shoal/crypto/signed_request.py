@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.crypto.keys import Key, signer_of
+from shoal.crypto.signed import message
 from shoal.errors import IdentityError, ShoalError
-from shoal.keys import Key, signer_of
-from shoal.signed import message
 
 DOMAIN = "shoal request 2"
 WINDOW_S = 60.0
