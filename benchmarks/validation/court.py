@@ -26,7 +26,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Rollout, Submission, read_rollouts
 from shoal.rundir import limits_of
-from shoal.tasks.source import Judge, TaskSource
+from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.train.batch import sort_groups
 from shoal.train.step import train_step
 from shoal.validate import checks as checks_module
@@ -83,7 +83,8 @@ class Court:
 
     def leases(self, count: int, first: int = 0, node: str = "worker-0") -> list[Lease]:
         groups = self.config.workers.groups_per_submission
-        return [Lease("bench", node, 1, first + n, 0, 1, groups, 7, 4e9) for n in range(count)]
+        beacon = draw("beacon", node)
+        return [Lease("bench", node, 1, first + n, 1, groups, beacon, 4e9) for n in range(count)]
 
     def requests(self, leases: Sequence[Lease]) -> list[Request]:
         """What all leases ask for, in a row."""

@@ -171,7 +171,7 @@ def sample(config: RunConfig, policy: Policy, size: Size, progress: Progress) ->
     with Scorer(config.tasks) as judge:
         maker = Maker(config, policy, engine, build_source(config.tasks), judge)
         for number in range(size.most_groups // size.groups):
-            lease = Lease("bench", "worker-0", 0, number, 0, 0, size.groups, 7, 4e9)
+            lease = Lease("bench", "worker-0", 0, number, 0, size.groups, 7, 4e9)
             made = sort_groups([maker.make(lease, Version(0, "5a" * 32))], normalise=config.train.advantage_std)
             found += made.signal
             progress.detail(f"{len(found)} of {needed} groups with signal")

@@ -47,7 +47,7 @@ def made_up(submission: Submission) -> Submission:
 
 
 def upload(node: str, number: int, record: int, step: int = 0) -> Upload:
-    lease = Lease("test", node, step, number, 0, 0, 1, 0, 2e9)
+    lease = Lease("test", node, step, number, 0, 1, 0, 2e9)
     return Upload(step, number, lease, Path(f"{number:04d}.parquet"), record)
 
 

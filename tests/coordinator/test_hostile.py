@@ -191,16 +191,16 @@ def test_a_run_that_asks_for_more_than_anybody_reads_is_not_joined(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "changes",
-    [{"groups": 10**9}, {"groups": 0}, {"step": 10**6, "newest": 10**6}, {"oldest": -1}, {"newest": 1}],
+    [{"groups": 10**9}, {"groups": 0}, {"step": 10**6, "version": 10**6}, {"version": -1}, {"version": 1}, {"step": 3}],
 )
 def test_a_lease_for_more_than_the_config_says_is_not_worked_on(changes: dict[str, Any], tmp_path: Path) -> None:
-    lease = replace(Lease("test", A.address, 0, 0, 0, 0, 2, 1, time.time() + 60), **changes)
-    signed = SignedLease.sign(lease, {0: "ab" * 32}, COORDINATOR).to_tree()
+    lease = replace(Lease("test", A.address, 0, 0, 0, 2, 1, time.time() + 60), **changes)
+    signed = SignedLease.sign(lease, "ab" * 32, COORDINATOR).to_tree()
     answers: dict[str, bytes | Answer] = {"/v1/card": card_of(), "/v1/leases": json.dumps({"lease": signed}).encode()}
     with (
         coordinator(answers) as url,
         CoordinatorClient(url, A, wait_s=1) as link,
-        pytest.raises(RolloutError, match=r"a file of this run has|is no lease"),
+        pytest.raises(RolloutError, match=r"a file of this run has|a run of .* steps takes"),
     ):
         SwarmStore(link, tmp_path).lease(A.address, 0)
 

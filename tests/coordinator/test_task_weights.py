@@ -66,11 +66,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-def test_a_lease_draws_by_the_table_of_its_oldest_version_whichever_its_holder_has(weighted: World) -> None:
+def test_a_lease_draws_by_the_table_of_the_version_that_it_names_whichever_is_newest(weighted: World) -> None:
     for number in range(5):
         announce(weighted, number, table(number + 1, 9))
-    lease = weighted.take("a", version=4)
-    assert (lease.step, lease.oldest) == (4, 2)
+    lease = weighted.take("a", version=2)
+    assert (lease.step, lease.version) == (4, 2)
     for store in (weighted.store(key_of("a")), weighted.validator):
         assert store.table(lease) == table(3, 9)
     signed = weighted.link(key_of("stranger")).table(2)
@@ -107,19 +107,19 @@ def test_who_has_the_table_of_a_version_that_was_taken_back_gets_the_new_one_wit
         announce(small, number, table(number + 1))
     before = small.take("a", version=3)
     store = small.store(key_of("a"))
-    assert store.table(before) == table(2)
+    assert store.table(before) == table(4)
     small.trainer._link.retract(after=0)
-    with pytest.raises(RolloutError, match="version 1: there is no table of weights"):
+    with pytest.raises(RolloutError, match="version 3: there is no table of weights"):
         SwarmStore(small.link(key_of("b")), Path("unused"), LIMITS, lambda _: ROOT).table(before)
     for number in range(1, 4):
         announce(small, number, table(number + 10), OTHER_ROOT)
-    with pytest.raises(RolloutError, match=r"version 1 is cdcdcdcdcdcd by now, and was abababababab"):
+    with pytest.raises(RolloutError, match=r"version 3 is cdcdcdcdcdcd by now, and was abababababab"):
         SwarmStore(small.link(key_of("b")), Path("unused"), LIMITS, lambda _: ROOT).table(before)
     again = small.take("a", version=3)
-    assert again == before
-    assert store.table(again) == table(11)
+    assert (again.version, again.beacon != before.beacon) == (3, True), "a lease ends with its version"
+    assert store.table(again) == table(13)
     judge = SwarmStore(small.link(key_of("judge")), Path("unused"), LIMITS, lambda _: OTHER_ROOT)
-    assert judge.table(again) == table(11)
+    assert judge.table(again) == table(13)
 
 
 def test_a_table_that_is_at_hand_is_not_asked_for_again(small: World) -> None:
@@ -226,7 +226,7 @@ def of_another_version(tree: dict[str, Any]) -> bytes:
 
 def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:
     with between(two, lambda tree: tree) as url, CoordinatorClient(url, key_of("a"), wait_s=1.0) as link:
-        assert SwarmStore(link, Path("unused"), LIMITS, lambda _: ROOT).table(make_lease(oldest=1)) == table(1, 2)
+        assert SwarmStore(link, Path("unused"), LIMITS, lambda _: ROOT).table(make_lease(version=1)) == table(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_table_that_somebody_on_the_way_changed_is_not_believed(
     with between(two, change) as url, CoordinatorClient(url, key_of("a"), wait_s=1.0) as link:
         store = SwarmStore(link, Path("unused"), LIMITS, lambda _: ROOT)
         with pytest.raises((SwarmError, WaitError), match=said):
-            store.table(make_lease(oldest=1))
+            store.table(make_lease(version=1))
 
 
 def test_the_trainer_announces_the_table_that_lies_with_a_version_and_again_after_a_kill(

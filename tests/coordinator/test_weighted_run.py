@@ -51,7 +51,7 @@ def validator_of(run: RunDir, world: World, tables: list[tuple[int, Table | None
 
     def table_of(lease: Any) -> Table | None:
         found = store.table(lease)
-        tables.append((lease.oldest, found))
+        tables.append((lease.version, found))
         return found
 
     checks = Checks(run.config, policy, tasks, InProcess(tasks), roots_of(channel), table_of)

@@ -99,11 +99,11 @@ def test_what_has_no_form_is_refused(value: object, reason: str) -> None:
 
 
 def test_a_lease_is_signed_in_bytes_that_any_language_can_make() -> None:
-    lease = Lease("laptop", "0xab", 3, 1, 2, 3, 8, 2**62 + 1, 1e9 + 0.5)
-    signed = SignedLease.sign(lease, {3: "cd", 2: "ab"}, KEY)
+    lease = Lease("laptop", "0xab", 3, 1, 2, 8, 2**62 + 1, 1e9 + 0.5, "1/7")
+    signed = SignedLease.sign(lease, "cd", KEY)
     said = (
-        'shoal lease 2\n{"lease":{"beacon":4611686018427387905,"deadline":1000000000.5,"groups":8,"newest":3,'
-        '"node":"0xab","oldest":2,"run":"laptop","step":3,"submission":1},"versions":{"2":"ab","3":"cd"}}'
+        'shoal lease 3\n{"lease":{"beacon":4611686018427387905,"deadline":1000000000.5,"draw_of":"1/7","groups":8,'
+        '"node":"0xab","run":"laptop","step":3,"submission":1,"version":2},"root":"cd"}'
     )
     assert signer_of(said.encode(), signed.signature) == KEY.address
 

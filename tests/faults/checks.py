@@ -9,7 +9,7 @@ import io
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -130,7 +130,11 @@ def lease_faults(records: Records, async_level: int) -> list[str]:
     """Invariant 2, as far as it shows: what work is drawn from was fixed by the coordinator, after the node joined."""
     faults = []
     joined = {row.address: row.joined for row in records.nodes}
-    beacons = Counter(row.beacon for row in records.leases)
+    # A draw that was let go is given again, under a lease that names the first one that had it.
+    firsts: defaultdict[int, list[str]] = defaultdict(list)
+    for row in records.leases:
+        if not row.draw_of:
+            firsts[row.beacon].append(f"{row.step}/{row.submission}")
     held = {(row.step, row.submission): row for row in records.leases}
     for step, found in groupby(sorted(held), key=lambda place: place[0]):
         numbers = [number for _, number in found]
@@ -141,12 +145,12 @@ def lease_faults(records: Records, async_level: int) -> list[str]:
         if row.node not in joined:
             faults.append(f"{name}: was given to {row.node}, who never joined")
             continue
-        if beacons[row.beacon] > 1:
+        if firsts[row.beacon] != [row.draw_of or f"{step}/{number}"]:
             faults.append(f"{name}: its beacon is another lease's as well")
         if row.issued < joined[row.node]:
             faults.append(f"{name}: was given before its node joined")
-        if (row.oldest, row.newest) != (max(0, step - async_level), step):
-            faults.append(f"{name}: allows versions {row.oldest}..{row.newest}")
+        if not max(0, step - async_level) <= row.version <= step:
+            faults.append(f"{name}: is for version {row.version}")
         if not row.issued < row.deadline <= row.until:
             faults.append(f"{name}: issued {row.issued}, deadline {row.deadline}, good until {row.until}")
     for place, file in records.named().items():

@@ -216,8 +216,8 @@ BREAKS: dict[str, tuple[str, Any]] = {
         update(leases).where(leases.c.submission == 1).values(submission=77),
     ),
     "a lease allows what is too old": (
-        r"lease 0/1: allows versions -3..0",
-        update(leases).where(leases.c.submission == 1).values(oldest=-3),
+        r"lease 0/1: is for version -3",
+        update(leases).where(leases.c.submission == 1).values(version=-3),
     ),
     "a file is under another's lease": (
         r"submission 0/1: there is no used lease of its node",

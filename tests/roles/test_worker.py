@@ -99,9 +99,9 @@ def test_tasks_and_seeds_are_the_leases_own(run: RunDir, worker: Worker) -> None
     assert [r.prompt for r in submission.rollouts[::4]] == prompts
 
 
-@pytest.mark.parametrize("field", ["submission", "step", "node", "run", "beacon"])
+@pytest.mark.parametrize("field", ["submission", "step", "run", "beacon"])
 def test_two_leases_share_neither_tasks_nor_noise(run: RunDir, worker: Worker, field: str) -> None:
-    changes = {"submission": 1, "step": 4, "node": "worker-1", "run": "other", "beacon": 8}
+    changes = {"submission": 1, "step": 4, "run": "other", "beacon": 8}
     one, other = make_lease(groups=3), make_lease(groups=3, **{field: changes[field]})
     first, second = made(worker, one, run)[0], made(worker, other, run)[0]
     assert not {r.task for r in first.rollouts} & {r.task for r in second.rollouts}
@@ -164,7 +164,7 @@ def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: W
     version = publish(run, 1)
     lease = worker.store.lease(worker.name, 1)
     assert lease is not None
-    worker._work(lease, version)
+    worker._work(lease)
     store = judging_store(run, worker)
     judge_formats(store, lease.step, lease.step)
     (submission,) = store.accepted(lease.step)

@@ -102,8 +102,7 @@ class MemoryStore:
             node=node,
             step=grant.step,
             submission=sum(step == grant.step for step, _ in records.leases),
-            oldest=max(0, grant.step - config.async_level),
-            newest=grant.step,
+            version=version,
             groups=grant.groups,
             beacon=draw("beacon", config.name, config.seed),
             deadline=self._clock() + config.workers.lease_s,
@@ -119,9 +118,9 @@ class MemoryStore:
     def table(self, lease: Lease) -> Table | None:
         if self._config.sampler.kind == "uniform":
             return None
-        table = self._channel.table(lease.oldest)
+        table = self._channel.table(lease.version)
         if table is None:
-            raise RolloutError(f"{lease}: the task weights of version {lease.oldest} are gone")
+            raise RolloutError(f"{lease}: the task weights of version {lease.version} are gone")
         return table
 
     def put(self, lease: Lease, data: bytes) -> None:

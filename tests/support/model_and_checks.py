@@ -115,7 +115,7 @@ class World:
 
 
 def lease_of(world: World, submission: int = 0, **changes: Any) -> Lease:
-    return make_lease(submission=submission, oldest=0, newest=2, step=2, deadline=2e9, **changes)
+    return make_lease(submission=submission, version=1, step=2, deadline=2e9, **changes)
 
 
 def build_world(kind: Kind, **sampling: Any) -> World:

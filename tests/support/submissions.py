@@ -16,14 +16,13 @@ ROOT = "ab" * 32
 
 
 def make_lease(**changes: Any) -> Lease:
-    """Lease for two groups of step 3, made with a version in 1..3."""
+    """Lease for two groups of step 3, made with version 3."""
     lease = Lease(
         run="test",
         node="worker-0",
         step=3,
         submission=0,
-        oldest=1,
-        newest=3,
+        version=3,
         groups=2,
         beacon=7,
         deadline=time.time() + 600,
@@ -55,7 +54,7 @@ def make_submission(
 ) -> Submission:
     """What an honest worker would hand in under `lease`: every group has signal."""
     rollouts = [make_rollout(group, sample) for group in range(lease.groups) for sample in range(group_size)]
-    return Submission(lease, lease.newest if version is None else version, weights, rollouts)
+    return Submission(lease, lease.version if version is None else version, weights, rollouts)
 
 
 def judge_formats(store: RolloutStore, first: int, last: int) -> None:

@@ -48,10 +48,12 @@ def roots(number: int) -> str | None:
 
 def test_version(honest: Submission) -> None:
     assert check_version(honest, roots) is None
-    assert said(check_version(replace(honest, version=3), roots)) == ("version", None, 3, "0..2")
-    assert said(check_version(replace(honest, version=-1), roots)) == ("version", None, -1, "0..2")
-    assert said(check_version(replace(honest, version=2), roots)) == ("version", None, 2, None)
-    assert said(check_version(replace(honest, version=0), roots)) == ("version", None, "a1" * 32, "a0" * 32)
+    assert said(check_version(replace(honest, version=3), roots)) == ("version", None, 3, 1)
+    assert said(check_version(replace(honest, version=-1), roots)) == ("version", None, -1, 1)
+    for version in (0, 2):  # not too old for the step, and not the lease's
+        assert said(check_version(replace(honest, version=version), roots)) == ("version", None, version, 1)
+    assert said(check_version(honest, {}.get)) == ("version", None, 1, None)
+    assert said(check_version(replace(honest, weights="a0" * 32), roots)) == ("version", None, "a0" * 32, "a1" * 32)
 
 
 def test_tasks(world: World, honest: Submission) -> None:

@@ -46,10 +46,10 @@ class Hall:
     maker: Maker
 
     def hand_in(self, node: str, table_of: Callable[[Lease], Table | None] | None = None) -> Lease:
-        """Files of step 2, which takes versions 1 and 2, all with version 2."""
+        """Files of step 2, all with version 2, which their leases name."""
         lease = self.store.lease(node, 2)
         assert lease is not None
-        assert (lease.step, lease.oldest) == (2, 1)
+        assert (lease.step, lease.version) == (2, 2)
         version = self.run.channel().version(2)
         assert version is not None
         self.maker.table_of = table_of or self.store.table

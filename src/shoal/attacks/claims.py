@@ -81,8 +81,8 @@ class AnsweredTwice(Maker):
 
 
 def another(lease: Lease) -> Lease:
-    return replace(lease, node=f"not-{lease.node}", submission=lease.submission + 1)
+    return replace(lease, node=f"not-{lease.node}", submission=lease.submission + 1, draw_of="")
 
 
 def earlier(lease: Lease) -> Lease:
-    return replace(lease, step=lease.step - 1, oldest=lease.oldest - 1, newest=lease.newest - 1)
+    return replace(lease, step=lease.step - 1, draw_of="")

@@ -1,7 +1,7 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
+from shoal.text import one_line
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
@@ -184,8 +185,10 @@ def _meant(state: State, address: str) -> Account:
     return all_[found[0]]
 
 
-def show_node(record: Record, address: str, console: Console) -> None:
-    """One contributor's history."""
+def show_node(
+    record: Record, address: str, console: Console, leases_of: Callable[[str], str] = lambda _address: ""
+) -> None:
+    """One contributor's history; `leases_of` says what its coordinator has on its leases, which no ledger has."""
     state = record.state
     account = _meant(state, address)
     who = account.address
@@ -200,6 +203,8 @@ def show_node(record: Record, address: str, console: Console) -> None:
     console.print(
         f"slashed {account.slashed:,}, voided {account.voided:,}, rejects {account.offences}", highlight=False
     )
+    if said := leases_of(who):
+        console.print(one_line(said), markup=False, highlight=False, soft_wrap=True)
     if who in state.judges:
         console.print(f"validator: {_standing(state.judges[who])}", highlight=False)
     for line in record.lines:

@@ -122,9 +122,9 @@ class Files:
     def _table(self, lease: Lease, signed: SignedLease) -> Table | None:
         if self.run.config.sampler.kind == "uniform":
             return None
-        found, root = self.link.table(lease.oldest), signed.versions.get(lease.oldest)
+        found, root = self.link.table(lease.version), signed.root
         if found.root != root:
-            raise RolloutError(f"{lease}: its table is that of {found.root[:12]}, version {lease.oldest} is {root}")
+            raise RolloutError(f"{lease}: its table is that of {found.root[:12]}, version {lease.version} is {root}")
         return found.table
 
 

@@ -89,7 +89,7 @@ class SwarmStore:
         if (lease.run, lease.node) != (self._link.card.run, node):
             raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
         self._next_ask = (-1, 0.0)
-        self._roots = signed.versions
+        self._roots = {lease.version: signed.root}
         return lease
 
     def table(self, lease: Lease) -> Table | None:
@@ -97,7 +97,7 @@ class SwarmStore:
         back, another may have its number."""
         if self._run_config().sampler.kind == "uniform":
             return None
-        number = lease.oldest
+        number = lease.version
         root = self._roots.get(number) or self._root_of(number)
         if (kept := self._tables.get(number)) is None or kept.root != root:
             try:

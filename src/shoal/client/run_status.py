@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from rich.text import Text
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.crypto.keys import Key, checksummed, short
-from shoal.errors import LedgerError, SwarmError
+from shoal.errors import LedgerError, MissingExtraError, SwarmError
 from shoal.extras import require
 from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m
-from shoal.rundir import open_run
+from shoal.rundir import RUN_FILE, open_run
 from shoal.text import one_line
 
 ASK_S = 10.0
@@ -51,6 +52,35 @@ def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
     if told["verdict"] and told["verdict"]["evidence"]:
         told["verdict"]["evidence"] = str(run_dir / told["verdict"]["evidence"])
     return told
+
+
+def leases_of(where: str, address: str) -> str:
+    """What a coordinator has on the leases that a node let go, by its URL or in its run's directory; empty if nothing.
+
+    A ledger by itself, such as a file of one, says nothing of leases.
+    """
+    node: dict[str, Any] | None = None
+    if where.startswith(("http://", "https://")):
+        with _link(where) as link:
+            listed = link.look(m.StatusOut, "/v1/status").model_dump()["nodes"]
+        node = next((node for node in listed if node["address"] == address), None)
+    elif (Path(where) / RUN_FILE).is_file():
+        with suppress(MissingExtraError):
+            require("coordinator", f"run {where}: reading its coordinator's records")
+            node = _on_record(Path(where), address)
+    if node is None or not node["abandoned"]:
+        return ""
+    return f"let {node['abandoned']} leases expire; {node['reason'] or 'every draw of these was done since'}"
+
+
+def _on_record(run_dir: Path, address: str) -> dict[str, Any] | None:
+    from shoal.coordinator.archive import has_records, node_of, reading
+
+    run = open_run(run_dir)
+    if not has_records(run):
+        return None
+    with reading(run) as db:
+        return node_of(db, address)
 
 
 def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
@@ -124,6 +154,8 @@ def print_swarm(join: str, console: Console) -> None:
         name = f"{node['name']} {short(checksummed(node['address']))}".strip()
         waits = f" (waits on {node['waits_on']})" if node["waits_on"] else ""
         doing = node["reason"] if node["state"] in ("banned", "suspended") else node["doing"] + waits
+        if node["owed"] and doing != node["reason"]:
+            doing = f"{doing}; {node['reason']}" if doing else node["reason"]
         counted = ("leases", "accepted", "rejected", "abandoned")
         counts = (node[name] if node["role"] == "worker" else "" for name in counted)
         cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)

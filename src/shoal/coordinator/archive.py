@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import leases, submissions
+from shoal.coordinator.draws import standing
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.uploads import object_name
 from shoal.errors import ConfigError, StorageError, first_line
@@ -65,6 +68,14 @@ def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | No
     with reading(run) as db:
         row = db.execute(query).first()
     return (lease_of(run.config.name, row), row.sha256) if row is not None else None
+
+
+def node_of(db: Connection, address: str) -> dict[str, Any] | None:
+    """The leases that a node let expire and what follows, as a coordinator's status has it; None if it is unknown."""
+    row = db.execute(queries.NODE, {"who": address}).first()
+    if row is None:
+        return None
+    return {"abandoned": row.abandoned, "reason": row.reason or standing(row.accepted, row.rejected, row.owed)}
 
 
 def kept_steps(db: Connection) -> list[int]:

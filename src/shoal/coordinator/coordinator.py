@@ -26,6 +26,7 @@ from shoal.coordinator import verdicts as judging
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.db.schema import nodes, nonces
+from shoal.coordinator.draws import standing
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import Book
@@ -167,7 +168,7 @@ class Coordinator:
                 return Order("stop", "the run is complete", node.state, *news)
             if node.state == State.SUSPENDED:
                 return Order("wait", node.reason, node.state, *news)
-            return Order("work", "", State.HEALTHY, *news)
+            return Order("work", standing(node.accepted, node.rejected, node.owed), State.HEALTHY, *news)
 
         return await self._act(signed, work)
 

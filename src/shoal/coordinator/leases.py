@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, Row, select
 
+from shoal.coordinator import draws
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact, write_fact
-from shoal.coordinator.db.schema import versions, weights
+from shoal.coordinator.db.schema import LeaseStatus, versions, weights
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import Event, State, after, may_lease
-from shoal.coordinator.nodes import Node
+from shoal.coordinator.nodes import Node, known
 from shoal.coordinator.outbox import remember_end, remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
@@ -99,12 +100,13 @@ def table_of(db: Connection, number: int) -> str:
 
 
 def retract(db: Connection, after_version: int) -> list[int]:
-    """Takes back versions above a number; says which."""
+    """Takes back versions above a number, and ends the leases that name them; says which."""
     gone = versions.c.number > after_version
     numbers = list(db.execute(select(versions.c.number).where(gone).order_by(versions.c.number)).scalars())
     if numbers:
         db.execute(versions.delete().where(gone))
     db.execute(weights.delete().where(weights.c.version > after_version))
+    draws.void(db, after_version)
     return numbers
 
 
@@ -126,7 +128,7 @@ def newest_version(db: Connection) -> int | None:
 
 def record_of(node: Node) -> int:
     """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it does not."""
-    if node.accepted > node.rejected:
+    if node.accepted > node.rejected + queries.FILES_PER_DRAW * node.owed:
         return 2
     return 0 if node.rejected or node.abandoned else 1
 
@@ -207,11 +209,14 @@ def grant(
     plants: Plants | None = None,
     network: str = "",
 ) -> SignedLease | NoLease:
-    """The node's own open lease, if it does not name it, so that a restarted node goes on; a new one otherwise.
+    """The node's own open lease, if it does not name it, so that a restarted node goes on; then a draw that was let go
+    (`draws`); a new one otherwise.
 
-    `version` is the newest that the node has, `may_hold` how many leases its stake allows, `network` where it asks
-    from, empty for this machine.
+    `version` is the newest that the node has, and the one that a new lease names. `may_hold` is how many leases its
+    stake allows, `network` where it asks from, empty for this machine.
     """
+    if draws.expire(db, now):
+        node = known(db, node.address)
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
     state = after(State(node.state), Event.SEEN)
@@ -222,12 +227,14 @@ def grant(
         return NoLease(f"version {version} is not announced by the trainer yet")
     last = min(version + terms.async_level, terms.steps - 1)
     first = max(version, newest)
-    own = db.execute(queries.OWN_LEASES, {"who": node.address, "now": now, "first": first, "last": last}).all()
-    for row in own:
-        if (row.step, row.submission) not in holding:
+    own = db.execute(queries.OWN_LEASES, {"who": node.address}).all()
+    missed = [row for row in own if (row.step, row.submission) not in holding]
+    for row in missed:
+        if row.step >= newest:
             return _signed(db, terms, key, row)
-    if len(own) >= may_hold:
-        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
+    held = len(own) - len(missed)  # those that it missed are for steps that are over: it gets their draws again
+    if held >= may_hold:
+        return NoLease(f"{node.address} holds {held} leases, and may hold {may_hold} at once")
     # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
     trust = max(terms.probation_files, node.accepted)
     unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
@@ -254,31 +261,56 @@ def grant(
         all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
         if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
-    number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
+    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, granted.room, now)
+    if again is None:
+        if why := draws.why_no_other(db, terms, node, own, network):
+            return NoLease(why)
+        # Drawn now: nobody can choose an address, or a lease, that suits it.
+        drawn = draws.Draw(secrets.randbits(63), granted.groups)
+    elif again.groups > granted.room:
+        return NoLease(f"step {granted.step}: takes {granted.room} groups more, and a draw of {again.groups} is first")
+    else:
+        drawn = draws.give_again(db, again, node.address, network)
+    return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, now)
+
+
+def _issue(
+    db: Connection,
+    terms: Terms,
+    key: Key,
+    node: Node,
+    network: str,
+    plants: Plants | None,
+    step: int,
+    version: int,
+    drawn: draws.Draw,
+    now: float,
+) -> SignedLease:
+    number = db.execute(queries.LAST_NUMBER, {"at_step": step}).scalar()
     lease = Lease(
         run=terms.run,
         node=node.address,
-        step=granted.step,
+        step=step,
         submission=0 if number is None else number + 1,
-        oldest=max(0, granted.step - terms.async_level),
-        newest=granted.step,
-        groups=granted.groups,
-        beacon=secrets.randbits(63),  # drawn now: nobody can choose an address, or a lease, that suits it
+        version=version,
+        groups=drawn.groups,
+        beacon=drawn.beacon,
         deadline=now + terms.lease_s,
+        draw_of=drawn.draw_of,
     )
     fields = {name: value for name, value in asdict(lease).items() if name != "run"}
-    given = {**fields, "issued": now, "until": lease.deadline, "status": "open", "network": network}
-    db.execute(queries.ADD_LEASE, given)
+    times = {"issued": now, "until": lease.deadline, "given": drawn.given}
+    db.execute(queries.ADD_LEASE, {**fields, **times, "status": LeaseStatus.OPEN, "network": network})
     if node.network != network:
         db.execute(queries.MOVED, {"who": node.address, "network": network})
     letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
     if letter != ".":
         db.execute(queries.ADD_PLANT, {"step": lease.step, "submission": lease.submission, "letter": letter})
-    return SignedLease.sign(lease, _roots(db, lease), key)
+    return _sign(db, key, lease)
 
 
-def _roots(db: Connection, lease: Lease) -> dict[int, str]:
-    return dict(db.execute(queries.ROOTS, {"first": lease.oldest, "last": lease.newest}).all())
+def _sign(db: Connection, key: Key, lease: Lease) -> SignedLease:
+    return SignedLease.sign(lease, db.execute(queries.ROOT, {"number": lease.version}).scalar() or "", key)
 
 
 def lease_of(run: str, row: Row[tuple[object, ...]]) -> Lease:
@@ -288,21 +320,20 @@ def lease_of(run: str, row: Row[tuple[object, ...]]) -> Lease:
         node=row.node,
         step=row.step,
         submission=row.submission,
-        oldest=row.oldest,
-        newest=row.newest,
+        version=row.version,
         groups=row.groups,
         beacon=row.beacon,
         deadline=row.deadline,
+        draw_of=row.draw_of,
     )
 
 
 def _signed(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]) -> SignedLease:
-    lease = lease_of(terms.run, row)
-    return SignedLease.sign(lease, _roots(db, lease), key)
+    return _sign(db, key, lease_of(terms.run, row))
 
 
 def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -> SignedLease:
-    """A lease that was given, with the root hashes of the versions that it allows as they are announced now."""
+    """A lease that was given, with the root hash of its version as it is announced now."""
     row = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).first()
     if row is None:
         raise Refusal("unknown", f"lease step {step} submission {submission}: was never issued")
@@ -316,6 +347,7 @@ class Ticket:
     groups: int
     done: bool
     network: str
+    status: LeaseStatus
 
 
 def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: str, signal: int, now: float) -> Ticket:
@@ -327,15 +359,19 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
         raise Refusal("unknown", f"{name}: was never issued; ask for a lease first")
     if row.node != node.address:
         raise Refusal("not-yours", f"{name}: was issued to {row.node}, not to {node.address}")
-    if row.status == "used":
+    status = LeaseStatus(row.status)
+    if status == LeaseStatus.USED:
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
-        return Ticket(row.groups, True, row.network)
+        return Ticket(row.groups, True, row.network, status)
     if now > row.until:
-        raise Refusal("expired", f"{name}: expired {now - row.until:.0f} s ago; its work went elsewhere")
+        late = f"expired {now - row.until:.0f} s ago; its draw is given again, to this node and its network first"
+        raise Refusal("expired", f"{name}: {late}; ask for a lease to make it good")
+    if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED):
+        raise Refusal("expired", draws.became_of(db, row))
     if signal > row.groups:
         raise Refusal("malformed", f"{name}: is for {row.groups} groups, {signal} with signal cannot be")
-    return Ticket(row.groups, False, row.network)
+    return Ticket(row.groups, False, row.network, status)
 
 
 def take_upload(
@@ -373,7 +409,9 @@ def take_upload(
             "network": ticket.network,
         },
     )
-    db.execute(queries.USED, {"at_step": step, "at_submission": submission})
+    db.execute(queries.ENDS, {"at_step": step, "at_submission": submission, "as": LeaseStatus.USED})
+    if ticket.status == LeaseStatus.EXPIRED:  # it came in time, and was long on its way
+        db.execute(queries.MADE_GOOD, {"who": node.address})
     if node.expired:
         db.execute(queries.WORKED, {"who": node.address})
     return True

@@ -5,9 +5,10 @@ Functions of a transaction and a time; each decides before it writes.
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, update
 
+from shoal.coordinator import draws
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import bans, leases, nodes, submissions, versions
-from shoal.coordinator.node_states import LOST_S, QUIET_S, RECENT, SUSPENDED_S, Event, State, after, lets_expire
+from shoal.coordinator.db.schema import LeaseStatus, bans, leases, nodes, submissions, versions
+from shoal.coordinator.node_states import LOST_S, QUIET_S, SUSPENDED_S, Event, State, after
 from shoal.coordinator.policy import Terms
 from shoal.crypto.signed_request import Signed
 from shoal.protocol.messages import Role
@@ -47,7 +48,7 @@ def join(
         if forgotten is None:
             raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
     use_nonce(db, signed)
-    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
+    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned", "owed"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
     place = {"name": name, "url": url, "network": network}
@@ -76,7 +77,7 @@ def _make_room(db: Connection, terms: Terms, network: str) -> str | None:
     largest = max(sizes, key=lambda name: sizes[name], default=network)
     if sizes.get(largest, 0) <= sizes.get(network, 0) + 1:
         return None
-    works = exists().where(leases.c.node == nodes.c.address, leases.c.status == "open")
+    works = exists().where(leases.c.node == nodes.c.address, leases.c.status == LeaseStatus.OPEN)
     return _forget_oldest(db, idle & (nodes.c.network == largest) & ~works)
 
 
@@ -170,24 +171,7 @@ def must_read(terms: Terms, address: str) -> None:
 
 def sweep(db: Connection, now: float) -> None:
     """What follows from time alone: leases expire, nodes fall silent, suspensions end."""
-    over = (leases.c.status == "open") & (leases.c.until < now)
-    missed = db.execute(select(leases.c.node, func.count()).where(over).group_by(leases.c.node)).all()
-    if missed:
-        db.execute(update(leases).where(over).values(status="expired"))
-    for address, count in missed:
-        node = find(db, address)
-        if node is None:
-            continue
-        total = node.expired + count
-        ended = list(db.execute(queries.ENDED, {"who": address, "most": RECENT}).scalars())
-        expired = ended.count("expired")
-        reason = f"let {total} leases in a row expire, {expired} of the last {len(ended)}"
-        state = State(node.state)
-        if lets_expire(total, expired, len(ended)):
-            state = after(state, Event.SUSPEND)
-        changed = {"state": state, "since": now, "reason": reason}
-        values = {"expired": total, "abandoned": node.abandoned + count, **(changed if state != node.state else {})}
-        db.execute(nodes.update().where(nodes.c.address == address).values(**values))
+    draws.expire(db, now)
     for state in State:
         of_state = nodes.c.state == state
         if (lifted := after(state, Event.LIFT)) != state:
@@ -201,5 +185,6 @@ def sweep(db: Connection, now: float) -> None:
 
 def excuse(db: Connection, down_s: float) -> None:
     """Counts the time for which the coordinator was down against nobody."""
-    db.execute(update(leases).where(leases.c.status == "open").values(until=leases.c.until + down_s))
+    live = leases.c.status.in_((LeaseStatus.OPEN, LeaseStatus.EXPIRED))
+    db.execute(update(leases).where(live).values(until=leases.c.until + down_s))
     db.execute(update(nodes).values(seen=nodes.c.seen + down_s))

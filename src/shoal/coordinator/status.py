@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, func, select
 
-from shoal.coordinator.db.schema import leases, nodes, submissions
+from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, submissions
+from shoal.coordinator.draws import standing
 from shoal.coordinator.leases import counts, newest_version
 from shoal.coordinator.policy import Terms
 from shoal.protocol.pacing import StepCount
@@ -38,6 +39,8 @@ class NodeView:
     rejected: int
     abandoned: int
     """Leases that it let expire, in all."""
+    owed: int
+    """Draws of these that nobody of its network made good."""
     samples: int
     """In accepted files."""
     tokens: int
@@ -67,7 +70,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
     out: dict[str, int] = dict(
         db.execute(
             select(leases.c.node, func.count())
-            .where(leases.c.status == "open", leases.c.until >= now)
+            .where(leases.c.status == LeaseStatus.OPEN, leases.c.until >= now)
             .group_by(leases.c.node)
         ).all()
     )
@@ -78,7 +81,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             name=row.name,
             state=row.state,
             seen_s=round(max(0.0, now - row.seen), 1),
-            reason=row.reason[:MAX_REASON],
+            reason=(row.reason or standing(row.accepted, row.rejected, row.owed))[:MAX_REASON],
             doing=row.doing,
             waits_on=row.waits_on,
             version=row.version,
@@ -86,6 +89,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             accepted=row.accepted,
             rejected=row.rejected,
             abandoned=row.abandoned,
+            owed=row.owed,
             samples=row.samples,
             tokens=row.tokens,
         )

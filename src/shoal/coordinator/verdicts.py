@@ -12,7 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, selec
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import leases, nodes, submissions, votes
+from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, submissions, votes
+from shoal.coordinator.draws import became_of
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.nodes import Node, must_judge
 from shoal.coordinator.policy import Terms
@@ -174,6 +175,11 @@ def _add_vote(db: Connection, judge: str, step: int, submission: int, accept: bo
 
 
 def explain(db: Connection, step: int, submission: int) -> Explanation:
+    """What became of a submission; a Refusal says what became of a lease without one."""
+    place = {"at_step": step, "at_submission": submission}
+    lease = db.execute(queries.LEASE, place).first()
+    if lease is not None and lease.status != LeaseStatus.USED:
+        raise Refusal("unknown", became_of(db, lease))
     row = _find(db, step, submission)
     verdict = Verdict.from_json(row.verdict) if row.verdict else None
     return Explanation(step, submission, row.node, row.sha256, row.received, verdict, row.judge or "", row.judged)

@@ -1,6 +1,6 @@
 """Canonical JSON (RFC 8785) and domain-separated signatures: what is signed has one form, in every language.
 
-A signed message is lines of text. The first is its domain, such as `shoal lease 2`: the format's name and version, so
+A signed message is lines of text. The first is its domain, such as `shoal lease 3`: the format's name and version, so
 that no signature passes for one of another kind. A structured value is one line of canonical JSON, which never contains
 a line break. The signature is EIP-191 (`personal_sign`) over the UTF-8 bytes.
 """

@@ -1,7 +1,8 @@
 """A lease: permission to submit once, and the seed of everything that the submission contains.
 
-Tasks and sampling noise are drawn from H(beacon, node, step, submission, ...): a worker chooses nothing, and two leases
-never share a draw because the submission number is issued, not chosen.
+Tasks and sampling noise are drawn from H(run, beacon, step, submission), and the lease names the one version that
+answers: a worker chooses nothing, and no key has a better draw than another. Two leases share a draw only if the second
+gives the first one's again, which was let go (`draw_of`).
 """
 
 import json
@@ -19,36 +20,45 @@ from shoal.tasks.source import Task, TaskSource, draw
 
 # Nodes name themselves, and files are named after them.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+PLACE = re.compile(r"([0-9]{1,10})/([0-9]{1,10})")
 MAX_TIME = 1e18  # of a deadline, in seconds; neither NaN nor infinity is below it
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Permission for `node` to submit `groups` groups for `step`, made with a version in oldest .. newest, by
-    `deadline`."""
+    """Permission for `node` to submit `groups` groups for `step`, made with `version`, by `deadline`."""
 
     run: str
     node: str
     step: int
     submission: int
-    oldest: int
-    newest: int
+    version: int
     groups: int
     beacon: int
     deadline: float
+    draw_of: str = ""
+    """The lease that had this draw first, as STEP/NUMBER, if it was let go; empty if this one is the first."""
 
     @property
     def seed(self) -> int:
         """Key of all noise under this lease."""
-        return draw("lease", self.run, self.beacon, self.node, self.step, self.submission)
+        step, submission = self.drawn_at
+        return draw("lease", self.run, self.beacon, step, submission)
+
+    @property
+    def drawn_at(self) -> tuple[int, int]:
+        """Step and number of the lease that had this draw first."""
+        if (first := PLACE.fullmatch(self.draw_of)) is None:
+            return self.step, self.submission
+        return int(first[1]), int(first[2])
 
     def task_index(self, group: int) -> int:
         """Index of the train task that a group answers."""
         return draw("task", self.seed, group) >> 32
 
     def check_version(self, version: int) -> None:
-        if not self.oldest <= version <= self.newest:
-            raise RolloutError(f"{self}: used version {version}, allowed {self.oldest}..{self.newest}")
+        if version != self.version:
+            raise RolloutError(f"{self}: used version {version}, it is for version {self.version}")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -61,8 +71,8 @@ class Lease:
             lease = cls(**fields)
         except (ValueError, TypeError, RecursionError) as error:
             raise RolloutError(f"not a lease: {str(text)[:80]!r} ({error})") from error
-        whole = (lease.step, lease.submission, lease.oldest, lease.newest, lease.groups, lease.beacon)
-        texts = (lease.run, lease.node)
+        whole = (lease.step, lease.submission, lease.version, lease.groups, lease.beacon)
+        texts = (lease.run, lease.node, lease.draw_of)
         if not (
             all(type(value) is int for value in whole)
             and all(isinstance(value, str) for value in texts)
@@ -70,6 +80,8 @@ class Lease:
             and abs(lease.deadline) < MAX_TIME
         ):
             raise RolloutError(f"not a lease: {str(text)[:80]!r} (a field has the wrong type)")
+        if lease.draw_of and not PLACE.fullmatch(lease.draw_of):
+            raise RolloutError(f"not a lease: {str(text)[:80]!r} (draw_of must read STEP/NUMBER, as in 12/3)")
         return lease
 
     def __str__(self) -> str:
@@ -93,8 +105,7 @@ def checked_table(lease: Lease, table: Table | None, config: SamplerConfig) -> T
 def asked(tasks: TaskSource, lease: Lease, group: int, length: LengthConfig, table: Table | None = None) -> Task:
     """The task of a group: which one, in what words and with what length budget follows from the lease.
 
-    Where tasks are drawn by weight, the table is that of the oldest version that the lease allows: the lease fixes it,
-    whichever version its holder works with.
+    Where tasks are drawn by weight, the table is that of the version that the lease names.
     """
     index = lease.task_index(group)
     task = tasks.task("train", index) if table is None else pick(tasks, table, lease.seed, group, index)

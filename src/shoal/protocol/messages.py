@@ -129,7 +129,7 @@ class OrderOut(BaseModel):
 
 class LeaseOut(BaseModel):
     lease: dict[str, Any] | None = Field(
-        description="The lease, the root hashes of its versions and the coordinator's signature; null if there is none."
+        description="The lease, the root hash of its version and the coordinator's signature; null if there is none."
     )
     reason: str = Field("", description="Why there is none.")
     retry_s: float = Field(0.0, description="When to ask again if nothing else happens.")
@@ -205,6 +205,7 @@ class NodeOut(BaseModel):
     accepted: int
     rejected: int
     abandoned: int = Field(description="Leases that it let expire, in all.")
+    owed: int = Field(0, description="Draws that it let go, and that nobody of its network made good.")
     samples: int
     tokens: int
 

@@ -1,4 +1,4 @@
-"""A signed lease: the lease and the root hash of every version that it allows."""
+"""A signed lease: the lease and the root hash of the version that it names."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 
-DOMAIN = "shoal lease 2"
+DOMAIN = "shoal lease 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +18,17 @@ class SignedLease:
     """Permission that anyone can check: who gave it, to whom, for what."""
 
     lease: Lease
-    versions: dict[int, str]
-    """Root hashes of the allowed versions that are published so far."""
+    root: str
+    """Root hash of the version that it names, as it is announced; empty if the version was taken back."""
     signature: str
 
     @classmethod
-    def sign(cls, lease: Lease, versions: dict[int, str], key: Key) -> Self:
-        return cls(lease, versions, key.sign(_message(lease, versions)))
+    def sign(cls, lease: Lease, root: str, key: Key) -> Self:
+        return cls(lease, root, key.sign(_message(lease, root)))
 
     def check(self, coordinator: str) -> None:
         """A RolloutError unless the coordinator signed it."""
-        said = _message(self.lease, self.versions)
+        said = _message(self.lease, self.root)
         check_signed(said, self.signature, coordinator, str(self.lease), RolloutError)
 
     def check_fits(self, config: RunConfig) -> None:
@@ -36,13 +36,20 @@ class SignedLease:
         lease, most = self.lease, config.workers.groups_per_submission
         if not 1 <= lease.groups <= most:
             raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
-        if not 0 <= lease.oldest <= lease.newest == lease.step < config.steps or lease.submission < 0:
-            raise RolloutError(f"{lease}: versions {lease.oldest}..{lease.newest} of {config.steps} steps; is no lease")
+        oldest = max(0, lease.step - config.async_level)
+        if not oldest <= lease.version <= lease.step < config.steps or lease.submission < 0:
+            raise RolloutError(
+                f"{lease}: is for version {lease.version}, a run of {config.steps} steps takes {oldest}..{lease.step}"
+            )
+
+    def root_of(self, version: int) -> str | None:
+        """The root hash of the version that it names; None of any other."""
+        return (self.root or None) if version == self.lease.version else None
 
     def to_tree(self) -> dict[str, Any]:
         return {
             "lease": asdict(self.lease),
-            "versions": {str(number): root for number, root in self.versions.items()},
+            "root": self.root,
             "signature": self.signature,
         }
 
@@ -50,12 +57,10 @@ class SignedLease:
     def from_tree(cls, tree: Any) -> Self:
         try:
             lease = Lease.from_json(json.dumps(tree["lease"]))
-            versions = {int(number): str(root) for number, root in tree["versions"].items()}
-            return cls(lease, versions, str(tree["signature"]))
+            return cls(lease, str(tree["root"]), str(tree["signature"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RolloutError(f"not a signed lease: {str(tree)[:80]!r} ({error})") from error
 
 
-def _message(lease: Lease, versions: dict[int, str]) -> bytes:
-    allowed = {str(number): root for number, root in versions.items()}
-    return message(DOMAIN, canonical({"lease": asdict(lease), "versions": allowed}))
+def _message(lease: Lease, root: str) -> bytes:
+    return message(DOMAIN, canonical({"lease": asdict(lease), "root": root}))

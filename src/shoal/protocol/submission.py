@@ -24,7 +24,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.parquet_reader import READER
 from shoal.protocol.size_limits import MAX_BYTES, proof_room, sample_room
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 MAX_REWARD = 1e6
 # Messages quote what they refuse, and find their way into verdicts, evidence and metrics.
 MAX_TEXT = 1000

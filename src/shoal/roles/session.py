@@ -211,7 +211,7 @@ class Heartbeat:
                 self._stopped.wait(self._pause_s)
 
     def _tell(self, doing: str, order: dict[str, Any]) -> None:
-        done = order["accepted"], order["rejected"], order["do"]
+        done = order["accepted"], order["rejected"], order["do"], order["reason"]
         if done == self._said:
             return
         self._said = done
@@ -220,6 +220,8 @@ class Heartbeat:
             self._say(f"the last one that was rejected: {order['refused']}")
         if order["do"] != "work":
             self._say(f"told to {order['do']}: {order['reason']}")
+        elif order["reason"]:
+            self._say(f"this node {order['reason']}")
 
 
 def coordinator_of(text: str, run: Path) -> Join:

@@ -1,4 +1,4 @@
-"""The worker: takes a lease, generates with the newest version, scores, submits; again until the run is done."""
+"""The worker: takes a lease, generates with the version that it names, scores, submits; again until the run is done."""
 
 import time
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Worker:
             if lease is None:
                 self._wait_for_work(version)
                 continue
-            self._work(lease, version)
+            self._work(lease)
 
     def _newest(self) -> Version:
         version = self.channel.latest()
@@ -90,9 +90,23 @@ class Worker:
         self.loaded = version
         return True
 
-    def _work(self, lease: Lease, version: Version) -> None:
-        if not self._load(version):
+    def _named(self, lease: Lease) -> Version | None:
+        """The version that a lease names: also when a newer one has come since, as after a restart."""
+        version = self.channel.version(lease.version)
+        if version is None or not self._load(version):
+            self._note(f"{lease}: version {lease.version}, which it names, is not available; its draw is given again")
+            return None
+        return version
+
+    def _note(self, text: str) -> None:
+        self.metrics.write("note", text=text)
+        time.sleep(LOOK_FOR_LEASES_S)
+
+    def _work(self, lease: Lease) -> None:
+        if (version := self._named(lease)) is None:
             return
+        if lease.draw_of:
+            self.metrics.write("note", text=f"{lease}: gives the draw of lease {lease.draw_of} again, which was let go")
         began = time.monotonic()
         self.status.working(f"step {lease.step} submission {lease.submission} with version {version.number}")
         try:
@@ -100,8 +114,7 @@ class Worker:
             seconds = time.monotonic() - began
             self.store.put(lease, data)
         except RolloutError as error:
-            self.metrics.write("note", text=str(error))
-            time.sleep(LOOK_FOR_LEASES_S)
+            self._note(str(error))
             return
         rewards = [r.reward for r in submission.rollouts if r.reward is not None]
         solved = [r.task_reward for r in submission.rollouts if r.task_reward is not None]

@@ -53,7 +53,7 @@ class Arbiter:
             submission = read_rollouts(path, signed.lease, limits_of(config, self.policy.vocab))
         except RolloutError as error:
             return Finding("format", "a file is what its lease asks for", path.name, str(error))
-        checks = Checks(config, self.policy, self.tasks, self.scorer, signed.versions.get, table_of)
+        checks = Checks(config, self.policy, self.tasks, self.scorer, signed.root_of, table_of)
         if found := checks.formal(submission):
             return found
         self._load(submission)

@@ -59,7 +59,7 @@ class Checks:
         try:
             table = checked_table(lease, self.table_of(lease), self.config.sampler)
         except RolloutError as error:
-            return Finding(VERSION, "the table that a lease draws by is published", lease.oldest, str(error))
+            return Finding(VERSION, "the table that a lease draws by is published", lease.version, str(error))
         if table is not None:
             check_fits(self.tasks, table)
         return check_tasks(submission, self.tasks, self.policy.encode, self.config.length, table)

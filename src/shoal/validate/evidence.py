@@ -40,7 +40,7 @@ from shoal.shardcast.delta.assemble import link_or_copy
 from shoal.shardcast.format.store import files_of
 from shoal.tasks.difficulty import Table
 
-FORMAT = 2
+FORMAT = 3
 MAX_FILE = 1 << 20
 # Keys cost nothing: what strangers hand in fills no disk. Bundles beyond this say what was found, and hold no samples.
 MAX_BYTES_OF_BUNDLES = 1 << 30

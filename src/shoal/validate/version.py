@@ -1,4 +1,4 @@
-"""Version check: the lease names the versions it allows, and a version is its content, not its number."""
+"""Version check: the lease names the one version that answers, and a version is its content, not its number."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,8 @@ CHECK = "version"
 def check_version(submission: Submission, root_of: Callable[[int], str | None]) -> Finding | None:
     """`root_of` gives the root hash of a published version, None of one that is not available."""
     lease, version = submission.lease, submission.version
-    if not lease.oldest <= version <= lease.newest:
-        rule = f"step {lease.step} takes versions {lease.oldest}..{lease.newest}"
-        return Finding(CHECK, rule, version, f"{lease.oldest}..{lease.newest}")
+    if version != lease.version:
+        return Finding(CHECK, f"{lease} is for version {lease.version}", version, lease.version)
     root = root_of(version)
     if root is None:
         return Finding(CHECK, "a file is made with a version that is published", version, None)

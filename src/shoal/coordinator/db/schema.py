@@ -1,5 +1,7 @@
 """Database schema: the same tables on SQLite and PostgreSQL."""
 
+from enum import StrEnum
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -14,8 +16,24 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 metadata = MetaData()
+
+
+class LeaseStatus(StrEnum):
+    """What became of a lease. All but the first two are without a file."""
+
+    OPEN = "open"
+    USED = "used"
+    EXPIRED = "expired"
+    """Let go; its draw waits to be given again."""
+    AGAIN = "again"
+    """Let go; its draw was given again to its node, or to another of its network."""
+    LOST = "lost"
+    """Let go; its draw was given to another network, or given up."""
+    VOID = "void"
+    """Its version was taken back."""
+
 
 facts = Table(
     "facts",
@@ -46,6 +64,7 @@ nodes = Table(
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
+    Column("owed", Integer, nullable=False),  # draws that it let go, and that nobody of its network made good
     Column("network", String(64), nullable=False),  # where it asked for a lease last; see `rate_limit.neighbours_of`
     Index("nodes_by_seen", "state", "seen"),
     Index("nodes_by_network", "network"),
@@ -75,17 +94,19 @@ leases = Table(
     Column("submission", Integer, nullable=False),
     Column("node", String(42), nullable=False),
     Column("groups", Integer, nullable=False),
-    Column("oldest", Integer, nullable=False),
-    Column("newest", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
     Column("beacon", BigInteger, nullable=False),
+    Column("draw_of", String(24), nullable=False),  # the lease that had this draw first, if it was let go
+    Column("given", Integer, nullable=False),  # how often this draw was given, this time included
     Column("issued", Double, nullable=False),
     Column("deadline", Double, nullable=False),  # as signed
     Column("until", Double, nullable=False),  # the deadline, and the time for which the coordinator was down
-    Column("status", String(8), nullable=False),  # open, used or expired
+    Column("status", String(8), nullable=False),  # a LeaseStatus
     Column("network", String(64), nullable=False),  # where it was asked for
     PrimaryKeyConstraint("step", "submission"),
     Index("leases_of_node", "node", "status"),
     Index("leases_by_end", "status", "until"),
+    Index("leases_of_network", "network", "status"),
 )
 
 submissions = Table(
