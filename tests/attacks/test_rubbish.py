@@ -122,7 +122,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         judging = in_thread(validator.run, failed)
         until(lambda: newest(world) == 0, failed)
         first = world.take("honest")
-        honest._work(first, honest._newest())
+        honest._work(first)
         until(lambda: accepted_of(world, "honest") == 1, failed)
 
         stranger, maker = Stranger(world), build_world("short").maker()

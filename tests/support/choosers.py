@@ -22,6 +22,7 @@ from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Signed
 from shoal.protocol.lease import Lease
+from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.verdict import Verdict
@@ -77,7 +78,7 @@ class Market:
 
         self.database.ask(work)
 
-    def _join(self, db: Connection, key: Key, role: registry.Role, network: str) -> None:
+    def _join(self, db: Connection, key: Key, role: Role, network: str) -> None:
         self._nonces += 1
         signed = Signed(key.address, f"{self._nonces:032x}", self.now, "")
         registry.join(db, self.terms, signed, role, "", "", self.now, network)
@@ -108,11 +109,10 @@ class Market:
         node = registry.known(db, key_of(name).address)
         registry._hear(db, node, self.now)
         try:
-            answer = leasing.grant(
-                db, self.terms, COORDINATOR, node, self.version, [], 1, self.now, None, network
-            )
+            answer = leasing.grant(db, self.terms, COORDINATOR, node, self.version, [], 1, self.now, None, network)
         except Refusal as refusal:
-            assert refusal.code == "suspended", refusal
+            if refusal.code != "suspended":
+                raise
             return None
         return answer.lease if isinstance(answer, SignedLease) else None
 
@@ -129,7 +129,6 @@ class Market:
 
     def of_honest(self) -> list[float]:
         return self.handed_in.get(HONEST_NODE, [])
-
 
     def gain(self) -> tuple[float, float]:
         """How far the mean of what the Sybil handed in is above that of all its draws, as a share, and two standard

@@ -9,11 +9,11 @@ standing, which accepted files restore.
 Functions of a transaction and a time; each decides before it writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.queries import FILES_PER_DRAW
@@ -40,17 +40,31 @@ class Draw:
 
 
 def expire(db: Connection, now: float) -> bool:
-    """Ends the leases that are over, notes it with their nodes, and suspends those that let too many go; whether there
-    were any."""
-    over = (leases.c.status == LeaseStatus.OPEN) & (leases.c.until < now)
-    rows = db.execute(select(leases.c.node, leases.c.network).where(over)).all()
-    if not rows:
+    """Ends the leases whose time is over; whether there were any."""
+    if db.execute(queries.OVERDUE, {"now": now}).first() is None:
         return False
+    _let_go(db, leases.c.until < now, now)
+    return True
+
+
+def miss(db: Connection, node: str, newest: int, holding: Collection[tuple[int, int]], now: float) -> bool:
+    """Ends the leases of a node for steps that are over, but for those that it says it works on: nobody waits for them
+    any more, and it asks for other work. Whether there were any."""
+    own = [(row.step, row.submission) for row in db.execute(queries.OWN_LEASES, {"who": node})]
+    missed = [place for place in own if place[0] < newest and place not in holding]
+    if missed:
+        _let_go(db, tuple_(leases.c.step, leases.c.submission).in_(missed), now)
+    return bool(missed)
+
+
+def _let_go(db: Connection, which: ColumnElement[bool], now: float) -> None:
+    """Notes it with the nodes of these leases, and suspends those that let too many go."""
+    over = (leases.c.status == LeaseStatus.OPEN) & which
+    rows = db.execute(select(leases.c.node).where(over)).all()
     db.execute(update(leases).where(over, leases.c.given >= MAX_GIVEN).values(status=LeaseStatus.LOST))
     db.execute(update(leases).where(over).values(status=LeaseStatus.EXPIRED))
     for address in {row.node for row in rows}:
         _note_expired(db, address, sum(row.node == address for row in rows), now)
-    return True
 
 
 def _note_expired(db: Connection, address: str, count: int, now: float) -> None:
@@ -85,7 +99,7 @@ def give_again(db: Connection, row: LeaseRow, node: str, network: str) -> Draw:
     is_kept = row.node == node or row.network == network
     status = LeaseStatus.AGAIN if is_kept else LeaseStatus.LOST
     db.execute(queries.ENDS, {"at_step": row.step, "at_submission": row.submission, "as": status})
-    if is_kept and row.status == LeaseStatus.EXPIRED:
+    if is_kept:
         db.execute(queries.MADE_GOOD, {"who": row.node})
     return Draw(row.beacon, row.groups, row.draw_of or f"{row.step}/{row.submission}", row.given + 1)
 

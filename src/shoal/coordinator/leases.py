@@ -215,26 +215,25 @@ def grant(
     `version` is the newest that the node has, and the one that a new lease names. `may_hold` is how many leases its
     stake allows, `network` where it asks from, empty for this machine.
     """
-    if draws.expire(db, now):
+    newest = newest_version(db)
+    is_late = draws.expire(db, now)
+    if draws.miss(db, node.address, newest or 0, holding, now) or is_late:
         node = known(db, node.address)
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
     state = after(State(node.state), Event.SEEN)
     if not may_lease(state):
         raise Refusal("suspended", f"{node.address}: is {state} because it {node.reason}; it gets no leases for now")
-    newest = newest_version(db)
     if newest is None or version > newest:
         return NoLease(f"version {version} is not announced by the trainer yet")
     last = min(version + terms.async_level, terms.steps - 1)
     first = max(version, newest)
     own = db.execute(queries.OWN_LEASES, {"who": node.address}).all()
-    missed = [row for row in own if (row.step, row.submission) not in holding]
-    for row in missed:
-        if row.step >= newest:
+    for row in own:
+        if (row.step, row.submission) not in holding:
             return _signed(db, terms, key, row)
-    held = len(own) - len(missed)  # those that it missed are for steps that are over: it gets their draws again
-    if held >= may_hold:
-        return NoLease(f"{node.address} holds {held} leases, and may hold {may_hold} at once")
+    if len(own) >= may_hold:
+        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
     # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
     trust = max(terms.probation_files, node.accepted)
     unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
@@ -261,14 +260,16 @@ def grant(
         all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
         if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
-    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, granted.room, now)
+    here = found.get(granted.step, StepCount())
+    room = terms.most_groups - here.seen - here.leased
+    again = draws.waiting_for(db, terms, node.address, network, room, now)
     if again is None:
         if why := draws.why_no_other(db, terms, node, own, network):
             return NoLease(why)
         # Drawn now: nobody can choose an address, or a lease, that suits it.
         drawn = draws.Draw(secrets.randbits(63), granted.groups)
-    elif again.groups > granted.room:
-        return NoLease(f"step {granted.step}: takes {granted.room} groups more, and a draw of {again.groups} is first")
+    elif again.groups > room:
+        return NoLease(f"step {granted.step}: takes {room} groups more, and a draw of {again.groups} comes first")
     else:
         drawn = draws.give_again(db, again, node.address, network)
     return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, now)

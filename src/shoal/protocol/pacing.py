@@ -29,11 +29,10 @@ class StepCount:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease may be given for this many groups of this step, which takes no more than `room`."""
+    """A lease may be given for this many groups of this step."""
 
     step: int
     groups: int
-    room: int
 
 
 def next_grant(
@@ -61,7 +60,7 @@ def next_grant(
         if short > 0 and room > 0:
             # The tail of a step is split no finer than half a submission: small batches generate slowly.
             wanted = max(ceil(short / rate), ceil(submission_groups / 2))
-            return Grant(step, min(wanted, submission_groups, room), room)
+            return Grant(step, min(wanted, submission_groups, room))
     return None
 
 

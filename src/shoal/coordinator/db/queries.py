@@ -72,6 +72,7 @@ OWN_LEASES = (
     .where(leases.c.node == bindparam("who"), leases.c.status == LeaseStatus.OPEN)
     .order_by(leases.c.step, leases.c.submission)
 )
+OVERDUE = select(leases.c.node).where(leases.c.status == LeaseStatus.OPEN, leases.c.until < bindparam("now")).limit(1)
 LAST_NUMBER = select(func.max(leases.c.submission)).where(leases.c.step == bindparam("at_step"))
 ADD_LEASE = leases.insert()
 LEASE = select(leases).where(_lease)
