@@ -242,7 +242,7 @@ def test_why_says_what_became_of_a_lease_without_a_file(busy: World, case: str) 
     assert said in answer.json()["reason"]
 
 
-def test_a_network_that_let_more_go_than_its_work_pays_for_takes_one_new_draw_at_a_time(tmp_path: Path) -> None:
+def test_a_network_that_let_more_go_than_its_work_pays_for_waits_the_longer_for_new_draws(tmp_path: Path) -> None:
     swarm = {"probation_files": 2}
     train = {"groups_per_step": 40}
     with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm=swarm, train=train) as world:
@@ -265,6 +265,14 @@ def test_a_network_that_let_more_go_than_its_work_pays_for_takes_one_new_draw_at
         answer = stranger.ask(key_of(proven[-1]), HOME, "POST", "/v1/leases", {"version": 0})
         assert "let 6 draws go that are not done, and 2 may be after 6 accepted files" in answer["reason"]
         assert FILES_PER_DRAW > 6
+        holder = next(name for name, lease in zip(proven, found, strict=True) if lease)
+        pass_time(world, 500)
+        hand_in(stranger, holder, next(lease for lease in found if lease))
+        accept_all(world)
+        pass_time(world, 3 * 600 - 300)
+        assert not any(stranger.lease(name, HOME) for name in proven)
+        pass_time(world, 400)
+        assert sum(stranger.lease(name, HOME) is not None for name in proven) == 1
 
 
 def hand_in(stranger: Stranger, name: str, lease: dict[str, object]) -> None:

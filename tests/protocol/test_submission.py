@@ -72,7 +72,7 @@ def submissions(draw: st.DrawFn) -> Submission:
                     proof=draw(st.binary(max_size=258)),
                 )
             )
-    lease = make_lease(groups=groups, node=draw(st.text()), deadline=draw(st.floats(0, 1e12)))
+    lease = make_lease(groups=groups, version=version, node=draw(st.text()), deadline=draw(st.floats(0, 1e12)))
     return Submission(lease, version, draw(st.text("0123456789abcdef", min_size=1)), rollouts)
 
 
@@ -191,9 +191,10 @@ def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], li
         ({"version": b"two"}, "version 'two' is not a number"),
         ({"version": "²".encode()}, "version '²' is not a number"),
         ({"version": b"1" * 5000}, "is not a number"),
-        ({"version": b"0"}, "used version 0, allowed 1..3"),
-        ({"version": b"4"}, "used version 4, allowed 1..3"),
-        ({"version": b"-2"}, "used version -2, allowed 1..3"),
+        ({"version": b"0"}, "used version 0, it is for version 3"),
+        ({"version": b"2"}, "used version 2, it is for version 3"),
+        ({"version": b"4"}, "used version 4, it is for version 3"),
+        ({"version": b"-2"}, "used version -2, it is for version 3"),
         ({"summary": None}, "no summary in its footer"),
         ({"summary": b'{"groups": 3, "signal": 2}'}, "claims 3 groups, the lease is for 2"),
         ({"summary": b'{"groups": 2, "signal": 3}'}, "claims 3 groups with signal out of 2"),

@@ -23,8 +23,10 @@ from shoal.coordinator.policy import Terms
 
 LeaseRow = Row[tuple[Any, ...]]
 # For so many times `workers.lease_s` a draw that was let go is kept for its node and network: at the default of 240 s
-# a machine has half an hour to come back and do it.
-KEPT_LEASES = 8
+# a machine has two hours to come back and do it.
+KEPT_LEASES = 30
+# A network that owes more than its work pays for waits `workers.lease_s` per draw between new ones, at most so often.
+MAX_PAUSE_LEASES = 15
 # A draw that makes workers crash is given so often, and then given up.
 MAX_GIVEN = 6
 
@@ -104,13 +106,15 @@ def give_again(db: Connection, row: LeaseRow, node: str, network: str) -> Draw:
     return Draw(row.beacon, row.groups, row.draw_of or f"{row.step}/{row.submission}", row.given + 1)
 
 
-def why_no_other(db: Connection, terms: Terms, node: Row[Any], own: Sequence[LeaseRow], network: str) -> str:
-    """Why a node gets no fresh draw for now; empty if it does.
+def why_no_other(
+    db: Connection, terms: Terms, node: Row[Any], own: Sequence[LeaseRow], network: str, now: float
+) -> str:
+    """Why a node gets no new draw for now; empty if it does.
 
-    First it does what was given again to it. And a network in which more was let go than its work pays for takes one
-    fresh draw at a time: a machine that is alone there notices nothing, many keys are no more than it. A node whose own
-    work pays for what it let go does not answer for its neighbours. Where the run has a list of nodes, or on this
-    machine, keys are not free.
+    First it does what was given again to it. And a network in which more was let go than its work pays for gets one new
+    draw at a time, and waits the longer between them the more that is: choosing costs more work than it brings in. A
+    node whose own work pays for what it let go does not answer for its neighbours. Where the run has a list of nodes,
+    or on this machine, keys are not free.
     """
     if again := next((row for row in own if row.draw_of), None):
         return f"lease {again.step}/{again.submission} gives draw {again.draw_of} again, and comes before a new one"
@@ -122,11 +126,13 @@ def why_no_other(db: Connection, terms: Terms, node: Row[Any], own: Sequence[Lea
         return ""
     accepted = db.execute(queries.ACCEPTED_NEAR, where).scalar_one()
     most = terms.probation_files + accepted // FILES_PER_DRAW
-    if let_go <= most or not db.execute(queries.OPEN_NEAR, where).scalar_one():
+    pause_s = min(let_go - most, MAX_PAUSE_LEASES) * terms.lease_s
+    last = db.execute(queries.LAST_NEAR, where).scalar()
+    if let_go <= most or last is None or now >= last + pause_s:
         return ""
     return (
         f"nodes of network {network} let {let_go} draws go that are not done, and {most} may be after {accepted} "
-        f"accepted files: they take one new draw at a time"
+        f"accepted files: the next new draw comes in {last + pause_s - now:.0f} s"
     )
 
 

@@ -264,7 +264,7 @@ def grant(
     room = terms.most_groups - here.seen - here.leased
     again = draws.waiting_for(db, terms, node.address, network, room, now)
     if again is None:
-        if why := draws.why_no_other(db, terms, node, own, network):
+        if why := draws.why_no_other(db, terms, node, own, network, now):
             return NoLease(why)
         # Drawn now: nobody can choose an address, or a lease, that suits it.
         drawn = draws.Draw(secrets.randbits(63), granted.groups)

@@ -93,8 +93,8 @@ LET_GO = (
 )
 GIVEN_NEXT = select(leases).where(leases.c.draw_of == bindparam("first"), leases.c.given == bindparam("times"))
 MADE_GOOD = nodes.update().where(_own, nodes.c.owed > 0).values(owed=nodes.c.owed - 1)
-# Of one network: draws that were let go and are not done, files that were accepted, and leases that are out of nodes
-# that answer for their neighbours.
+# Of one network: draws that were let go and are not done, files that were accepted, and when a node that answers for
+# its neighbours got its last new draw.
 UNDONE = (
     select(func.count())
     .select_from(leases)
@@ -107,11 +107,10 @@ UNDONE = (
     )
 )
 ACCEPTED_NEAR = select(func.coalesce(func.sum(nodes.c.accepted), 0)).where(nodes.c.network == bindparam("network"))
-OPEN_NEAR = (
-    select(func.count())
-    .select_from(leases)
+LAST_NEAR = (
+    select(func.max(leases.c.issued))
     .join(nodes, nodes.c.address == leases.c.node)
-    .where(_near, leases.c.status == LeaseStatus.OPEN, nodes.c.accepted < FILES_PER_DRAW * (nodes.c.owed + 1))
+    .where(_near, leases.c.draw_of == "", nodes.c.accepted < FILES_PER_DRAW * (nodes.c.owed + 1))
 )
 # Leases of a node that let its last ones expire count for its like alone, whatever it did before.
 _lease_record = case((nodes.c.expired > 0, 0), else_=RECORD)
