@@ -71,8 +71,8 @@ def patient(deviations: float) -> Likes:
 
 @pytest.mark.parametrize(
     "likes",
-    [above(-2.13), above(-1.28), above(0.0), patient(-0.84), patient(0.0)],
-    ids=["drops 1 in 60", "drops 1 in 10", "drops every other one", "puts off 1 in 5", "puts off every other one"],
+    [above(-2.13), above(-1.83), above(-0.84), above(0.0), patient(0.0)],
+    ids=["drops 1 in 60", "drops 1 in 30", "drops 1 in 5", "drops every other one", "puts off every other one"],
 )
 def test_a_sybil_with_fifty_keys_gains_nothing_by_letting_draws_go(
     likes: Likes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,8 +81,9 @@ def test_a_sybil_with_fifty_keys_gains_nothing_by_letting_draws_go(
     nearly all of its work for the choice, and what it brought in would not move the mean of its share by 2 %."""
     played = market(tmp_path, likes, monkeypatch)
     could = KEYS * len(played.of_honest())
-    gain, _error = played.gain()
+    gain, error = played.gain()
     handed_in = played.of_sybil()
+    print(f"{len(handed_in)} of {could} files, gain {gain:.2%} +- {error:.2%}")
     assert len(played.of_honest()) == ROUNDS
     if len(handed_in) >= could / 4:
         assert gain < 0.02

@@ -64,8 +64,8 @@ class Market:
 
     def start(self) -> None:
         def work(db: Connection) -> None:
-            for key, role in ((TRAINER, "trainer"), (VALIDATOR, "validator")):
-                self._join(db, key, role, "")
+            self._join(db, TRAINER, "trainer", "")
+            self._join(db, VALIDATOR, "validator", "")
             leasing.announce(db, self.terms, 0, "ab" * 32, self.now)
 
         self.database.ask(work)
