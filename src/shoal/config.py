@@ -314,7 +314,8 @@ class EvalConfig(_Table):
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
     every: Positive = Field(
-        10, description="Least number of versions between two evaluations; the first and the last are always evaluated."
+        10,
+        description="Minimum number of versions between two evaluations; the first and last are always evaluated.",
     )
     at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
         default_factory=list,
@@ -448,7 +449,7 @@ class LedgerConfig(_Table):
         2000, description="Stake required for each lease after the first that a node holds at once."
     )
     slash: Credits = Field(
-        1000, description="Least number of credits that a rejected file costs, as far as the node has them."
+        1000, description="Minimum number of credits that a rejected file costs, as far as the node has them."
     )
     slash_files: int = Field(
         10,
@@ -457,7 +458,7 @@ class LedgerConfig(_Table):
         description="A rejected file costs this many times its own pay, taken from deposited stake.",
     )
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
-    window: Positive = Field(4, description="Least number of steps for which a verdict can be challenged.")
+    window: Positive = Field(4, description="Minimum number of steps for which a verdict can be challenged.")
     patience: Positive = Field(
         2, description="Steps that a drawn validator has to commit its votes, and again to reveal them."
     )

@@ -55,7 +55,7 @@ def make_directory(path: Path) -> None:
         except (FileExistsError, NotADirectoryError) as error:
             way = next((p for p in (path, *path.parents) if os.path.lexists(p) and not p.is_dir()), path)
             raise StorageError(
-                f"{path}: cannot be made, for {way} is no directory; remove it or give another place"
+                f"{path}: cannot be created because {way} is not a directory; remove it or give another place"
             ) from error
 
 

@@ -110,7 +110,7 @@ def run_removed(path: Path) -> StorageError:
 
 
 def check_worker_name(name: str) -> None:
-    """Refuses a name that is no file name, or that another role goes by."""
+    """Refuses a name that is not a valid file name, or that another role has."""
     if not NODE_NAME.fullmatch(name) or name in ROLES:
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
@@ -286,7 +286,7 @@ def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def key_path(run: Path, name: str) -> Path:
-    """Where the key of a role lies that runs in a run's own directory."""
+    """Where the key of a role that runs in a run's own directory is stored."""
     return run / "keys" / f"{name}.key"
 
 

@@ -35,7 +35,7 @@ class LateError(ChildError):
 
 
 class NotJsonError(ChildError):
-    """It said what is no message. What it said is not in the text, which strangers' children would then write."""
+    """It sent something other than a message. The error does not quote it: strangers' children would then write it."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__("said what is not JSON")

@@ -260,7 +260,7 @@ def test_a_challenge_whose_bytes_are_gone_is_left_open(trial: Trial) -> None:
     trial.swarm.trainer.forget(before=lease.step + 1)
     trial.challenge("a", lease, "reject")
     assert trial.arbitrate() == Rulings(left_open=1)
-    assert "its bytes are not there" in trial.said.getvalue()
+    assert "its bytes are missing" in trial.said.getvalue()
     assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
 
 

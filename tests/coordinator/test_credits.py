@@ -154,7 +154,7 @@ def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
         home, "withdraw", "--join", world.url
     )
     assert (
-        f"lies near this machine, and is not asked on a stranger's word; if that is meant, give --rpc {chain.url}"
+        f"is near this machine and is not asked on a stranger's word; if this is intended, give --rpc {chain.url}"
         in (refused(home, "unbond", *joined))
     )
     assert "leaving 5,000 wei, until step 6" in said(home, "unbond", *joined, "--rpc", chain.url)

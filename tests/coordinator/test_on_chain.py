@@ -369,7 +369,7 @@ def test_a_node_of_the_chain_that_the_card_names_is_not_asked_if_it_lies_nearer_
 ) -> None:
     rpc = world.config.ledger.rpc
     monkeypatch.setattr(history, "distance_to", lambda url: 0 if url == rpc else 3)
-    with pytest.raises(LedgerError, match="lies nearer to this machine"):
+    with pytest.raises(LedgerError, match="is nearer to this machine"):
         record_at(world.url)
     monkeypatch.setenv(deployed.OWN_RPC, f"{rpc}/")
     assert record_at(world.url).state.coordinator == COORDINATOR.address

@@ -162,7 +162,7 @@ def test_a_filter_goes_on_with_nothing_but_its_own(header: Header, tmp_path: Pat
     with pytest.raises(ConfigError, match="was begun with another source, model or setting"):
         run(header, out)
     out.write_text("x")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         run(header, out)
 
 

@@ -246,7 +246,7 @@ def test_a_node_sends_nobody_elsewhere(tmp_path: Path) -> None:
     """A run card names it; it would have this machine ask what lies inside its own network."""
     with hostile_node(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (inside, heard):
         away = f"HTTP/1.1 307 Elsewhere\r\nLocation: {inside}/secret\r\nContent-Length: 0\r\n\r\n".encode()
-        with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="answers strangely"):
+        with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="gave an invalid answer"):
             Chain(url, tmp_path / "sent.json", wait_s=0.5).balance(STRANGER.address)
     assert asked
     assert heard == []

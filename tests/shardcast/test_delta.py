@@ -319,7 +319,7 @@ def test_a_write_that_fails_leaves_nothing(base: Path, made: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_said(base: Path, made: Path) -> None:
-    with pytest.raises(StorageError, match="is no directory"):
+    with pytest.raises(StorageError, match="is not a directory"):
         delta.apply(base, made, base / "below" / "out")
 
 

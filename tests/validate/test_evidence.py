@@ -178,15 +178,15 @@ def test_a_version_that_is_gone_is_said_and_a_kept_one_outlives_it(tmp_path: Pat
     court.run.channel().retract(0)
     assert replayed(path)[0], "the evidence keeps the version that it rests on"
     shutil.rmtree(path.parent / "versions")
-    with pytest.raises(WeightsError, match=r"version 1 \(root [0-9a-f]{12}\) is not here any more"):
+    with pytest.raises(WeightsError, match=r"version 1 \(root [0-9a-f]{12}\) is no longer here"):
         replayed(path)
     assert not replayed(edited(path, lambda tree: tree["finding"].update(check="tasks")))[0], "needs no weights"
     with court.run.channel().publish(1) as staging:  # other content under the same number
         (staging / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(WeightsError, match="is not here any more"):
+    with pytest.raises(WeightsError, match="is no longer here"):
         replayed(path)
     shutil.rmtree(court.run.base_model)
-    with pytest.raises(WeightsError, match="the run's base model is not there"):
+    with pytest.raises(WeightsError, match="the run's base model is missing"):
         replayed(path)
 
 
@@ -198,7 +198,7 @@ def test_a_version_whose_files_were_changed_is_not_believed(tmp_path: Path, worl
         data[-1] ^= 1
         file.unlink()
         file.write_bytes(data)
-    with pytest.raises(WeightsError, match="is not here any more"):
+    with pytest.raises(WeightsError, match="is no longer here"):
         replayed(path)
 
 
@@ -261,7 +261,7 @@ def test_a_bundle_does_not_say_where_files_are_written(court: Court, tmp_path: P
     assert replayed(path)[0]
     assert not target.exists()
     path = edited(judged(court, "best_of_n"), lambda tree: tree.update(root="../../../../.."))
-    with pytest.raises(RolloutError, match="is no hash"):
+    with pytest.raises(RolloutError, match="is not a valid hash"):
         replayed(path)
 
 

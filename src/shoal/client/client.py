@@ -153,8 +153,8 @@ class CoordinatorClient:
                 )
             if distance_to(where.url or "") < distance_to(self.join_at.url):
                 raise SwarmError(
-                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store, which lies "
-                    "nearer to this machine than the coordinator does; nothing was sent"
+                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store, which is "
+                    "nearer to this machine than the coordinator is; nothing was sent"
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
             with self._public.stream("PUT", cast("str", where.url), content=data) as answer:
@@ -338,13 +338,13 @@ def _json(data: bytes) -> Any:
     try:
         return parse_json(data)
     except (ValueError, RecursionError):
-        raise _Later(f"it answered {one_line(data[:60].decode(errors='replace'))!r}, which is no JSON") from None
+        raise _Later(f"it answered {one_line(data[:60].decode(errors='replace'))!r}, which is not valid JSON") from None
 
 
 def _tree(data: bytes) -> dict[str, Any]:
     tree = _json(data)
     if not isinstance(tree, dict):
-        raise _Later(f"it answered {str(tree)[:60]!r}, which is no answer")
+        raise _Later(f"it answered {str(tree)[:60]!r}, which is not a JSON object")
     return tree
 
 

@@ -204,7 +204,7 @@ class SwarmStore:
         if submission.weights != root:
             raise RolloutError(
                 f"{upload.path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
-                f"which is {root[:12] if root else 'not here any more'!r}"
+                f"which is {root[:12] if root else 'no longer here'!r}"
             )
         return submission
 
@@ -256,7 +256,7 @@ def _signal(data: bytes) -> int:
 
 
 def _trimmed(finding: Finding) -> dict[str, object]:
-    """A finding as the coordinator takes it: what a stranger's file made of it may be long or no number."""
+    """A finding as the coordinator takes it: a value from a stranger's file may be long or not a number."""
     return {
         "check": _clean(finding.check, 100),
         "rule": _clean(finding.rule, 2000),

@@ -96,7 +96,7 @@ def _serve(
 
 @contextmanager
 def _told(config: RunConfig, run: Path) -> Iterator[Callable[[str], None]]:
-    """Where the coordinator of a run that lies here says what it is doing."""
+    """Where the coordinator reports what it is doing, if the run's directory is here."""
     if not (run / RUN_FILE).exists():
         yield lambda _text: None
         return

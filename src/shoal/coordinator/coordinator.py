@@ -390,7 +390,7 @@ class Coordinator:
         return await self._do(leasing.newest_version)
 
     async def table(self, number: int) -> bytes:
-        """The signed table of weights that came with a version, as JSON: every node asks for it once a step."""
+        """The signed table of weights that came with a version, as JSON: every node asks for it once per step."""
         known = self._tables  # which another one replaces when versions change
         if number not in known:
             known[number] = (await self._do(lambda db: leasing.table_of(db, number))).encode()

@@ -54,7 +54,7 @@ def filter_source(
 ) -> None:
     """What the command does: measures, writes `out`, a histogram beside it, and says what was dropped and why."""
     if out.exists():
-        raise ConfigError(f"--out {out}: is there already; give another name or remove it")
+        raise ConfigError(f"--out {out}: already exists; give another name or remove it")
     header = Header(pinned(header.tasks), header.model, header.samples, header.keep, header.temperature, header.seed)
     source = build_source(header.tasks)
     partial = out.with_name(out.name + ".partial")

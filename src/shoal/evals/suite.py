@@ -53,7 +53,7 @@ def measure_suite(policy: Policy, suite: Suite, judge: Judge, progress: Callable
 
 
 def _count(source: TaskSource, most: int) -> int:
-    """How many tasks are asked: one asked again would be no second task, and make intervals too narrow."""
+    """How many tasks are asked: asking one twice would count as two tasks and make intervals too narrow."""
     size = size_of(source, "heldout")
     return most if size is None else min(most, size)
 

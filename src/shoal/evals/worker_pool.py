@@ -167,5 +167,5 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 if __name__ == "__main__":
     set_defaults()
     own = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    os.dup2(2, 1)  # what a library prints must not be read as a reply
     serve(sys.stdin.buffer, own)

@@ -115,7 +115,7 @@ def settle(state: State, author: str, act: Settle) -> None:
         if opened and plants_hash(state.run, act.batch, act.plants, act.salt) != batch.plants:
             raise Refused("mismatch", f"{act.name}: these are not the plants that were committed to")
         if not opened and (act.plants or author == state.coordinator or not overdue):
-            raise Refused("mismatch", f"{act.name}: has plants, which the coordinator opens: a letter a submission")
+            raise Refused("mismatch", f"{act.name}: needs the plants, one letter per submission, from the coordinator")
     batch.outcomes = _count(state, batch, act.plants)
     batch.settled = state.ended = state.window
     state.unsettled -= 1

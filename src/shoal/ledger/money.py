@@ -1,6 +1,6 @@
 """Credits: deposits, stake, locked pay, slashes, unbonding and withdrawals.
 
-Stake + leaving + locked + earned + treasury + held = brought in - paid out, always. A node's gift is no part of it: it
+Stake + leaving + locked + earned + treasury + held = brought in - paid out, always. A node's gift is not part of it: it
 backs the node's word, and is owed to nobody.
 """
 

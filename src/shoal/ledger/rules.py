@@ -92,7 +92,7 @@ def _enter(state: State, author: str, act: Act) -> None:
             court.rule(state, author, act)
         case Head():
             if author not in state.judges:
-                raise Refused("not-allowed", f"{act.name}: {author} is no validator, and only they sign heads")
+                raise Refused("not-allowed", f"{act.name}: {author} is not a validator, and only validators sign heads")
         case Open():
             raise Refused("taken", f"open: run {state.run} is open already")
 

@@ -225,7 +225,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.Error as error:
         raise LedgerError(
-            f"ledger {path}: is no ledger, or cannot be read ({error}); give a run's ledger.db"
+            f"ledger {path}: is not a ledger or cannot be read ({error}); give a run's ledger.db"
         ) from error
 
 

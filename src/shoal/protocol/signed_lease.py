@@ -37,7 +37,9 @@ class SignedLease:
         if not 1 <= lease.groups <= most:
             raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
         if not 0 <= lease.oldest <= lease.newest == lease.step < config.steps or lease.submission < 0:
-            raise RolloutError(f"{lease}: versions {lease.oldest}..{lease.newest} of {config.steps} steps; is no lease")
+            raise RolloutError(
+                f"{lease}: allows versions {lease.oldest}..{lease.newest}, this run has {config.steps} steps"
+            )
 
     def to_tree(self) -> dict[str, Any]:
         return {

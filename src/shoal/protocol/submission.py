@@ -242,7 +242,7 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
     try:
         read_parts(rollout.parts)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} are no JSON object of numbers") from None
+        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} is not a JSON object of numbers") from None
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 

@@ -48,7 +48,7 @@ class Verdict:
     """Whether the costly checks ran as well."""
     finding: Finding | None = None
     evidence: str = ""
-    """Where a rejected file's bundle lies, relative to the run."""
+    """Where a rejected file's bundle is stored, relative to the run."""
     samples: int = 0
     tokens: int = 0
     """Generated tokens in the file, as the judge counted them."""

@@ -70,7 +70,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         try:
             ports = ports_of(run)
             join = join_line(run, ports)
-            console.print(f"join from anywhere: shoal worker --join {join}", soft_wrap=True, highlight=False)
+            console.print(f"join with: shoal worker --join {join}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
                 _watch(run, join, children, view, metrics)

@@ -43,7 +43,7 @@ def keep_bytes(data: bytes, name: str) -> str:
 
 
 def held(name: str, files: Mapping[str, str]) -> Path:
-    """Where a file lies that a task names: where its name says, or, once its hash is known, wherever that one is."""
+    """Where a file that a task names is stored: at its name, or, once its hash is known, wherever that hash is."""
     sha256 = files.get(name)
     if sha256 is None:
         return Path(name)

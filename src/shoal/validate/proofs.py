@@ -26,7 +26,7 @@ def check_computation(
 ) -> Finding | None:
     """Every chunk of every answer must have a proof, and every proof must fit.
 
-    `times` widens the bounds that are no thresholds of the run: those that guessed values are told from true ones by
+    `times` widens the bounds that are not thresholds of the run: those that guessed values are told from true ones by
     a quarter as much, for a guess is never far from the truth.
     """
     usual = toploc.Thresholds()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from shoal.errors import RolloutError, WeightsError
+from shoal.errors import RolloutError
 from shoal.extras import require
 from shoal.models.load import load, read_weights
 from shoal.protocol.stores import Version
@@ -24,7 +24,7 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import layers
 from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks import Checks
-from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
+from shoal.validate.evidence import Bundle, find_base_model, find_version, read_bundle, rerun
 
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", MARGIN)
 
@@ -79,9 +79,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
         raise RolloutError(
             f"version {bundle.version}: whether it was published then is not something that a bundle can show"
         )
-    base = folder.parent / "weights" / "v000000"
-    if not base.is_dir():
-        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    base = find_base_model(folder)
     _check_tasks(bundle, folder.parent)
     policy = load(base, bundle.config.model.dtype)
     limits = limits_of(bundle.config, policy.vocab)
@@ -112,7 +110,7 @@ def _accused(bundle: Bundle) -> Bundle:
 
 
 def _check_tasks(bundle: Bundle, run: Path) -> None:
-    """Refuses a stranger's tasks that would read or run what lies here; a run's own, in its directory, are its own."""
+    """Refuses a stranger's tasks that would read or run files of this machine; the run's own tasks are trusted."""
     if (run / RUN_FILE).is_file() and open_run(run).config.tasks == bundle.config.tasks:
         return
     whose = f"bundle of file {bundle.sha256[:12]}"

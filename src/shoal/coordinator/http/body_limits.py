@@ -46,7 +46,7 @@ class Bounded:
 
         async def bounded() -> Message:
             nonlocal waited, came, over
-            if over:  # waiting for the end of the connection, which is no body any more
+            if over:  # the body has ended; this waits for the end of the connection
                 return await receive()
             allowed = self._pause_s + came / MIN_BYTES_PER_S - waited
             began = time.monotonic()  # what the coordinator itself takes is not the sender's fault

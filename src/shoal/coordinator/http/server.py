@@ -196,7 +196,7 @@ def server_of(
 
 
 def _most_connections() -> int:
-    """As many as the system lets this process have files open; some are left for what is no connection."""
+    """The limit of open files of this process, less some for files that are not connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -49,7 +49,7 @@ def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most
 
 
 def remembered(run_dir: Path) -> Deployed | None:
-    """The contract of a run that lies here; None where the ledger is a file."""
+    """The contract that a run's directory names; None where the ledger is a file."""
     file = run_dir / CONTRACT_FILE
     try:
         return Deployed.model_validate_json(file.read_bytes())

@@ -160,7 +160,7 @@ class Chain:
             except (RequestException, OSError) as error:
                 if not wait.pause():
                     raise ChainError(
-                        f"chain {self.url}: did not answer for {self._wait_s:.0f} s while asked for {what} "
+                        f"chain {self.url}: did not answer for {self._wait_s:.0f} s when asked for {what} "
                         f"({type(error).__name__}); is the node up?"
                     ) from error
             except (BlockNotFound, TransactionNotFound):
@@ -168,15 +168,15 @@ class Chain:
             except Web3RPCError as error:
                 if _has_no_money(error):
                     raise
-                raise ChainError(f"chain {self.url}: does not say {what} ({error})") from error
+                raise ChainError(f"chain {self.url}: refused to give {what} ({error})") from error
             except (Web3Exception, ValueError) as error:
                 raise ChainError(
-                    f"chain {self.url}: answers strangely when asked for {what} ({error!r:.200})"
+                    f"chain {self.url}: gave an invalid answer when asked for {what} ({error!r:.200})"
                 ) from error
 
     def _pause(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
-            raise ChainError(f"chain {self.url}: is waited for no longer, for this process ends")
+            raise ChainError(f"chain {self.url}: stopped waiting for it because this process is ending")
 
     def send(self, key: Key, what: str, transaction: TxParams) -> Sent:
         """Signs and sends, and waits until a block has it. `Reverted` if the contract refuses, then or before."""

@@ -174,7 +174,7 @@ class Puller(Intake):
         return folder / FILES
 
     def _discard(self, error: DamagedError | UselessError) -> None:
-        """Forgets a damaged package, so that it is fetched again; one that is no use, or in use, is not looked at."""
+        """Forgets a damaged package, so that it is fetched again; one that is useless, or in use, is not looked at."""
         with self._changed:
             self._checked.discard(error.name)
             gone = False

@@ -25,7 +25,7 @@ MAX_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
 
 
 def distance(host: str) -> int:
-    """How far an address lies: 0 this machine, 1 its link, 2 its network, 3 the world. A name lies nowhere: 0."""
+    """How far away an address is: 0 this machine, 1 its link, 2 its network, 3 the world. For a name: 0."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -40,7 +40,7 @@ def distance(host: str) -> int:
 
 
 def distances(url: str) -> set[int]:
-    """How far the addresses of a URL's host lie; nothing for a host that has none."""
+    """How far away the addresses of a URL's host are; empty for a host that has none."""
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ def distances(url: str) -> set[int]:
 
 
 def distance_to(url: str) -> int:
-    """How far the nearest address of a URL's host lies; 0 for a host that has none."""
+    """How far away the nearest address of a URL's host is; 0 for a host that has none."""
     return min(distances(url), default=0)
 
 
@@ -63,7 +63,7 @@ class LieError(ShardcastError):
 
 
 class Pace:
-    """Says when a transfer is too slow to go on with: nothing for `stall_s`, or less than `least` bytes a second."""
+    """Says when a transfer is too slow to continue: nothing for `stall_s`, or fewer than `least` bytes per second."""
 
     def __init__(self, stall_s: float, least: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0) -> None:
         self.stall_s = stall_s
@@ -96,7 +96,7 @@ class Pace:
             return
         # A thousandth of a usual link: a source that drips a byte now and then must not hold a piece for ever.
         if self.count < max(self._least(), 4096.0) * (elapsed - self._grace_s):
-            raise SourceError(f"only {self.count / elapsed:,.0f} bytes a second")
+            raise SourceError(f"only {self.count / elapsed:,.0f} bytes per second")
 
 
 class _Raw(io.RawIOBase):
@@ -216,7 +216,7 @@ class Connection:
         host = str(sock.getpeername()[0])
         if distance(host) < self._nearest:  # asked of the connection itself: a name may lead anywhere by then
             sock.close()
-            raise SourceError(f"leads to {host}, which lies inside this network; not asked")
+            raise SourceError(f"leads to {host}, which is inside this network; not asked")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 

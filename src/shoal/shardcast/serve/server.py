@@ -283,7 +283,7 @@ class Server:
         index = self._indexes.get(package)
         if index is None:
             index = Index(self.store.folder(package))
-        with suppress(ShardcastError):  # a line that is no record: what stands before it counts
+        with suppress(ShardcastError):  # a line that is not a record: the lines before it count
             index.refresh()
         if index.opening is None or not index.folder.is_dir():
             self._indexes.pop(package, None)

@@ -1,7 +1,7 @@
 """bubblewrap sandbox for programs that answer code tasks: they can compute and nothing else.
 
 A program gets an input and gives an output, and sees neither the machine nor who judges it: bubblewrap puts it into
-name spaces of its own (no network, no other process, no file but Python's own, nothing that can be written), a filter
+namespaces of its own (no network, no other process, no file but Python's own, nothing that can be written), a filter
 leaves it the few calls to the kernel that computing takes (`seccomp.py`), and limits bound its time, memory and output.
 Where bubblewrap is missing, or the kernel lets nobody use it, no program is run at all.
 """
@@ -105,14 +105,14 @@ def find_bubblewrap() -> str:
             break
     else:
         raise TaskError(
-            "code tasks: bubblewrap is not there, and without it no stranger's program is run; install it "
-            "(apt-get install bubblewrap), or fetch it into the cache: python -m shoal.tasks.isolation.install"
+            "code tasks: bubblewrap is not installed, and untrusted programs run only inside it; install it "
+            "(apt-get install bubblewrap) or fetch it into the cache with python -m shoal.tasks.isolation.install"
         )
     outcome = _run(path, "print(6 * 7)", b"", Bounds(seconds=PROBE_S), MAIN)
     if outcome.output != b"42\n":
         raise TaskError(
-            f"code tasks: {path} cannot make a sandbox here ({outcome.end}); without one no stranger's program is run. "
-            "It needs user name spaces: look at sysctl user.max_user_namespaces, and at what the container forbids"
+            f"code tasks: {path} cannot make a sandbox here ({outcome.end}), and untrusted programs run only inside "
+            "one. It needs user namespaces: check sysctl user.max_user_namespaces and what the container forbids"
         )
     return path
 

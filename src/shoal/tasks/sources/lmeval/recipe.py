@@ -158,7 +158,7 @@ def _load(path: Path, where: str, outer: Sequence[Path]) -> dict[str, Any]:
             f"{where}: {path} is not the YAML that is understood here: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(tree, dict):
-        raise TaskError(f"{where}: {path} holds no table of settings")
+        raise TaskError(f"{where}: {path} does not hold a table of settings")
     found = tree.pop("include", None) or []
     base: dict[str, Any] = {}
     for name in [found] if isinstance(found, str) else found:
