@@ -401,7 +401,7 @@ class SwarmConfig(_Table):
         description="Files that may await a verdict per node on probation (fewer accepted files than "
         "audit.probation); all new nodes of one network share as many.",
     )
-    most_nodes: Positive = Field(
+    max_nodes: Positive = Field(
         10_000,
         description="Largest number of nodes; beyond it, a lost node without an accepted file makes room for a "
         "new one.",

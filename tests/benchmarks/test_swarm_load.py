@@ -66,7 +66,7 @@ def test_nodes_work_and_versions_come_without_an_error(tmp_path: Path, progress:
 
 def test_a_node_that_is_refused_is_an_error(tmp_path: Path, progress: Progress) -> None:
     run = tmp_path / "run"
-    with coordinator_of(check_config({**CONFIG, "swarm": {"most_nodes": 6}}, "test"), run) as url:
+    with coordinator_of(check_config({**CONFIG, "swarm": {"max_nodes": 6}}, "test"), run) as url:
         load = short_load(url, run)
         found = play(replace(load, warm_s=0.1, hurry_s=0.1, steady_s=0.1), progress, tmp_path / "log")
     assert found["errors"] >= 4  # six in all, of which two are trainer and validator

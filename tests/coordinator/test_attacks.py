@@ -475,6 +475,6 @@ def test_a_run_that_is_full_or_has_a_list_takes_no_strangers(tmp_path: Path) -> 
         assert world.request(A, "POST", "/v1/nodes", {"role": "worker"}).status_code == 200
         refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 403, "not on this run's allow-list")
         assert world.request(VALIDATOR, "POST", "/v1/nodes", {"role": "validator"}).status_code == 200
-    with world_at(tmp_path, database, swarm={"most_nodes": 2}) as world:
+    with world_at(tmp_path, database, swarm={"max_nodes": 2}) as world:
         refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 429, "has 2 nodes and takes no more")
         assert world.request(A, "POST", "/v1/nodes", {"role": "worker"}).status_code == 200

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.client.voting import Juror
-from shoal.coordinator import ledger_writer as book
+from shoal.coordinator import ledger_writer
 from shoal.crypto.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
@@ -129,7 +129,7 @@ def chain() -> Iterator[Anvil]:
 def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
     chain: Anvil, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "MAX_STEPS", 100)
+    monkeypatch.setattr(ledger_writer, "MAX_STEPS", 100)
     terms = {"rpc": chain.url, "window": 1, "patience": 1, "stall": STALL_S}
     with world_at(tmp_path / "run", f"sqlite:///{tmp_path / 'state.db'}", ledger=terms) as world:
         votes = Votes(tmp_path / "votes.jsonl")

@@ -91,7 +91,7 @@ def test_a_node_holds_one_lease_and_more_with_stake(world: World) -> None:
         judge_formats(world.validator, 0, 2)
     first = world.take("a")
     assert not ask([(first.step, first.submission)])  # whatever its record
-    world.book._enter([Deposit(id="stake", node=key.address, amount=10**6)])
+    world.ledger_writer._enter([Deposit(id="stake", node=key.address, amount=10**6)])
     held: list[tuple[int, int]] = []
     while len(held) < 9:
         tree = world.request(key, "POST", "/v1/leases", {"version": 0, "holding": held}).json()["lease"]

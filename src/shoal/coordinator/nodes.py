@@ -42,10 +42,10 @@ def join(
         _hear(db, found, now)
         return None
     forgotten = None
-    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.max_nodes:
         forgotten = _make_room(db, terms, network)
         if forgotten is None:
-            raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
+            raise Refusal("full", f"run {terms.run}: has {terms.max_nodes} nodes and takes no more (swarm.max_nodes)")
     use_nonce(db, signed)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}

@@ -31,7 +31,7 @@ class Terms:
     probation_files: int
     """Files without a verdict that such a node may have: a node that cheats from the start wastes only these."""
     leases: int
-    most_nodes: int
+    max_nodes: int
     max_upload: int
     heartbeat_s: float
     requests_per_s: float
@@ -57,7 +57,7 @@ class Terms:
             probation=config.audit.probation,
             probation_files=swarm.probation_files,
             leases=swarm.leases,
-            most_nodes=swarm.most_nodes,
+            max_nodes=swarm.max_nodes,
             max_upload=most_file_bytes(config),
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
