@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 from shoal.crypto.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.records import MIB
-from shoal.shardcast.format.store import Store
+from shoal.shardcast.format.store import Store, files_of
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving
@@ -35,6 +35,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def publish_directory(publisher: Publisher, number: int, directory: Path) -> None:
+    """Publishes all files under a directory as a full version."""
+    size = sum(path.stat().st_size for path in files_of(directory).values())
+    with publisher.publish(number, size=size) as package:
+        package.add_directory(directory)
+
+
 class Origin:
     """A publisher and a server over one store."""
 
@@ -47,7 +54,7 @@ class Origin:
 
     def publish(self, number: int, mib: float = 3.5) -> Path:
         folder = write_version(self.path / f"v{number}-{len(list(self.path.iterdir()))}", mib, number)
-        self.publisher.publish_directory(number, folder)
+        publish_directory(self.publisher, number, folder)
         self.versions[number] = folder
         return folder
 

@@ -116,10 +116,6 @@ class SqliteLedger:
     def stop(self) -> None:
         """The disk is not waited for long."""
 
-    def cosign(self, key: Key) -> bool:
-        """Enters a validator's signature on the newest entry."""
-        return self.enter(key, self.head)
-
     def node(self, address: str) -> Standing | None:
         return self.look(lambda state: standing_of(state, address))
 
