@@ -79,10 +79,10 @@ def runs(calm: Path) -> Iterator[Runs]:
 
 @contextmanager
 def chain_or_skip() -> Iterator[Anvil]:
-    """A chain that is started for a test, which is skipped where there is none to be had."""
+    """A chain that is started for a test; the test is skipped where anvil is not available."""
     with ExitStack() as stack:
         try:
             chain = stack.enter_context(anvil())
         except BenchError as error:
-            pytest.skip(f"no anvil here, and none to be had: {error}")
+            pytest.skip(f"anvil is not available: {error}")
         yield chain

@@ -229,7 +229,7 @@ def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"regular|symbolic|No such|directory"):
             read_regular(tmp_path / name)
     with pytest.raises(OSError, match="more than 3 bytes"):
-        read_regular(tmp_path / "file", most=3)
+        read_regular(tmp_path / "file", max_bytes=3)
 
 
 FILL = """

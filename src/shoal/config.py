@@ -185,7 +185,7 @@ class TrainConfig(_Table):
     loss: LossConfig = LossConfig()
 
     @property
-    def most_groups(self) -> int:
+    def max_groups(self) -> int:
         """Groups after which a step asks for no more."""
         return int(self.oversample * self.groups_per_step)
 

@@ -1,4 +1,4 @@
-"""The load half of the swarm bench: what it counts, and that it counts what goes wrong."""
+"""The load half of the swarm benchmark: what it counts, and that it counts what goes wrong."""
 
 import math
 from dataclasses import replace

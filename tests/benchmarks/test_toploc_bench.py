@@ -1,4 +1,4 @@
-"""The bench compares equal work: states on which the published package's choice of points is defined."""
+"""The toploc benchmark compares equal work: states on which the published package's choice of points is defined."""
 
 from pathlib import Path
 

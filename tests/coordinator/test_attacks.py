@@ -333,9 +333,9 @@ def test_a_body_that_is_too_large_is_cut_off_by_what_it_says_or_while_it_comes(b
     chunks = [chunk] * (most // 65536 + 2)
     unsaid = raw(busy, head(busy, A, target, b"x", "Transfer-Encoding: chunked"), *chunks)
     assert unsaid.startswith(b"HTTP/1.1 413")
-    assert b"which is the most that is taken here" in unsaid
+    assert b"bytes that are accepted here" in unsaid
     answer = busy.request(A, "POST", "/v1/heartbeats", {"doing": "x" * 100_000})
-    refused(answer, 413, "at most 65536 are taken here")
+    refused(answer, 413, "at most 65536 are accepted here")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def own_network() -> list[str]:
                 return prefix
         except FileNotFoundError:
             break
-    pytest.skip("this machine lets nobody have a network namespace of its own")
+    pytest.skip("this machine does not allow network namespaces")
 
 
 @pytest.mark.timeout(400)

@@ -79,16 +79,16 @@ def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(header, tmp_path / "whole.jsonl", 200)
-    measure = chunks.Bench.measure
+    measure = chunks.Measurer.measure
     asked: list[int] = []
 
-    def stops(bench: chunks.Bench, chunk: Sequence[int]) -> chunks.Measured:
+    def stops(measurer: chunks.Measurer, chunk: Sequence[int]) -> chunks.Measured:
         if len(asked) == 2:
             raise KeyboardInterrupt
         asked.append(chunk[0])
-        return measure(bench, chunk)
+        return measure(measurer, chunk)
 
-    monkeypatch.setattr(chunks.Bench, "measure", stops)
+    monkeypatch.setattr(chunks.Measurer, "measure", stops)
     out = tmp_path / "stopped.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(header, out, 200)

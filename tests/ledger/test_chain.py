@@ -272,7 +272,7 @@ def test_an_answer_of_any_size_is_not_taken(tmp_path: Path, monkeypatch: pytest.
 def test_a_strangers_node_does_not_say_what_a_vote_costs(chain: Anvil, tmp_path: Path) -> None:
     """What is signed for it may be sent elsewhere, where the address has more than it was given."""
     ledger = evm_ledger(chain, tmp_path)
-    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", most_fee=1000), ledger.address, ledger.created, RUN)
+    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", max_fee=1000), ledger.address, ledger.created, RUN)
     with pytest.raises(LedgerError, match=r"no more than 1000 are spent.*SHOAL_RPC"):
         wary.enter(COORDINATOR, Fund(id="dear", amount=5))
     assert ledger.totals().treasury == 0

@@ -91,7 +91,7 @@ class MemoryStore:
             async_level=config.async_level,
             steps=config.steps,
             needed=config.train.groups_per_step,
-            most_seen=config.train.most_groups,
+            max_seen=config.train.max_groups,
             submission_groups=config.workers.groups_per_submission,
             online_filter=config.train.online_filter,
         )

@@ -112,8 +112,8 @@ def _contract(link: CoordinatorClient, home: Path | None) -> "EvmLedger":
             f"run card of {url}: names a chain's node at {wanted.rpc}, which is nearer to this machine than the "
             f"coordinator is and so is not asked; if this is intended, set {OWN_RPC} to it"
         )
-    most_fee = MAX_FEE if way_to(wanted.rpc) == wanted.rpc else None
-    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
+    max_fee = MAX_FEE if way_to(wanted.rpc) == wanted.rpc else None
+    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, max_fee)
     return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
 

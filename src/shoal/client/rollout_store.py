@@ -114,9 +114,9 @@ class SwarmStore:
         return self._config
 
     def put(self, lease: Lease, data: bytes) -> None:
-        most = self._link.card.max_upload
-        if len(data) > most:
-            raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run takes {most}")
+        max_size = self._link.card.max_upload
+        if len(data) > max_size:
+            raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run accepts at most {max_size}")
         try:
             if self._link.card.direct_uploads:
                 self._link.put_direct(f"/v1/uploads/{lease.step}/{lease.submission}", data, _signal(data))
@@ -272,6 +272,6 @@ def _value(value: Value) -> Value:
     return _clean(str(value), 4000)
 
 
-def _clean(text: str, most: int) -> str:
+def _clean(text: str, max_size: int) -> str:
     plain = text.encode(errors="backslashreplace").decode()
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)[:most]
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)[:max_size]

@@ -245,7 +245,7 @@ class Coordinator:
         """A URL at the object store for a file, or None if it is to come here; and whether it is here already."""
         ticket = await self.may_upload(signed, step, submission, sha256, signal)
         if size > self.terms.max_upload:
-            raise Refusal("too-large", f"a file of {size} bytes, the run takes {self.terms.max_upload}")
+            raise Refusal("too-large", f"a file of {size} bytes, the run accepts at most {self.terms.max_upload}")
         if ticket.done or not self.objects.is_direct:
             return None, ticket.done
         name = incoming_name(step, submission, sha256)

@@ -166,7 +166,7 @@ def counts(
 def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
     """What one step has. Where it has all the groups that it may, leases of newcomers hold it up no longer."""
     count = counts(db, step, step, now).get(step, StepCount())
-    if count.seen >= terms.most_groups:
+    if count.seen >= terms.max_groups:
         proven = counts(db, step, step, now, record=2).get(step, StepCount())
         return StepCount(count.seen, count.signal, proven.leased)
     return count
@@ -246,7 +246,7 @@ def grant(
         async_level=terms.async_level,
         steps=terms.steps,
         needed=terms.groups_per_step,
-        most_seen=terms.most_groups,
+        max_seen=terms.max_groups,
         submission_groups=terms.groups_per_submission,
         first_step=newest,
         online_filter=terms.online_filter,
@@ -255,7 +255,7 @@ def grant(
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
     if record < 2 and network:
         all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
-        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
+        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.max_groups:
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
     lease = Lease(

@@ -188,9 +188,9 @@ class LedgerWriter:
         except LedgerError:
             return 0
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on, each a JSON string; at least one if there is one."""
-        return self._ledger.stored_lines(first, most_bytes)
+        return self._ledger.stored_lines(first, max_bytes)
 
     def _work(self, database: Database, noted: dict[str, Any]) -> Work:
         """What is entered for a batch that was noted."""

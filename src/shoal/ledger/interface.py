@@ -103,7 +103,7 @@ class Ledger(Protocol):
         """Enters what its author signed elsewhere. A chain refuses it: there, authors send transactions."""
         ...
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on as they are stored, each a JSON string: as many as fit, and at least one if there is
         one. A chain refuses it: it is read there."""
         ...

@@ -97,7 +97,7 @@ def _enter(state: State, author: str, act: Act) -> None:
             raise Refused("taken", f"open: run {state.run} is open already")
 
 
-def most_judges(state: State) -> int:
+def max_judges(state: State) -> int:
     """How many validators a ledger may have: as many may come later as it began with, or as a jury needs."""
     return min(MAX_VALIDATORS, max(2 * len(state.terms.validators), state.terms.drawn))
 
@@ -107,8 +107,8 @@ def _register(state: State, author: str, act: Register) -> None:
         raise Refused("not-allowed", f"{act.name}: only the coordinator admits validators")
     if act.node in state.judges:
         raise Refused("taken", f"{act.name}: is a validator already")
-    if len(state.judges) >= most_judges(state):
-        raise Refused("full", f"{act.name}: this ledger may have {most_judges(state)} validators, and has as many")
+    if len(state.judges) >= max_judges(state):
+        raise Refused("full", f"{act.name}: this ledger may have {max_judges(state)} validators, and has as many")
     # A node that does not trust the new judges can take its stake out before they are drawn.
     state.judges[act.node] = Judge(act.node, since=state.clock + state.leaving_steps)
     state.accounts.setdefault(act.node, Account(act.node))

@@ -137,14 +137,14 @@ class SqliteLedger:
         with self._lock:
             return reader(self._history.state)
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on as they are on the disk, not parsed: the reader checks them."""
         found, size = list[str](), 0
         with _reading(self._path) as database:
             for (line,) in database.execute("SELECT line FROM entries WHERE number >= ? ORDER BY number", (first,)):
                 text = json.dumps(line)
                 size += len(text) + 1
-                if found and size > most_bytes:
+                if found and size > max_bytes:
                     break
                 found.append(text)
         return found

@@ -237,8 +237,8 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
     if not math.isfinite(rollout.advantage):
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
-    if len(rollout.proof) > (most := proof_room(limits.max_new_tokens)):
-        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
+    if len(rollout.proof) > (max_count := proof_room(limits.max_new_tokens)):
+        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {max_count} are needed")
     try:
         read_parts(rollout.parts)
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -247,8 +247,8 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 
 
-def _check_tokens(where: str, what: str, ids: Sequence[int | None], most: int, vocab: int) -> None:
-    if not 1 <= len(ids) <= most:
-        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{most}")
+def _check_tokens(where: str, what: str, ids: Sequence[int | None], max_count: int, vocab: int) -> None:
+    if not 1 <= len(ids) <= max_count:
+        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{max_count}")
     if bad := [i for i in ids if i is None or not 0 <= i < vocab]:
         raise RolloutError(f"{where}: {what} holds token {bad[0]}, allowed 0..{vocab - 1}")

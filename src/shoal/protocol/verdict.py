@@ -75,7 +75,7 @@ class Verdict:
         return verdict
 
 
-def shown(values: Sequence[object], most: int = 8) -> str:
+def shown(values: Sequence[object], max_values: int = 8) -> str:
     """A list in a message, cut where it gets long."""
-    text = ", ".join(str(value) for value in values[:most])
-    return f"[{text}{', ...' if len(values) > most else ''}]"
+    text = ", ".join(str(value) for value in values[:max_values])
+    return f"[{text}{', ...' if len(values) > max_values else ''}]"

@@ -43,9 +43,9 @@ def way_to(rpc: str) -> str:
     return os.environ.get(OWN_RPC) or rpc
 
 
-def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most_fee: int | None = None) -> Chain:
+def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, max_fee: int | None = None) -> Chain:
     """A run's chain with short waits, for roles that have other things to do."""
-    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, most_fee=most_fee)
+    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, max_fee=max_fee)
 
 
 def remembered(run_dir: Path) -> Deployed | None:

@@ -118,10 +118,10 @@ class Chain:
         wait_s: float = 120.0,
         answer_s: float = ANSWER_S,
         confirmations: int = 1,
-        most_fee: int | None = None,
+        max_fee: int | None = None,
     ) -> None:
         self.url, self._journal = url, journal
-        self._wait_s, self._confirmations, self._most_fee = wait_s, confirmations, most_fee
+        self._wait_s, self._confirmations, self._max_fee = wait_s, confirmations, max_fee
         kwargs = {"timeout": answer_s}
         provider = HTTPProvider(url, kwargs, session=Wary(), exception_retry_configuration=None)
         self.web3 = Web3(provider)
@@ -221,10 +221,10 @@ class Chain:
                 f"{needed if gas else f'more than {max(has, needed)}'} for it; send it some (on a development chain: "
                 "shoal ledger gas RUN --dev). A run's coordinator gives its validators ledger.gas"
             )
-        if self._most_fee is not None and gas * price > self._most_fee:
+        if self._max_fee is not None and gas * price > self._max_fee:
             raise NoGasError(
                 f"{what}: chain {self.url} says that it costs up to {gas * price} wei, and for a node that a run card "
-                f"names no more than {self._most_fee} are spent; if that is right, set SHOAL_RPC to a node you trust"
+                f"names no more than {self._max_fee} are spent; if that is right, set SHOAL_RPC to a node you trust"
             )
         return {"gas": gas, "maxFeePerGas": Wei(price), "maxPriorityFeePerGas": tip}
 

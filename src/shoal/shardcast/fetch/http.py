@@ -63,11 +63,13 @@ class LieError(ShardcastError):
 
 
 class Pace:
-    """Says when a transfer is too slow to continue: nothing for `stall_s`, or fewer than `least` bytes per second."""
+    """Says when a transfer is too slow to continue: nothing for `stall_s`, or less than `min_bytes_per_s`."""
 
-    def __init__(self, stall_s: float, least: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0) -> None:
+    def __init__(
+        self, stall_s: float, min_bytes_per_s: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0
+    ) -> None:
         self.stall_s = stall_s
-        self._least = least
+        self._min_bytes_per_s = min_bytes_per_s
         self._grace_s = grace_s
         self.started = time.monotonic()
         self.count = 0
@@ -95,7 +97,7 @@ class Pace:
         if elapsed < self._grace_s:
             return
         # A thousandth of a usual link: a source that drips a byte now and then must not hold a piece for ever.
-        if self.count < max(self._least(), 4096.0) * (elapsed - self._grace_s):
+        if self.count < max(self._min_bytes_per_s(), 4096.0) * (elapsed - self._grace_s):
             raise SourceError(f"only {self.count / elapsed:,.0f} bytes per second")
 
 
@@ -278,11 +280,11 @@ class Response:
                 raise
             raise SourceError(f"{self._connection.url}: {error}") from None
 
-    def read(self, most: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         """The whole body, if it says its length and that is not too much."""
-        if self.length is None or self.length > most:
+        if self.length is None or self.length > max_bytes:
             self._connection.close()
-            raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {most:,}")
+            raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {max_bytes:,}")
         data = bytearray(self.length)
         self.fill(memoryview(data))
         self._answer.close()  # an empty body too is over, or the connection takes no other request

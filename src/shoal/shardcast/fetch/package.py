@@ -173,12 +173,12 @@ class Job:
                 heappop(offer.queue)
             return bool(offer.queue)
 
-    def take_run(self, source: str, most: int) -> list[Piece]:
-        """The next pieces to ask a source for in one request: neighbours in one file, about `most` bytes."""
+    def take_run(self, source: str, max_bytes: int) -> list[Piece]:
+        """The next pieces to ask a source for in one request: neighbours in one file, about `max_bytes` bytes."""
         offer = self.offers[source]
         first = self.pieces[heappop(offer.queue)]
         run, size = [first], first.size
-        while size < most:
+        while size < max_bytes:
             following = self.pieces.get(run[-1].index + 1)
             if (
                 following is None

@@ -262,7 +262,7 @@ class Server:
             if transport is None:
                 raise ConnectionResetError
             try:
-                async with asyncio.timeout(self.limits.grace_s + count / self.limits.least_bytes_per_s):
+                async with asyncio.timeout(self.limits.grace_s + count / self.limits.min_bytes_per_s):
                     if self._context is None:
                         await loop.sendfile(transport, file, start, count)
                     else:

@@ -38,8 +38,8 @@ import resource, sys
 for limit, value in ((resource.RLIMIT_AS, {memory}), (resource.RLIMIT_CPU, {cpu}), (resource.RLIMIT_NOFILE, 32),
                      (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0),
                      (resource.RLIMIT_STACK, {stack}), (resource.RLIMIT_NPROC, {threads})):
-    most = resource.getrlimit(limit)[1]
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    hard = resource.getrlimit(limit)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(limit, (value, value))
 """
 MAIN = """
@@ -179,7 +179,7 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
     return Outcome(end, output, time.monotonic() - began)
 
 
-def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, most: int) -> tuple[End, bytes]:
+def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, max_bytes: int) -> tuple[End, bytes]:
     """Gives the input and takes the output, both at the program's own pace, until it closes its end or goes too far."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -212,7 +212,7 @@ def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, m
                 return _ended(process, deadline), b"".join(parts)
             parts.append(data)
             size += len(data)
-            if size > most:
+            if size > max_bytes:
                 return "wordy", b""
     return "late", b""
 

@@ -129,14 +129,14 @@ class Memory:
     def __init__(self) -> None:
         # Opened before it is too late to open anything.
         self._counts = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        self._most = MAX_MEMORY
+        self._max_memory = MAX_MEMORY
 
     def begin(self) -> None:
         """From now on half of what is free may be taken for good."""
-        self._most = (self._taken() + MAX_MEMORY) // 2
+        self._max_memory = (self._taken() + MAX_MEMORY) // 2
 
     def is_little(self) -> bool:
-        return self._taken() > self._most
+        return self._taken() > self._max_memory
 
     def _taken(self) -> int:
         return int(os.pread(self._counts, 100, 0).split()[0]) * PAGE if self._counts is not None else 0
