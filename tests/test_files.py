@@ -206,7 +206,7 @@ def test_what_is_replaced_stays_until_the_new_one_is_whole(tmp_path: Path, kind:
 
 def test_a_file_where_a_directory_is_needed_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = rf"{tmp_path / 'file'} is no directory; remove it or give another place"
+    said = rf"{tmp_path / 'file'} is not a directory; remove it or give another place"
     with pytest.raises(StorageError, match=said):
         make_directory(tmp_path / "file" / "deep" / "er")
     with pytest.raises(StorageError, match=said):

@@ -5,8 +5,8 @@ run is sized so that generating and training a step cost about the same. Each se
 other, with the same base model, processes, threads and number of steps and groups.
 
 The final reward is the mean of a run's last fifth. "Within the noise" means: the means of the two levels differ by no
-more than they would by chance in 95 of 100 such benchmarks if the level made no difference (Student's t, pooled spread of
-the seeds). That width is `reward_noise`.
+more than they would by chance in 95 of 100 such comparisons if the level made no difference (Student's t, pooled spread
+of the seeds). That width is `reward_noise`.
 """
 
 import math

@@ -302,7 +302,7 @@ def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest
     with CoordinatorClient(f"https://8.8.8.8:7000#{Key.create().address}", Key.create(), wait_s=1) as link:
         for inside in ("http://127.0.0.1:9200/index", "http://192.168.1.1/reboot", "http://[::1]:80/"):
             monkeypatch.setattr(link, "ask", lambda *_, url=inside: UploadOut(url=url, done=False))
-            with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator does; nothing was sent"):
+            with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator is; nothing was sent"):
                 link.put_direct("/v1/uploads/0/0", b"file", 1)
 
 

@@ -281,7 +281,7 @@ def test_bytes_that_are_not_what_was_signed_are_not_kept(busy: World) -> None:
 def test_more_groups_with_signal_than_the_lease_has_cannot_be(busy: World) -> None:
     lease = busy.take("a")
     target = f"/v1/files/{lease.step}/{lease.submission}?signal=3"
-    refused(busy.request(A, "PUT", target, content=b"x"), 422, "is for 2 groups, 3 with signal cannot be")
+    refused(busy.request(A, "PUT", target, content=b"x"), 422, "is for 2 groups, so 3 groups with signal are too many")
 
 
 def raw(world: World, data: bytes, *more: bytes, pause_s: float = 0.0, wait_s: float = 5.0) -> bytes:

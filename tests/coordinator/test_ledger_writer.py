@@ -195,7 +195,7 @@ def test_a_rewritten_history_is_not_signed(small_world: World, votes: Votes, jur
         file.unlink()
     small_world.start()
     again = Juror(small_world.validator._link, votes, tmp_path / "head.json")
-    with pytest.raises(LedgerError, match="was a new run started"):
+    with pytest.raises(LedgerError, match="if a new run was started, remove that file"):
         again.work()
 
 

@@ -243,7 +243,7 @@ def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:
         (lambda tree: tree | {"table": {"parts": [{"name": "w", "share": 1, "weights": [1] * 5000}]}}, "is invalid"),
         (lambda tree: [], "is invalid"),
         (lambda tree: b"x" * (9 << 20), "an answer of more than"),
-        (lambda tree: b"{", "which is no JSON"),
+        (lambda tree: b"{", "which is not valid JSON"),
     ],
 )
 def test_a_table_that_somebody_on_the_way_changed_is_not_believed(

@@ -171,7 +171,7 @@ def verdict_faults(
         if verdict.accept != row.accept or (row.accept and verdict.sha256 != row.sha256):
             faults.append(f"{name}: its verdict is on other bytes, or another one")
         if row.judge not in people.validators and (row.accept or row.judge != people.trainer):
-            faults.append(f"{name}: was judged by {row.judge}, who is no validator")
+            faults.append(f"{name}: was judged by {row.judge}, who is not a validator")
         if row.accept and row.node not in people.honest:
             faults.append(f"{name}: was accepted, and its maker cheats")
         if not row.accept and row.node in people.honest:

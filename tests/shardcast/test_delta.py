@@ -246,8 +246,8 @@ def test_every_damage_to_a_delta_is_refused(base: Path, new: Path, made: Path, t
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no delta of format 1"),
-        (b"shoaldl2" + bytes(56), "no delta of format 1"),
+        (b"", "not a delta of format 1"),
+        (b"shoaldl2" + bytes(56), "not a delta of format 1"),
         (delta.PRELUDE.pack(delta.MAGIC, 1, 1, bytes(32), 8, 8), "for a base of 1 bytes"),
     ],
 )

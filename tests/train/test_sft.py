@@ -78,7 +78,7 @@ def test_each_turn_of_the_assistant_is_an_example(tiny_dir: Path, tmp_path: Path
         ({"messages": [{"role": "user", "content": "x"}]}, "no conversation has an assistant's reply"),
         (
             {"messages": [{"role": r, "content": "x"} for r in ("user", "assistant", "user", "assistant")]},
-            "line 1: has several turns, and the model no chat template",
+            "line 1: has several turns, but the model has no chat template",
         ),
     ],
 )
