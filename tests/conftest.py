@@ -27,7 +27,7 @@ from tests.support.submissions import WORDS
 
 __all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 
-# A busy machine is no failure: pytest-timeout ends what hangs.
+# A busy machine is not a failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 

@@ -1,4 +1,4 @@
-"""The command line: quick, and errors that people can mend come without a traceback."""
+"""The command line: quick, and errors that people can fix come without a traceback."""
 
 import json
 import os

@@ -34,7 +34,8 @@ BANNED = [
     rf"\b(?:bytes|requests|tokens|files) an? (?:second|{EACH})\b",
 ]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-SOURCES = [path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+FOLDERS = ("src", "tests", "benchmarks", "examples")
+SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
 # A path in backticks, as seen from the root, from the package, or from a folder that its page is about.
 NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|md|vy))`")
 SEEN_FROM = ("", "src/shoal", "src/shoal/ledger", "src/shoal/shardcast", "src/shoal/coordinator", "src")

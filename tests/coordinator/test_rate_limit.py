@@ -1,4 +1,4 @@
-"""How often somebody may ask: it holds against whoever floods, and nobody who works meets it."""
+"""The rate limit holds against a flood of requests, and nodes that work never reach it."""
 
 import hashlib
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def test_a_thousand_nodes_behind_one_router_join_at_once() -> None:
 
 def test_a_node_that_works_as_fast_as_it_can_is_never_refused() -> None:
     door = Door(DEFAULT, {A.address})
-    for _ in range(3000):  # fifty requests a second for a minute: none answers faster
+    for _ in range(3000):  # fifty requests per second for a minute: none answers faster
         door.now += 0.02
         assert door.is_open("10.0.0.1", A)
 

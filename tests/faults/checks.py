@@ -72,7 +72,7 @@ class People:
     trainer: str
     validators: frozenset[str]
     honest: frozenset[str]
-    """Whoever else hands something in cheats."""
+    """Any other node that submits something cheats."""
 
 
 def read_records(run: RunDir) -> Records:
@@ -273,7 +273,7 @@ def store_faults(records: Records, store: Path) -> list[str]:
 
 
 def root_faults(announced: Mapping[int, str], run: RunDir) -> list[str]:
-    """Invariants 4 and 5: what was announced is what lies in the trainer's directory, by the hash of its content."""
+    """Invariants 4 and 5: what was announced is what the trainer's directory holds, by the hash of its content."""
     faults, channel = [], run.channel()
     for number, root in announced.items():
         version = channel.version(number)
@@ -322,7 +322,7 @@ class Checker:
     checks: int = 0
 
     def faults(self) -> list[str]:
-        """What is wrong now. A fault that is gone a moment later was a change between two reads, and is none."""
+        """What is wrong now. A fault that is gone a moment later was a change between two reads and does not count."""
         found = self._look()
         if found:
             time.sleep(LOOK_AGAIN_S)

@@ -53,7 +53,7 @@ def swap_pieces(path: str, data: bytes) -> bytes:
 
 
 def forge_pieces(path: str, data: bytes) -> bytes:
-    """Signs every piece anew, with another key."""
+    """Signs every piece again, with another key."""
     if "manifest" not in path:
         return data
     lines = []

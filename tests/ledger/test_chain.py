@@ -78,7 +78,7 @@ def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, 
         entered += expected == ""
     assert entered > 15
     compare(state, ledger)
-    ledger.check()  # what its log adds up to, for whoever has nothing else, is the same
+    ledger.check()  # what its log adds up to, for a reader who has nothing else, is the same
     assert balance(chain, ledger) == state.total() == state.brought_in - state.paid_out
 
 
@@ -243,7 +243,7 @@ def hostile_node(answer: bytes, pause_s: float = 0.0) -> Iterator[tuple[str, lis
 
 
 def test_a_node_sends_nobody_elsewhere(tmp_path: Path) -> None:
-    """A run card names it; it would have this machine ask what lies inside its own network."""
+    """A run card names it; it would make this machine send requests into its own network."""
     with hostile_node(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (inside, heard):
         away = f"HTTP/1.1 307 Elsewhere\r\nLocation: {inside}/secret\r\nContent-Length: 0\r\n\r\n".encode()
         with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="gave an invalid answer"):

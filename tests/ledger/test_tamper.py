@@ -124,7 +124,7 @@ def test_a_swapped_head_is_found(index: int) -> None:
 
 
 def reseal(entries: list[Entry], start: int, key: Key) -> list[Entry]:
-    """The entries from `start` on, linked and sealed anew."""
+    """The entries from `start` on, linked and sealed again."""
     done = entries[:start]
     for entry in entries[start:]:
         done.append(Entry.after(key, done[-1] if done else None, entry.statement, entry.time))

@@ -32,7 +32,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Records:
-    """What all roles of a run see; files are beside it on disk, for whoever reads them opens a path."""
+    """What all roles of a run see; files are beside it on disk, because their readers open a path."""
 
     folder: Path
     leases: dict[Place, Lease] = field(default_factory=dict)

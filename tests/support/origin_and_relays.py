@@ -21,7 +21,7 @@ RUN = "test"
 
 
 def write_version(folder: Path, mib: float = 3.5, seed: int = 1) -> Path:
-    """A model directory: one large file that is no whole number of pieces, a small one and an empty one."""
+    """A model directory: one large file that does not split into whole pieces, a small one and an empty one."""
     folder.mkdir(parents=True)
     block = bytes((seed + i) % 256 for i in range(4096)) + os.urandom(4096)
     size = int(mib * MIB) + 123

@@ -1,4 +1,4 @@
-"""A disk that is soon full: a small tmpfs, mounted in a name space of its own."""
+"""A disk that is soon full: a small tmpfs, mounted in its own namespace."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 
 def run_on_small_disk(mount: Path, kib: int, code: str, *arguments: str) -> str:
-    """What Python code prints while `mount` is a disk of `kib` KiB; a name space keeps the mount from everyone else."""
+    """What Python code prints while `mount` is a disk of `kib` KiB; a namespace hides the mount from everyone else."""
     prefix = own_mounts()
     if prefix is None:
         pytest.skip("this machine does not allow mounting a tmpfs, not even in a namespace")

@@ -16,7 +16,7 @@ from shoal.tasks.build import build_source, files_of, pinned
 from shoal.tasks.files import check_foreign
 from shoal.tasks.rewards.scorer import Scorer
 
-# The settings of the published task gsm8k, but for where its data lie.
+# The settings of the published task gsm8k, except for where its data is stored.
 GSM8K = r"""
 tag:
   - math_word_problems

@@ -1,4 +1,4 @@
-"""Evidence: whoever has the bundle and the version comes to the same verdict, and a false accusation is refuted."""
+"""Evidence: anyone with the bundle and the version comes to the same verdict, and a false accusation is refuted."""
 
 import io
 import json
@@ -111,8 +111,8 @@ def test_a_false_end_is_reached_again_and_refuted_when_mended(court: Court) -> N
     path = court.evidence(lease)
     assert read_bundle(path).finding.check == "termination"
     assert replayed(path)[0]
-    mended = edited(path, lambda tree: tree["rollouts"][number % 8].update(finish="eos"))
-    assert not replayed(mended)[0]
+    fixed = edited(path, lambda tree: tree["rollouts"][number % 8].update(finish="eos"))
+    assert not replayed(fixed)[0]
 
 
 def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
@@ -165,11 +165,11 @@ def test_a_bundle_with_the_reward_or_the_tokens_made_right_is_refuted(court: Cou
     assert read_bundle(path).finding.check == "sampling"
     assert replayed(path)[0]
 
-    def mend(tree: dict[str, Any]) -> None:
+    def fix(tree: dict[str, Any]) -> None:
         for row, r in zip(tree["rollouts"], honest.rollouts[:8], strict=True):
             row.update(completion=r.completion, reward=r.reward, advantage=r.advantage)
 
-    assert not replayed(edited(path, mend))[0]
+    assert not replayed(edited(path, fix))[0]
 
 
 def test_a_version_that_is_gone_is_said_and_a_kept_one_outlives_it(tmp_path: Path, world: World) -> None:

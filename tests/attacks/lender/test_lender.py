@@ -108,7 +108,7 @@ def call(*arguments):
     if libc.syscall(*arguments) < 0:
         raise OSError(ctypes.get_errno(), "refused")
 confine([table])
-resource.getrlimit(resource.RLIMIT_NOFILE)  # its own are no secret
+resource.getrlimit(resource.RLIMIT_NOFILE)  # its own limits are not secret
 print(json.dumps(table.read_text()), flush=True)
 tries = {
     "read": lambda: key.read_bytes(),

@@ -156,7 +156,7 @@ def _bubblewrap() -> None:
         pytest.skip(str(error))
 
 
-# Those that only take time are no different for a function.
+# Those that only take time do the same to a function.
 PAIRS = [
     (name, kind)
     for name, program in ATTACKS.items()

@@ -218,7 +218,7 @@ def test_a_bundle_with_other_thresholds_or_another_lease_never_slashes_an_honest
 
 
 def _beside_the_coordinators_records(trial: Trial, bundle: Path) -> Path:
-    """As it lies in a run whose coordinator keeps its records there."""
+    """As it is stored in a run whose coordinator keeps its records there."""
     home = trial.run.path / "coordinator"
     home.mkdir(exist_ok=True)
     for file in trial.swarm.path.glob("state.db*"):
