@@ -134,7 +134,7 @@ def open_run(path: Path) -> RunDir:
     if found != FORMAT:
         raise ConfigError(
             f"run {path}: its directory has format {found!r:.20}, this release reads {FORMAT}; start a new run with "
-            "--out, or go on with the release that made it"
+            "--out, or continue with the release that made it"
         )
     return RunDir(path, check_config(config, str(file)))
 
@@ -157,7 +157,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     newest = _newest_whole(channel)
     if newest is not None and newest.number > config.steps:
         raise ConfigError(
-            f"run {path}: steps = {config.steps}, but it has come to version {newest.number}; "
+            f"run {path}: steps = {config.steps}, but it has reached version {newest.number}; "
             "give at least as many steps, or another directory with --out"
         )
     base = ensure_base_model(config, console) if newest is None else None

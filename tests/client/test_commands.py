@@ -145,7 +145,7 @@ def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
         "evidence/step-000000-0000",
     ):
         assert line in told
-    for name, reason in (("7/7", "nothing was handed in under that number"), ("x", "must read STEP/NUMBER")):
+    for name, reason in (("7/7", "no file was submitted under that number"), ("x", "must read STEP/NUMBER")):
         assert reason in shoal(tmp_path, "why", name, "--join", small_world.url).stderr
 
 

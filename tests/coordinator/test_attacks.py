@@ -237,7 +237,7 @@ def test_an_accept_verdict_on_other_bytes_is_refused(busy: World) -> None:
         verdict = {"accept": True, "sha256": sha256, "audited": False}
         refused(busy.request(VALIDATOR, "PUT", "/v1/verdicts/0/0", verdict), 409, "the verdict is on")
         missing = busy.request(VALIDATOR, "PUT", "/v1/verdicts/7/0", verdict)
-        refused(missing, 404, "nothing was handed in under that number")
+        refused(missing, 404, "no file was submitted under that number")
 
 
 def test_another_nodes_lease_is_of_no_use(busy: World) -> None:
@@ -476,5 +476,5 @@ def test_a_run_that_is_full_or_has_a_list_takes_no_strangers(tmp_path: Path) -> 
         refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 403, "not on this run's allow-list")
         assert world.request(VALIDATOR, "POST", "/v1/nodes", {"role": "validator"}).status_code == 200
     with world_at(tmp_path, database, swarm={"max_nodes": 2}) as world:
-        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 429, "has 2 nodes and takes no more")
+        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 429, "has 2 nodes, which is the maximum")
         assert world.request(A, "POST", "/v1/nodes", {"role": "worker"}).status_code == 200

@@ -181,7 +181,7 @@ def test_a_range_that_is_none_is_named(text: str) -> None:
 
 
 def test_tasks_without_end_need_a_number(header: Header, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="makes tasks without end; say how many to measure with --tasks"):
+    with pytest.raises(ConfigError, match="has no end of tasks; give the number to measure with --tasks"):
         filter_source(header, DRAWING, None, tmp_path / "x.jsonl", Console(file=io.StringIO()))
 
 

@@ -261,7 +261,7 @@ def test_a_fetch_that_names_its_content_ends_when_that_is_taken_back(tmp_path: P
         origin.publish(1, mib=0.1)
         client.fetch(1)
         began = time.monotonic()
-        with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is offered no more"):
+        with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is no longer offered"):
             client.fetch(1, wait_s=60, root="ab" * 32)
         assert time.monotonic() - began < 5
 

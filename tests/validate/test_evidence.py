@@ -233,17 +233,17 @@ def test_evidence_beyond_its_budget_says_what_was_found_and_holds_no_samples(
     second = judged(court, "false_reward")
     assert read_bundle(first).rollouts
     assert (read_bundle(second).rollouts, read_bundle(second).finding.check) == ([], "rewards")
-    with pytest.raises(RolloutError, match="says what was found, and holds no samples"):
+    with pytest.raises(RolloutError, match="says what was found but holds no samples"):
         replayed(second)
 
 
 def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:
     path = judged(court, "truncated")
-    with pytest.raises(RolloutError, match="whether it was published then"):
+    with pytest.raises(RolloutError, match="whether it had been published at that time"):
         replayed(edited(judged(court, "false_reward"), lambda tree: tree["finding"].update(check="version")))
     with pytest.raises(RolloutError, match="had no lease"):
         replayed(edited(path, lambda tree: tree.update(lease=None)))
-    with pytest.raises(RolloutError, match="does not hold it"):
+    with pytest.raises(RolloutError, match="does not contain the file"):
         replayed(edited(path, lambda tree: tree.update(file=None)))
 
 

@@ -180,7 +180,7 @@ def _meant(state: State, address: str) -> Account:
     found = [known for known in all_ if known.startswith(begins)] if len(begins) >= MIN_PREFIX else []
     if len(found) != 1:
         why = f"{len(found)} addresses begin with it" if found else "no address in this ledger begins with it"
-        raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")
+        raise LedgerError(f"node {address:.60}: {why}; give more of an address that shoal earnings lists")
     return all_[found[0]]
 
 

@@ -57,7 +57,7 @@ def challenge(join: str, submission: str, claim: str, evidence: Path | None, key
                     ledger.say(Challenge(batch=batch.number, index=index, claim=letter, evidence=proof))
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
-    raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
+    raise LedgerError(f"submission {submission}: is not on the ledger yet; it is entered when its step is over")
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def arbitrate(join: str, run: RunDir, key: Key, judge_file: JudgeFile, console: 
         ledger = access(link)
         state = ledger.catch_up()
         if key.address != state.terms.arbiter:
-            raise LedgerError(f"{key.address}: is not this run's arbiter, who is {state.terms.arbiter}")
+            raise LedgerError(f"{key.address}: is not this run's arbiter, which is {state.terms.arbiter}")
         if differs := changes(run.config, link.card.run_config(), DECIDES_NO_VERDICT):
             lines = "\n".join(differs)
             raise LedgerError(

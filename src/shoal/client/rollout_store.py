@@ -69,7 +69,9 @@ class SwarmStore:
     def lease(self, node: str, version: int) -> Lease | None:
         """Asks no more often than the coordinator wishes while there is no work for this version."""
         if node != self._link.key.address:
-            raise RolloutError(f"node {node!r:.80}: a lease is given to the one who signs, {self._link.key.address}")
+            raise RolloutError(
+                f"node {node!r:.80}: a lease is granted only to the node that signs, {self._link.key.address}"
+            )
         asked, after = self._next_ask
         if version == asked and time.monotonic() < after:
             return None

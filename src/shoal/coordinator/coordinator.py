@@ -216,7 +216,9 @@ class Coordinator:
         """A file on its way. A lease is good for one: who sends many at once fills the disk before any is looked at."""
         lease = (step, submission)
         if self._coming[lease] >= MAX_COMING:
-            raise Refusal("too-often", f"lease step {step} submission {submission}: {MAX_COMING} files come already")
+            raise Refusal(
+                "too-often", f"lease step {step} submission {submission}: {MAX_COMING} files are already being uploaded"
+            )
         self._coming[lease] += 1
         try:
             yield
@@ -263,7 +265,7 @@ class Coordinator:
             if ticket.done:
                 return False
             if not self.objects.is_direct:
-                raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
+                raise Refusal("unknown", f"run {self.terms.run}: accepts files directly; PUT them to /v1/files")
             async with self.storing(step, submission, sha256) as target:
                 if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
                     raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
@@ -378,7 +380,7 @@ class Coordinator:
             statement.check()  # first, or anybody could use up another's budget
             if not self._statements.take(author, time.monotonic()):
                 raise Refusal(
-                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements a second for the ledger; wait"
+                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements per second for the ledger; wait"
                 )
         return await asyncio.to_thread(self.ledger_writer.take, statement)
 
@@ -410,7 +412,7 @@ class Coordinator:
     def task_file(self, sha256: str) -> Path:
         """A file that the run's tasks are made of."""
         if (path := self._files.get(sha256)) is None:
-            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name none with that hash")
+            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name no file with that hash")
         return path
 
     async def card(self) -> SignedCard:

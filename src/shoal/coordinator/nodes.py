@@ -45,7 +45,9 @@ def join(
     if db.execute(queries.COUNT_NODES).scalar_one() >= terms.max_nodes:
         forgotten = _make_room(db, terms, network)
         if forgotten is None:
-            raise Refusal("full", f"run {terms.run}: has {terms.max_nodes} nodes and takes no more (swarm.max_nodes)")
+            raise Refusal(
+                "full", f"run {terms.run}: has {terms.max_nodes} nodes, which is the maximum (swarm.max_nodes)"
+            )
     use_nonce(db, signed)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
@@ -158,7 +160,7 @@ def validators_present(db: Connection) -> list[str]:
 
 def must_judge(terms: Terms, address: str) -> None:
     if address not in terms.validators:
-        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only they judge")
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only validators judge")
 
 
 def must_train(terms: Terms, address: str) -> None:

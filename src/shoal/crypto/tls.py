@@ -149,7 +149,7 @@ class _PinnedSocket(ssl.SSLSocket):
         if found != self.address:
             raise WrongServerError(
                 f"server {self.server_hostname}: its certificate is vouched for by {found}, expected {self.address}; "
-                "another node is there, or somebody sits in the middle; nothing was sent"
+                "another node is at that URL, or somebody intercepts the connection; nothing was sent"
             )
 
 

@@ -108,7 +108,7 @@ def _tasks(source: TaskSource, count: int | None) -> list[Task]:
     size = size_of(source, "train")
     count = min(count, size) if count and size else count or size
     if count is None:
-        raise ConfigError(f"filter {source.name}: makes tasks without end; say how many to measure with --tasks")
+        raise ConfigError(f"filter {source.name}: has no end of tasks; give the number to measure with --tasks")
     return [source.task("train", index) for index in range(count)]
 
 

@@ -126,5 +126,5 @@ def _check_kept(history: History, statement: Statement, head: Head) -> None:
         raise TamperedError(
             head.number,
             f"is {own[:12]} here; {statement.author} signed {head.hash[:12]} with {statement.signature}. "
-            "One of the two histories is not the first that was told",
+            "The two histories differ, so one of them was rewritten",
         )

@@ -39,7 +39,9 @@ def deposit(state: State, author: str, act: Deposit) -> None:
 
 def _must_bring_in(state: State, author: str, name: str) -> None:
     if author != state.coordinator and not state.on_chain:
-        raise Refused("not-allowed", f"{name}: {author} is not the coordinator, who alone says what was paid in")
+        raise Refused(
+            "not-allowed", f"{name}: {author} is not the coordinator, and only the coordinator records deposits"
+        )
 
 
 def stake(state: State, author: str, act: Stake) -> None:

@@ -108,7 +108,9 @@ def _register(state: State, author: str, act: Register) -> None:
     if act.node in state.judges:
         raise Refused("taken", f"{act.name}: is a validator already")
     if len(state.judges) >= max_judges(state):
-        raise Refused("full", f"{act.name}: this ledger may have {max_judges(state)} validators, and has as many")
+        raise Refused(
+            "full", f"{act.name}: this ledger may have {max_judges(state)} validators, and already has that many"
+        )
     # A node that does not trust the new judges can take its stake out before they are drawn.
     state.judges[act.node] = Judge(act.node, since=state.clock + state.leaving_steps)
     state.accounts.setdefault(act.node, Account(act.node))
@@ -116,7 +118,10 @@ def _register(state: State, author: str, act: Register) -> None:
 
 def _advance(state: State, act: Advance) -> None:
     if not state.on_chain:
-        raise Refused("not-allowed", f"{act.name}: a file's clock is moved by its coordinator alone, which enters work")
+        raise Refused(
+            "not-allowed",
+            f"{act.name}: only the coordinator advances the clock of a ledger that is a file, by entering work",
+        )
     if act.step != state.clock + 1:
         raise Refused("order", f"{act.name}: step {act.step} after step {state.clock}; steps come one by one")
     state.advanced += 1

@@ -230,7 +230,7 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
     for name in ("source", "error", "parts"):
         if (found := len(getattr(rollout, name))) > MAX_TEXT:
-            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are taken")
+            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are allowed")
     if rollout.finish not in ("eos", "length"):
         raise RolloutError(f'{where}: finish {rollout.finish!r:.80} is neither "eos" nor "length"')
     if rollout.reward is not None and not -MAX_REWARD <= rollout.reward <= MAX_REWARD:

@@ -251,7 +251,7 @@ def _tail(log: Path) -> str:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on from the last step")
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command continues from the last step")
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -91,7 +91,7 @@ def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
         if (called := code_of(task)) and not code:
             raise TaskError(
                 f"{whose}: its tasks have this machine run code of others, {', '.join(called)}, which can do whatever "
-                "you can; if you trust who wrote it, say so with --allow-code"
+                "you can; if you trust its author, give --allow-code"
             )
 
 

@@ -235,7 +235,7 @@ def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> Non
         "transformers",
     }
     for name in here:
-        with pytest.raises(SwarmError, match=f"here is {name} "):
+        with pytest.raises(SwarmError, match=f"it has {name} "):
             check_packages({other: here[other] for other in here if other != name}, tasks, "run card of x")
 
 

@@ -68,8 +68,8 @@ def contract_of(
     """
     if (run_dir / LEDGER_FILE).exists():
         raise LedgerError(
-            f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; go on without ledger.rpc, or begin "
-            "another run"
+            f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; continue without ledger.rpc, or "
+            "start another run"
         )
     chain = chain_at(rpc, run_dir / JOURNAL, confirmations)
     known = remembered(run_dir)

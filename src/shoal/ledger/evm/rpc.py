@@ -192,7 +192,7 @@ class Chain:
             receipt = self._deliver(signed)
         except NotTaken as error:
             self._keep(one for one in self._sent if one != signed)
-            raise ChainError(f"{what}: the node of chain {self.url} does not take it ({error})") from error
+            raise ChainError(f"{what}: the node of chain {self.url} refused it ({error})") from error
         if receipt["status"] == 0:  # something came between asking and the block
             self._keep(one for one in self._sent if one != signed)
             raise Reverted(self._why(wanted, receipt))

@@ -269,7 +269,7 @@ class Response:
             while view:
                 count = self._answer.readinto(view)
                 if not count:
-                    raise SourceError(f"{self._connection.url}: broke off in the middle")
+                    raise SourceError(f"{self._connection.url}: the connection broke in the middle of the answer")
                 view = view[count:]
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()

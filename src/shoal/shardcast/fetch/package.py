@@ -247,7 +247,7 @@ class Job:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageError(f"package {self.name}: it is not fetched any more")
+            raise StorageError(f"package {self.name}: it is no longer being fetched")
 
     @contextmanager
     def _descriptor(self, name: str) -> Iterator[int]:

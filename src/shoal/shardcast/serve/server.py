@@ -179,7 +179,7 @@ class Server:
                 return await self._manifest(request, package)
             case [package, folder, *name] if folder == FILES and PACKAGE_NAME.fullmatch(package):
                 return await self._bytes(request, child, package, "/".join(name))
-        raise Answer(404, "no such thing here")
+        raise Answer(404, "not found")
 
     async def _head(self, request: web.BaseRequest) -> web.StreamResponse:
         path = self.store.path / HEAD

@@ -198,7 +198,9 @@ def _assertion(statement: ast.stmt, where: str) -> Test:
             except (ValueError, TypeError):
                 pass
     text = ast.unparse(statement)[:80]
-    raise TaskError(f"{where}: test {text!r} is not of the form assert NAME(LITERALS) == LITERAL; rewrite it so")
+    raise TaskError(
+        f"{where}: test {text!r} is not of the form assert NAME(LITERALS) == LITERAL; rewrite it in that form"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -108,7 +108,7 @@ def read_recipe(path: Path) -> Recipe:
     for key, code in _code_in(tree):
         raise TaskError(
             f"{where}: {key} is !function {code}, which is code and is not run; "
-            "only templates, column names and texts are taken"
+            "only templates, column names and texts are accepted"
         )
     if isinstance(tree.get("task"), list):
         raise TaskError(f"{where}: is a group of tasks; give the file of each")
