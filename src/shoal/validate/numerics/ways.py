@@ -150,13 +150,13 @@ def _linear(module: nn.Linear, slices: int) -> Callable[[Tensor], Tensor]:
         parts = zip(rounded(x).chunk(slices, -1), module.weight.chunk(slices, 1), strict=True)
         sums = [rounded(F.linear(piece, weight)) for piece, weight in parts]
         total = reduce(lambda so_far, more: rounded(so_far + more), sums)
-        return rounded(total + module.bias) if isinstance(module.bias, Tensor) else total
+        return total if module.bias is None else rounded(total + module.bias)
 
     return forward
 
 
 def _norm(module: Any, kind: str) -> Callable[[Tensor], Tensor]:
-    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", 1e-6)
+    eps = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 1e-6)
 
     def forward(x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
