@@ -1,6 +1,6 @@
 """Evidence against a node over its life: a sum over all possible beginnings (Shiryaev-Roberts e-process).
 
-A node may be honest for a thousand files and cheat from then on. Each bet is therefore begun anew with every file, the
+A node may be honest for a thousand files and cheat from then on. Each bet therefore starts again with every file, the
 n-th time with a stake of 1 / (n (n + 1)): the stakes of an endless life add up to 1. What all of them have won together
 has an expectation of at most 1 for an honest node, and by Ville's inequality it reaches 1 / P with a probability of at
 most P, ever. A cheat that begins with file n has to win 2 log n nats more for that; one that begins at once has not.

@@ -120,7 +120,7 @@ def _tilted(above: Floats) -> dict[float, Floats]:
 def _odds(above: Floats, tilt: float) -> Floats:
     """log of what a bet pays in each bin: it rises along the scale, and pays 1 on average under the bounds.
 
-    Whoever is off by less than the bounds say, everywhere on the scale, wins less: the odds never fall.
+    The odds never fall, so machines that are off by less than the bounds say, everywhere on the scale, pay less.
     """
     above = np.concatenate([[1.0], above[1:]])
     mass = above - np.append(above[1:], 0.0)
