@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a tiny model that opens like any other, a calm run, and a chain."""
+"""Fixtures for all tests: a tiny model that opens like any other, a coordinator, a calm run, and a chain."""
 
 import os
 
@@ -20,9 +20,12 @@ from shoal.errors import BenchError
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
 from shoal.tasks.sources.gym.source import ReasoningGym
+from tests.support.coordinator_fixtures import database_url, postgres_url, small_world, world
 from tests.support.run_processes import CONFIG, Runs
 from tests.support.servers.anvil import Anvil, anvil
 from tests.support.submissions import WORDS
+
+__all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 
 # A busy machine is no failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
@@ -32,9 +35,9 @@ settings.load_profile("shoal")
 ALONE = (
     "tests/benchmarks/",
     "tests/faults/",
-    "tests/attacks/test_programs.py",
+    "tests/attacks/lender/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
-    "tests/coordinator/test_joining.py",
+    "tests/client/test_joining.py",
     "tests/tasks/test_scorer.py",
 )
 

@@ -2,10 +2,10 @@
 
 The laptop's tiny model and SmolLM2-135M, whose version 1 is one optimizer step from version 0. Files are small, which
 makes it harder to catch them. A cheater's file that is, token for token, what an honest worker hands in (the five
-likeliest tokens of a sure model are all of them) is no cheat and is not counted.
+likeliest tokens of a sure model are all of them) is not a cheat and is not counted.
 
-Every file is audited whole. The price is that of one group of 16 answers of 256 tokens of SmolLM2-135M (`price`): of an
-average file at the default audit rate, and of one that is audited whole.
+Every file is audited whole. The cost is that of one group of 16 answers of 256 tokens of SmolLM2-135M
+(`validation_cost`): of an average file at the default audit rate, and of one that is audited whole.
 """
 
 import os
@@ -21,8 +21,8 @@ from benchmarks.common.configs import base_model, changed, hardly_trained, lapto
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
 from benchmarks.generation.engine import keep_freed_memory
-from benchmarks.validation.court import Court, File, open_court, remembering
-from benchmarks.validation.price import price
+from benchmarks.validation.attack_testbed import File, Testbed, build_testbed, remembering
+from benchmarks.validation.validation_cost import measure_cost
 from shoal.attacks import ATTACKS, texts
 from shoal.config import AuditConfig, RunConfig
 from shoal.generate.engine import Engine, TorchEngine
@@ -100,14 +100,14 @@ def bench_attacks(quick: bool, progress: Progress) -> BenchResult:
         values["smollm2"] = "left out by --quick: it is not in the cache"
     else:
         tallies["smollm2"] = _measure("smollm2", smollm2, QUICK_SMOLLM2 if quick else SMOLLM2, progress)
-        _prices(changed(smollm2, {"sampling.max_new_tokens": 16 if quick else 256}), ratios, values, progress)
+        _costs(changed(smollm2, {"sampling.max_new_tokens": 16 if quick else 256}), ratios, values, progress)
     return _result(tallies, ratios, values)
 
 
-def _prices(config: RunConfig, ratios: dict[str, float], values: dict[str, Figure], progress: Progress) -> None:
+def _costs(config: RunConfig, ratios: dict[str, float], values: dict[str, Figure], progress: Progress) -> None:
     for name, samples, batch in (("", 16, config.workers.max_batch), ("_one_by_one", 2, 1)):
-        progress.stage(f"price: {samples} answers, {min(samples, batch)} side by side")
-        found = price(config, samples, batch)
+        progress.stage(f"cost: {samples} answers, {min(samples, batch)} side by side")
+        found = measure_cost(config, samples, batch)
         ratios[f"validation_vs_generation_cpu{name}"] = found.validating(AuditConfig().rate) / found.generating
         ratios[f"whole_audit_vs_generation_cpu{name}"] = found.validating(1.0) / found.generating
         ratios[f"proof_vs_generation_cpu{name}"] = found.proving / found.generating
@@ -160,15 +160,15 @@ def _measure(name: str, config: RunConfig, size: Size, progress: Progress) -> Ta
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="shoal-attacks-") as scratch, Scorer(config.tasks) as judge:
         tasks = build_source(config.tasks)
-        court = open_court(config, policy, tasks, judge, Path(scratch), size.trained_on, size.lr)
-        _honest(name, court, directory, size, tally, progress)
-        _attacks(name, court, size, tally, progress)
+        testbed = build_testbed(config, policy, tasks, judge, Path(scratch), size.trained_on, size.lr)
+        _honest(name, testbed, directory, size, tally, progress)
+        _attacks(name, testbed, size, tally, progress)
     return tally
 
 
-def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, progress: Progress) -> None:
+def _honest(name: str, testbed: Testbed, directory: Path, size: Size, tally: Tally, progress: Progress) -> None:
     """Honest files of every kind of worker, each judged by every kind of validator."""
-    config = court.config
+    config = testbed.config
     temperature = config.sampling.temperature
     made: list[File] = []
 
@@ -176,13 +176,13 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
         for number in (1, 2):
             progress.stage(f"{name}: honest files: {what}, {number} threads")
             with threads(number):
-                leases = court.leases((count + 1) // 2, first=len(made), node="honest")
-                made.extend(court.honest(leases, engine)[1])
+                leases = testbed.leases((count + 1) // 2, first=len(made), node="honest")
+                made.extend(testbed.honest(leases, engine)[1])
 
     for batch, count in size.honest.items():
-        engine = TorchEngine(court.policy, max_batch=batch, max_len=config.max_len, temperature=temperature)
+        engine = TorchEngine(testbed.policy, max_batch=batch, max_len=config.max_len, temperature=temperature)
         make(f"engine, {batch} side by side", engine, count)
-    make("plain transformers", PlainEngine(directory, court.policy, config.model.dtype, temperature), size.plain)
+    make("plain transformers", PlainEngine(directory, testbed.policy, config.model.dtype, temperature), size.plain)
     tally.honest = len(made)
     unpacked = changed(config, {"audit.token_budget": config.max_len})
     free = changed(config, {"sampling.mode": "free"})
@@ -191,7 +191,7 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
         some = made[:: max(1, len(made) // (10 * FREE_FILES))] if judge is free else made
         progress.stage(f"{name}: judging {len(some)} honest files: {what}, {count} threads")
         with threads(count):
-            verdicts = court.judged(some, judge)
+            verdicts = testbed.judged(some, judge)
         if judge is free:
             tally.rejected_free = sum(bool(check) for check in verdicts)
         else:
@@ -199,29 +199,29 @@ def _honest(name: str, court: Court, directory: Path, size: Size, tally: Tally, 
     tally.rejected.update(refused.values())
 
 
-def _attacks(name: str, court: Court, size: Size, tally: Tally, progress: Progress) -> None:
-    leases = court.leases(size.files)
+def _attacks(name: str, testbed: Testbed, size: Size, tally: Tally, progress: Progress) -> None:
+    leases = testbed.leases(size.files)
     progress.stage(f"{name}: honest answers for cheaters to start from")
-    recorded, honest = court.honest(leases, court.engine)
-    free = changed(court.config, {"sampling.mode": "free"})
+    recorded, honest = testbed.honest(leases, testbed.engine)
+    free = changed(testbed.config, {"sampling.mode": "free"})
     for number, (attack, kind) in enumerate(ATTACKS.items(), 1):
         progress.stage(f"{name}: attack {number} of {len(ATTACKS)}, {attack}: making {size.files} files")
         if attack == ONE_FOR_ALL:
-            files = court.cheating(kind, leases[:1], recorded, False) * size.files
+            files = testbed.cheating(kind, leases[:1], recorded, False) * size.files
         else:
-            files = court.cheating(kind, leases, recorded, attack not in EDIT_ANSWERS)
+            files = testbed.cheating(kind, leases, recorded, attack not in EDIT_ANSWERS)
         text_only = kind.__module__ == texts.__name__
         if text_only:
             files = [f for f, h in zip(files, honest, strict=True) if asked(f) != asked(h)]
         progress.detail(f"judging {len(files)} files")
-        with remembering(court.computed):
-            verdicts = court.judged(files)
+        with remembering(testbed.computed):
+            verdicts = testbed.judged(files)
         tally.counted[attack] = len(files)
         tally.by[attack] = Counter(check or "not caught" for check in verdicts)
         tally.caught[attack] = _rate(verdicts)
         if text_only:
             progress.detail("judging some as if sampling were free")
-            tally.free[attack] = _rate(court.judged(files[:FREE_FILES], free))
+            tally.free[attack] = _rate(testbed.judged(files[:FREE_FILES], free))
 
 
 def asked(file: File) -> list[tuple[Sequence[int], Sequence[int]]]:

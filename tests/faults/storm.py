@@ -36,7 +36,7 @@ from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, S
 from shoal.protocol.lease import Lease
 from shoal.rundir import key_path, prepare_run
 from tests.faults.checks import Checker, People, read_lineage, read_records
-from tests.faults.nursery import Born, Nursery
+from tests.faults.fork_server import ForkedRole, ForkServer
 from tests.support.faulty_network import Cutter, Network, Proxy
 from tests.support.small_disk import own_mounts
 
@@ -96,20 +96,20 @@ class Role:
     """A process of the run that ends with this one."""
 
     def __init__(
-        self, arguments: Sequence[str], log: Path, nursery: Nursery | None = None, prefix: Sequence[str] = ()
+        self, arguments: Sequence[str], log: Path, fork_server: ForkServer | None = None, prefix: Sequence[str] = ()
     ) -> None:
-        """`nursery` starts it faster; `prefix` comes before its command."""
+        """`fork_server` starts it faster; `prefix` comes before its command."""
         self._arguments = arguments
         self._prefix = prefix
         self._log = log
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._theirs, self._ours = os.pipe()
         log.parent.mkdir(exist_ok=True)
         self.process = self._popen()
 
-    def _popen(self) -> subprocess.Popen[bytes] | Born:
-        if self._nursery is not None:
-            return self._nursery.start(self._arguments, self._log)
+    def _popen(self) -> subprocess.Popen[bytes] | ForkedRole:
+        if self._fork_server is not None:
+            return self._fork_server.start(self._arguments, self._log)
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "shoal", *self._arguments],
@@ -196,7 +196,7 @@ class Storm:
         self._held.close()
 
     def _start(self) -> None:
-        self.nursery = self._held.enter_context(Nursery(environment())) if self.hurry else None
+        self.fork_server = self._held.enter_context(ForkServer(environment())) if self.hurry else None
         self.run = prepare_run(self.config, self.folder / "run", QUIET)
         run, path = self.run.path, str(self.run.path)
         ports = dict(zip(SERVICES, free_ports([0] * len(SERVICES)), strict=True))
@@ -228,7 +228,7 @@ class Storm:
             prefix = self.disk.prefix if self.disk and name == "coordinator" else ()
             self.roles[name] = Role(arguments, log, prefix=prefix)
         else:
-            self.roles[name] = Role(arguments, log, self.nursery)
+            self.roles[name] = Role(arguments, log, self.fork_server)
         self._held.callback(self.roles[name].close)
 
     def _people(self) -> People:

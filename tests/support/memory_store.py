@@ -1,7 +1,7 @@
 """Fake `RolloutStore`: leases by the real pacing rules, one file per lease, verdicts and bans in memory.
 
 It stands for a coordinator in tests of a role, which are about what the role does with its store. What the store itself
-promises is tested on the coordinator's (`tests/coordinator`); `test_store_contract.py` there holds both to it.
+promises is tested on the coordinator's (`tests/coordinator`); `tests/client/test_store_contract.py` holds both to it.
 """
 
 import shutil

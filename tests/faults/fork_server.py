@@ -1,7 +1,7 @@
-"""Starts roles in a twentieth of the time: a process that has imported all that roles import, and forks on demand.
+"""Fork server: a process that has imported everything roles import and forks one per request, 20 times faster.
 
-A role is the same `shoal ARGUMENTS` in a process of its own, that can be killed like any other; it is only spared five
-seconds of imports. This file is run by itself in the nursery's process.
+A forked role is the same `shoal ARGUMENTS` in a process of its own and can be killed like any other; it only skips five
+seconds of imports. The fork server runs this file as its main program.
 """
 
 import json
@@ -18,15 +18,15 @@ from typing import Self
 START_S = 180.0
 
 
-class Born:
-    """A role that was forked in the nursery, with what is needed of `subprocess.Popen`."""
+class ForkedRole:
+    """A role that was forked by the fork server, with the part of `subprocess.Popen` that the storm needs."""
 
-    def __init__(self, nursery: "Nursery", pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: "ForkServer", pid: int) -> None:
+        self._fork_server = fork_server
         self.pid = pid
 
     def poll(self) -> int | None:
-        return self._nursery.codes.get(self.pid)
+        return self._fork_server.codes.get(self.pid)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -36,13 +36,13 @@ class Born:
         self.send_signal(9)
 
     def wait(self, timeout: float = START_S) -> int:
-        with self._nursery.changed:
-            assert self._nursery.changed.wait_for(lambda: self.pid in self._nursery.codes, timeout)
-        return self._nursery.codes[self.pid]
+        with self._fork_server.changed:
+            assert self._fork_server.changed.wait_for(lambda: self.pid in self._fork_server.codes, timeout)
+        return self._fork_server.codes[self.pid]
 
 
-class Nursery:
-    """The process, seen from outside. Whatever it forked ends with this process."""
+class ForkServer:
+    """A handle to the fork server's process. Every role it forked ends with the process that holds the handle."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.codes: dict[int, int] = {}
@@ -73,21 +73,21 @@ class Nursery:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def start(self, arguments: Sequence[str], log: Path) -> Born:
+    def start(self, arguments: Sequence[str], log: Path) -> ForkedRole:
         assert self._process.stdin is not None
         known = len(self._pids)
         self._process.stdin.write(json.dumps({"arguments": list(arguments), "log": str(log)}) + "\n")
         self._process.stdin.flush()
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self._pids) > known, START_S), "the nursery does not answer"
-        return Born(self, self._pids[known])
+            assert self.changed.wait_for(lambda: len(self._pids) > known, START_S), "the fork server does not answer"
+        return ForkedRole(self, self._pids[known])
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             what, *numbers = line.split()
             with self.changed:
-                if what == "born":
+                if what == "forked":
                     self._pids.append(int(numbers[0]))
                 else:
                     self.codes[int(numbers[0])] = int(numbers[1])
@@ -138,7 +138,7 @@ def _serve(parent_pipe: str) -> None:
             order = json.loads(line)
             if (pid := os.fork()) == 0:
                 _be(order["arguments"], order["log"], parent_pipe)
-            _tell(f"born {pid}")
+            _tell(f"forked {pid}")
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 _tell(f"ended {ended[0]} {os.waitstatus_to_exitcode(ended[1])}")

@@ -1,4 +1,4 @@
-"""What the attacks benchmark needs of one model: honest answers to start from, cheaters' files, and their judgement.
+"""Testbed of the attacks benchmark for one model: honest answers to start from, cheaters' files, and their judgement.
 
 Files are judged as the validator judges them: read from disk by the reader of strangers' files, cheap checks, then
 computed again with the version they claim. Nothing is left out for being slow; only generation is shared. A cheater who
@@ -69,7 +69,7 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class Court:
+class Testbed:
     """One model: version 1 is what everybody claims, version 0 what it came from."""
 
     config: RunConfig
@@ -169,14 +169,14 @@ def remembering(memory: Memory) -> Iterator[None]:
         setattr(checks_module, "replay", replay)  # noqa: B010
 
 
-def open_court(
+def build_testbed(
     config: RunConfig, policy: Policy, tasks: TaskSource, judge: Judge, scratch: Path, files: int, lr: float
-) -> Court:
-    """A court whose version 1 is one optimizer step at `lr` on `files` honest files of version 0."""
+) -> Testbed:
+    """A testbed whose version 1 is one optimizer step at `lr` on `files` honest files of version 0."""
     engine = TorchEngine(policy, max_batch=64, max_len=config.max_len, temperature=config.sampling.temperature)
     before = {name: tensor.clone() for name, tensor in policy.weights().items()}
-    court = Court(config, policy, engine, tasks, judge, scratch, before)
-    _, made = court.honest(court.leases(files, node="trained-on"), engine)
+    testbed = Testbed(config, policy, engine, tasks, judge, scratch, before)
+    _, made = testbed.honest(testbed.leases(files, node="trained-on"), engine)
     groups = sort_groups([file.submission for file in made], normalise=config.train.advantage_std).signal
     optimizer = torch.optim.AdamW(
         [p for _, p in trainable(policy.model)], lr=lr, betas=config.train.betas, weight_decay=config.train.weight_decay
@@ -186,4 +186,4 @@ def open_court(
     tree["train"]["loss"]["kl_coef"] = 0.0  # the base model is the policy itself: there is nothing to hold it to
     train_step(policy, None, optimizer, groups, RunConfig.model_validate(tree), 0)
     policy.model.zero_grad(set_to_none=True)
-    return court
+    return testbed

@@ -21,7 +21,7 @@ from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.server import Server, serving
 from shoal.wait import wait_until
-from tests.attacks.relays import Answer, Evil, Twist, evil_relay, late
+from tests.attacks.lender.relays import Answer, Evil, Twist, evil_relay, late
 
 SIZE = 12 * MIB + 12345
 DEADLINE_S = 20.0

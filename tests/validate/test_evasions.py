@@ -1,4 +1,4 @@
-"""Ways around the validator that were open once: each is closed, and honest nodes notice nothing of it."""
+"""Ways to evade or overload the validator: each is closed, and honest nodes do not notice."""
 
 import io
 import math

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.common.configs import changed
 from benchmarks.common.cpu_usage import cpu_below
-from benchmarks.validation.court import ROOT, Court, Recorded
+from benchmarks.validation.attack_testbed import ROOT, Recorded, Testbed
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.generate.engine import TorchEngine
@@ -32,8 +32,8 @@ SPOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Seconds of CPU."""
+class ValidationCost:
+    """Seconds of CPU that one file costs its worker and its validator."""
 
     tokens: int
     generating: float
@@ -50,17 +50,17 @@ class Price:
         return self.reading + rate * self.computing + (1 - rate) * self.spotting
 
 
-def price(config: RunConfig, samples: int, batch: int) -> Price:
+def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
     """One group of `samples` answers, generated up to `batch` side by side."""
     config = changed(config, {"sampling.group_size": samples, "workers.groups_per_submission": 1})
     policy = replace(load(base_model_dir(config)), eos_ids=frozenset())
     tasks = build_source(config.tasks)
     temperature = config.sampling.temperature
     engine = TorchEngine(policy, max_batch=batch, max_len=config.max_len, temperature=temperature)
-    with tempfile.TemporaryDirectory(prefix="shoal-price-") as scratch, Scorer(config.tasks) as judge, threads(1):
-        court = Court(config, policy, engine, tasks, judge, Path(scratch), {})
-        (lease,) = court.leases(1)
-        requests = court.requests([lease])
+    with tempfile.TemporaryDirectory(prefix="shoal-cost-") as scratch, Scorer(config.tasks) as judge, threads(1):
+        testbed = Testbed(config, policy, engine, tasks, judge, Path(scratch), {})
+        (lease,) = testbed.leases(1)
+        requests = testbed.requests([lease])
         maker = Maker(config, policy, engine, tasks, judge)
         # First calls are slow: they compile, and take memory.
         for answer in engine.generate([replace(request, max_new_tokens=2) for request in requests], hidden=True):
@@ -74,8 +74,8 @@ def price(config: RunConfig, samples: int, batch: int) -> Price:
             maker.prove(answer.hidden_TD)
         proving = cpu_s() - began
 
-        (file,) = court.files(Maker, [lease], Recorded(requests, answers))  # starts the scorer, too
-        path = Path(scratch) / "price.parquet"
+        (file,) = testbed.files(Maker, [lease], Recorded(requests, answers))  # starts the scorer, too
+        path = Path(scratch) / "cost.parquet"
         path.write_bytes(file.data)
         checks = Checks(config, policy, tasks, judge, lambda _: ROOT)
         limits = limits_of(config, policy.vocab)
@@ -95,8 +95,10 @@ def price(config: RunConfig, samples: int, batch: int) -> Price:
         computing = cpu_s() - began
     for finding in findings:
         if finding is not None:
-            raise BenchError(f"price: an honest file was rejected: {finding}")
-    return Price(sum(len(answer.tokens) for answer in answers), generating, proving, reading, spotting, computing)
+            raise BenchError(f"validation cost: an honest file was rejected: {finding}")
+    return ValidationCost(
+        sum(len(answer.tokens) for answer in answers), generating, proving, reading, spotting, computing
+    )
 
 
 def cpu_s() -> float:

@@ -24,7 +24,7 @@ def own_network() -> list[str]:
 def test_a_machine_that_knows_a_join_line_has_a_file_accepted_over_tls(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
-    command = [*own_network(), sys.executable, "-m", "tests.coordinator.two_machines", str(config), str(tmp_path)]
+    command = [*own_network(), sys.executable, "-m", "tests.client.two_machines", str(config), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
