@@ -76,11 +76,11 @@ def bench_economics(quick: bool, progress: Progress) -> BenchResult:
             values[f"poisoned_share.{name}.{keys}_keys"] = statistics.mean(struck) / of_step
             values[f"poisoned_share_p99.{name}.{keys}_keys"] = struck[int(0.99 * rounds)] / of_step
     values["poisoned_share"] = values[f"poisoned_share.short.{STRIKING[-1]}_keys"]
-    ratios = {"recomputed_tokens": recomputed_share(config, 200 if quick else 5000)}
+    ratios = {"recomputed_tokens": recomputed_share(config, 5000)}
     bars: dict[str, tuple[Literal[">=", "<="], float]] = {
         "worst_gain": ("<=", 0.0),
         "worst_gain_of_file": ("<=", 0.0),
-        "poisoned_share": ("<=", 0.1),
+        "poisoned_share": ("<=", 0.05),
         "recomputed_tokens": ("<=", 0.145),
     }
     return BenchResult("economics", ratios, values, bars)
