@@ -1,5 +1,6 @@
 """A run's description: what it says is what is run, and whatever is wrong with it is named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from shoal.config import RunConfig, TrainConfig
 from shoal.config_docs import config_page
 from shoal.config_io import check_config, describe, load_config, to_toml
+from shoal.crypto.signed import canonical
 from shoal.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"name": "a", "steps": 3, "tasks": [{"source": "reasoning-gym/chain_sum"}]}
@@ -325,3 +327,15 @@ def test_defaults_that_are_not_those_of_the_paper_say_so() -> None:
     said = TrainConfig.__doc__ or ""
     assert f"groups_per_step ({TrainConfig().groups_per_step} here, 256 there)" in " ".join(said.split())
     assert f"optimizer_steps ({TrainConfig().optimizer_steps} here, 8 there)" in " ".join(said.split())
+
+
+@given(options=st.dictionaries(texts, values, max_size=4))
+def test_options_that_are_signed_alike_are_read_alike(options: dict[str, Any]) -> None:
+    """Over plain http, somebody in the middle may write 1.0 for 1 without breaking the run card's signature."""
+    reread = json.loads(canonical(options))
+    first, second = (check_config(tree_with(found), "test").tasks[0].options for found in (options, reread))
+    assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+
+
+def tree_with(options: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "a", "steps": 1, "tasks": [{"source": "x", "options": options}]}

@@ -3,9 +3,10 @@
 `config_io` reads it from TOML, and `docs/config.md` is generated from it.
 """
 
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from shoal.crypto.tls import Mode, is_served
 from shoal.rl.loss_config import LossConfig
@@ -53,6 +54,19 @@ class CodeConfig(_Table):
     output_kb: int = Field(1024, ge=1, le=65536, description="KiB of output.")
 
 
+def _whole(value: JsonValue) -> JsonValue:
+    """A value whose whole numbers are integers. Canonical JSON writes 1.0 and 1 alike, so that a signature over a run
+    card holds for both: if a source drew other tasks for one than for the other, changing it would go unnoticed."""
+    match value:
+        case float() if value.is_integer() and abs(value) < 1e21:
+            return int(Decimal(repr(value)))  # the digits that are signed: beyond 2**53, those of no other float
+        case list():
+            return [_whole(part) for part in value]
+        case dict():
+            return {name: _whole(part) for name, part in value.items()}
+    return value
+
+
 class TaskConfig(_Table):
     """One source of tasks; several are mixed by weight."""
 
@@ -86,6 +100,11 @@ class TaskConfig(_Table):
     template: str = Field(
         "{question}", pattern=HAS_QUESTION, description="The prompt; {question} is replaced by the task's text."
     )
+
+    @field_validator("options", mode="after")
+    @classmethod
+    def _has_one_form(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return {name: _whole(value) for name, value in options.items()}
 
     @model_validator(mode="after")
     def _one_or_several_rewards(self) -> Self:
