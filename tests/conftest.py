@@ -31,7 +31,7 @@ __all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-# Tests that use both cores, or measure time. A run of several processes uses both; its small parts do not.
+# Tests that use both cores for long, or measure time.
 ALONE = (
     "tests/attacks/lender/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
@@ -39,6 +39,7 @@ ALONE = (
     "tests/benchmarks/test_delta_bench.py",
     "tests/benchmarks/test_generation.py",
     "tests/benchmarks/test_ledger_bench.py",
+    "tests/benchmarks/test_loop.py",
     "tests/benchmarks/test_peers",
     "tests/benchmarks/test_swarm_load.py",
     "tests/client/test_joining.py",
