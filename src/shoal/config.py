@@ -307,13 +307,17 @@ class AuditConfig(_Table):
     """How rollouts are checked before they are trained on."""
 
     rate: float = Field(
-        0.1,
+        0.05,
         ge=0,
         le=1,
         description="Share of files that are recomputed whole; the cheap checks see every file. 0: never.",
     )
-    spot: int = Field(
-        1, ge=0, description="Answers recomputed in each other file; if one fails, the whole file is recomputed."
+    spot_share: float = Field(
+        0.0625,
+        ge=0,
+        le=1,
+        description="Share of the answers recomputed in each other file, at least two: half drawn by tokens, half by "
+        "answers. 0: none, and then cheating pays (docs/economics.md).",
     )
     probation: int = Field(20, ge=0, description="The first files of a new node that are all recomputed whole.")
     strikes: Positive = Field(2, description="Rejected files after which a node is banned.")

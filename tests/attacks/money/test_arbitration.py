@@ -313,19 +313,20 @@ def test_a_rejected_file_never_costs_less_than_a_multiple_of_its_own_pay(trial: 
 def test_answers_that_an_audit_did_not_draw_never_put_its_validator_out(trial: Trial) -> None:
     """A node spoils one answer of each of three files, and a friend challenges what was accepted: all of it is upheld,
     and the validator, which looked at other answers, can be drawn as before."""
-    few = trial.run.config.audit.model_copy(update={"rate": 1e-9, "spot": 1, "probation": 0})
+    few = trial.run.config.audit.model_copy(update={"rate": 1e-9, "probation": 0})
     trial.hand_in("friend", trial.honest("friend"))
     spoiled = []
     for name in ("a", "b", "c"):
         honest = trial.honest(name)
         made = with_sample(honest, 0, logprobs=[p - 0.5 for p in honest.rollouts[0].logprobs])
         data = write_rollouts(made, groups_with_signal(made))
-        spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), len(made.rollouts)))
+        lengths = [len(rollout.completion) for rollout in made.rollouts]
+        spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), lengths))
     secrets = (bytes([n]) * 32 for n in range(256))
     trial.validator.audits = next(
         audits
         for audits in (Audits(few, secret) for secret in secrets)
-        if all(0 not in audits.spot(sha256, count) for _, sha256, count in spoiled)
+        if all(0 not in audits.spot(sha256, lengths) for _, sha256, lengths in spoiled)
     )
     trial.judge()
     trial.settle()
