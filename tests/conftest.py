@@ -31,13 +31,21 @@ __all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-# Tests that use both cores, or measure time.
+# Tests that use both cores for long, or measure time.
 ALONE = (
-    "tests/benchmarks/",
-    "tests/faults/",
     "tests/attacks/lender/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
+    "tests/benchmarks/test_broadcast",
+    "tests/benchmarks/test_delta_bench.py",
+    "tests/benchmarks/test_generation.py",
+    "tests/benchmarks/test_ledger_bench.py",
+    "tests/benchmarks/test_loop.py",
+    "tests/benchmarks/test_peers",
+    "tests/benchmarks/test_swarm_load.py",
     "tests/client/test_joining.py",
+    "tests/faults/test_kills.py",
+    "tests/faults/test_shardcast.py",
+    "tests/faults/test_storm.py",
     "tests/tasks/test_scorer.py",
 )
 

@@ -14,11 +14,10 @@ from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
 from tests.conftest import chain_or_skip
+from tests.support.command import shoal
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
 from tests.support.ledger_of_a_run import TOKENS, announce, judge, keep, state
 from tests.support.servers.anvil import Anvil
-
-from .test_commands import shoal
 
 GOOD = key_of("good").address
 STALL_S = 3600

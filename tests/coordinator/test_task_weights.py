@@ -20,7 +20,7 @@ from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
 from shoal.tasks.difficulty import MAX_BINS, Part, Table
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, World, key_of, world_at
-from tests.support.http_answers import answering
+from tests.support.servers.http_answers import answering
 from tests.support.submissions import LIMITS, ROOT, make_lease
 
 WEIGHTED: dict[str, Any] = {"sampler": {"kind": "difficulty"}}

@@ -14,7 +14,7 @@ from shoal.shardcast.format.store import Store, files_of
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving
-from tests.support.http_answers import answering
+from tests.support.servers.http_answers import answering
 
 KEY = Key(b"\x11" * 32)
 RUN = "test"
