@@ -49,6 +49,11 @@ BENCHMARKS = {
         "validation.attacks",
         "bench_attacks",
     ),
+    "economics": Benchmark(
+        "what a rational cheater gains with the default config, and how much of a step its keys can fill",
+        "validation.economics",
+        "bench_economics",
+    ),
     "delta": Benchmark(
         "size and speed of deltas between versions of a model, against full files and XOR + zstd",
         "weights.delta",

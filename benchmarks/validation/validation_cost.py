@@ -5,7 +5,6 @@ by default; the validator reads it, runs the cheap checks and computes some of i
 """
 
 import os
-import random
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from shoal.protocol.submission import read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
+from shoal.validate.audit import Audits
 from shoal.validate.calibrate import threads
 from shoal.validate.checks import Checks
 
@@ -86,7 +86,8 @@ def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
         reading = cpu_s() - began
         began = cpu_s()
         for _ in range(SPOTS):
-            some = random.sample(submission.rollouts, min(config.audit.spot, samples))
+            lengths = [len(rollout.completion) for rollout in submission.rollouts]
+            some = [submission.rollouts[n] for n in Audits(config.audit).spot("", lengths)]
             findings += checks.costly([replace(submission, rollouts=some)])
         spotting = (cpu_s() - began) / SPOTS
         began = cpu_s()

@@ -204,7 +204,7 @@ class TrainConfig(_Table):
     loss: LossConfig = LossConfig()
 
     @property
-    def most_groups(self) -> int:
+    def max_groups(self) -> int:
         """Groups after which a step asks for no more."""
         return int(self.oversample * self.groups_per_step)
 
@@ -307,13 +307,17 @@ class AuditConfig(_Table):
     """How rollouts are checked before they are trained on."""
 
     rate: float = Field(
-        0.1,
+        0.05,
         ge=0,
         le=1,
         description="Share of files that are recomputed whole; the cheap checks see every file. 0: never.",
     )
-    spot: int = Field(
-        1, ge=0, description="Answers recomputed in each other file; if one fails, the whole file is recomputed."
+    spot_share: float = Field(
+        0.0625,
+        ge=0,
+        le=1,
+        description="Share of the answers recomputed in each other file, at least two: half drawn by tokens, half by "
+        "answers. 0: none, and then cheating pays (docs/economics.md).",
     )
     probation: int = Field(20, ge=0, description="The first files of a new node that are all recomputed whole.")
     strikes: Positive = Field(2, description="Rejected files after which a node is banned.")
@@ -333,7 +337,8 @@ class EvalConfig(_Table):
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
     every: Positive = Field(
-        10, description="Least number of versions between two evaluations; the first and the last are always evaluated."
+        10,
+        description="Minimum number of versions between two evaluations; the first and last are always evaluated.",
     )
     at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
         default_factory=list,
@@ -419,7 +424,7 @@ class SwarmConfig(_Table):
         description="Files that may await a verdict per node on probation (fewer accepted files than "
         "audit.probation); all new nodes of one network share as many.",
     )
-    most_nodes: Positive = Field(
+    max_nodes: Positive = Field(
         10_000,
         description="Largest number of nodes; beyond it, a lost node without an accepted file makes room for a "
         "new one.",
@@ -467,7 +472,7 @@ class LedgerConfig(_Table):
         2000, description="Stake required for each lease after the first that a node holds at once."
     )
     slash: Credits = Field(
-        1000, description="Least number of credits that a rejected file costs, as far as the node has them."
+        1000, description="Minimum number of credits that a rejected file costs, as far as the node has them."
     )
     slash_files: int = Field(
         10,
@@ -476,7 +481,7 @@ class LedgerConfig(_Table):
         description="A rejected file costs this many times its own pay, taken from deposited stake.",
     )
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
-    window: Positive = Field(4, description="Least number of steps for which a verdict can be challenged.")
+    window: Positive = Field(4, description="Minimum number of steps for which a verdict can be challenged.")
     patience: Positive = Field(
         2, description="Steps that a drawn validator has to commit its votes, and again to reveal them."
     )

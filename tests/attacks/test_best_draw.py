@@ -1,5 +1,6 @@
 """Nobody chooses among draws: neither by its key, nor by the version, nor by letting go what does not suit it."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tests.support.submissions import make_submission
 
 HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"
 KEYS = 50
+LOG = logging.getLogger(__name__)
 # A file takes a sixth of a lease: within so many rounds each key of an honest operator hands in 60 files.
 ROUNDS = 60
 
@@ -83,7 +85,7 @@ def test_a_sybil_with_fifty_keys_gains_nothing_by_letting_draws_go(
     could = KEYS * len(played.of_honest())
     gain, error = played.gain()
     handed_in = played.of_sybil()
-    print(f"{len(handed_in)} of {could} files, gain {gain:.2%} +- {error:.2%}")
+    LOG.info("%d of %d files, gain %.2f %% +- %.2f %%", len(handed_in), could, 100 * gain, 100 * error)
     assert len(played.of_honest()) == ROUNDS
     if len(handed_in) >= could / 4:
         assert gain < 0.02

@@ -183,7 +183,7 @@ def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_wo
         (None, JoinFlags(), [], "worker: needs the run's coordinator; give --join URL, which shoal run and shoal"),
         (Path(), JoinFlags(), [], "worker: needs the run's coordinator; give --join URL"),
         (None, JoinFlags(join="http://127.0.0.1:1"), ["steps=2"], "a run that is joined has its own config"),
-        (Path(), JoinFlags(join="http://127.0.0.1:1", home=Path("x")), [], "--home goes with --join alone"),
+        (Path(), JoinFlags(join="http://127.0.0.1:1", home=Path("x")), [], "--home goes only with --join"),
         (None, JoinFlags(join="ftp://x"), [], "must be the URL of a coordinator"),
     ],
 )

@@ -12,7 +12,7 @@ HASHES = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(4000)]
 
 def drawn(config: AuditConfig, secret: bytes | None = b"secret", node: str = "a") -> list[bool]:
     audits = Audits(config, secret)
-    return [audits.drawn(node, sha256) for sha256 in HASHES]
+    return [audits.drawn(node, sha256, 0) for sha256 in HASHES]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
@@ -41,29 +41,68 @@ def test_the_draw_is_about_the_file_and_not_about_who_sends_it() -> None:
 def test_the_first_files_of_each_node_are_all_drawn() -> None:
     audits = Audits(AuditConfig(rate=0.01, probation=30), b"secret")
     for node in ("a", "b"):
-        found = [audits.drawn(node, sha256) for sha256 in HASHES[:1000]]
+        found = [audits.drawn(node, sha256, 0) for sha256 in HASHES[:1000]]
         assert all(found[:30])
         assert sum(found[30:]) < 40
 
 
+def test_a_step_with_an_alarm_has_every_file_drawn_from_then_on_and_no_other_step_has() -> None:
+    audits = Audits(AuditConfig(rate=1e-12, probation=1), b"secret")
+    for node in ("cheat", "cheat", "other", "other"):
+        audits.drawn(node, HASHES[0], 4)
+    audits.alarm("cheat", 5)
+    assert [audits.drawn("other", HASHES[1], step) for step in (4, 5, 6)] == [False, True, False]
+
+
+def test_a_node_on_probation_raises_no_alarm() -> None:
+    """All of its files are drawn, so none passed unseen; and fresh keys must not have every file of a step drawn."""
+    audits = Audits(AuditConfig(rate=1e-12, probation=2), b"secret")
+    for node in ("fresh", "fresh", "other", "other"):
+        audits.drawn(node, HASHES[0], 4)
+    audits.alarm("fresh", 5)
+    assert not audits.drawn("other", HASHES[1], 5)
+
+
 def test_spots_are_as_many_as_asked_all_alike_and_unforeseen() -> None:
-    config = AuditConfig(rate=0.1, spot=2)
+    """Of answers of one length, each is as likely as any other; one may be drawn by tokens and by answers."""
+    config = AuditConfig(rate=0.1, spot_share=0.25)
     audits = Audits(config, b"secret")
-    found = [audits.spot(sha256, 8) for sha256 in HASHES]
-    assert all(len(set(spot)) == 2 for spot in found)
+    found = [audits.spot(sha256, [5] * 8) for sha256 in HASHES]
+    assert all(1 <= len(spot) <= 2 and spot == sorted(set(spot)) for spot in found)
     counts = [sum(n in spot for spot in found) / len(HASHES) for n in range(8)]
-    assert all(abs(share - 0.25) < 0.03 for share in counts)
-    assert found != [Audits(config, b"another").spot(sha256, 8) for sha256 in HASHES]
+    expected = 1 - (1 - 1 / 8) ** 2
+    assert all(abs(share - expected) < 0.03 for share in counts)
+    assert found != [Audits(config, b"another").spot(sha256, [5] * 8) for sha256 in HASHES]
+
+
+def test_half_of_the_spots_are_drawn_by_tokens_and_half_by_answers() -> None:
+    """A long answer is drawn as often as its tokens are, and a short one is not overlooked."""
+    audits = Audits(AuditConfig(rate=0.1, spot_share=0.02), b"secret")
+    lengths = [1] * 50 + [950] + [1] * 49
+    found = [audits.spot(sha256, lengths) for sha256 in HASHES]
+    long = sum(50 in spot for spot in found) / len(HASHES)
+    short = sum(3 in spot for spot in found) / len(HASHES)
+    assert abs(long - (1 - (1 - 950 / 1049) * (1 - 1 / 100))) < 0.02
+    assert abs(short - (1 - (1 - 1 / 1049) * (1 - 1 / 100))) < 0.007
+
+
+def test_each_spot_is_drawn_from_a_stretch_of_its_own() -> None:
+    audits = Audits(AuditConfig(rate=0.1, spot_share=0.5), b"secret")
+    for sha256 in HASHES[:500]:
+        spot = audits.spot(sha256, [7] * 16)
+        assert all(any(4 * part <= n < 4 * part + 4 for n in spot) for part in range(4))
 
 
 def test_spots_of_files_that_are_not_drawn_do_not_depend_on_the_draw_of_files() -> None:
     """One number for both would leave the answers that go with high numbers unseen."""
-    audits = Audits(AuditConfig(rate=0.5, spot=1, probation=0), b"secret")
-    left = [audits.spot(sha256, 4)[0] for sha256 in HASHES if not audits.drawn("a", sha256)]
-    assert all(abs(left.count(n) / len(left) - 0.25) < 0.04 for n in range(4))
+    audits = Audits(AuditConfig(rate=0.5, spot_share=0.1, probation=0), b"secret")
+    left = [audits.spot(sha256, [3] * 4) for sha256 in HASHES if not audits.drawn("a", sha256, 0)]
+    expected = 1 - (1 - 1 / 4) ** 2
+    assert all(abs(sum(n in spot for spot in left) / len(left) - expected) < 0.05 for n in range(4))
 
 
 def test_a_file_smaller_than_the_spot_is_seen_whole_and_rate_zero_sees_nothing() -> None:
-    assert Audits(AuditConfig(rate=0.1, spot=9), b"secret").spot(HASHES[0], 3) == [0, 1, 2]
-    assert Audits(AuditConfig(rate=0.0, spot=9), b"secret").spot(HASHES[0], 3) == []
-    assert Audits(AuditConfig(rate=0.1, spot=0), b"secret").spot(HASHES[0], 3) == []
+    assert Audits(AuditConfig(rate=0.1, spot_share=0.9), b"secret").spot(HASHES[0], [4, 9, 1]) == [0, 1, 2]
+    assert Audits(AuditConfig(rate=0.1, spot_share=0.1), b"secret").spot(HASHES[0], [4, 9]) == [0, 1]
+    assert Audits(AuditConfig(rate=0.0, spot_share=0.9), b"secret").spot(HASHES[0], [4, 9, 1]) == []
+    assert Audits(AuditConfig(rate=0.1, spot_share=0.0), b"secret").spot(HASHES[0], [4, 9, 1]) == []

@@ -118,7 +118,7 @@ def test_a_version_that_is_replaced_while_files_are_judged_is_nobodys_fault(
     leases = [court.hand_in("honest") for _ in range(2)]
     audits = court.validator.audits
 
-    def replaced(node: str, sha256: str) -> bool:
+    def replaced() -> bool:
         channel = court.run.channel()
         old = channel.fetch(court.version()) / "model.safetensors"
         keep = old.with_name("kept")
@@ -130,7 +130,7 @@ def test_a_version_that_is_replaced_while_files_are_judged_is_nobodys_fault(
         monkeypatch.undo()
         return True
 
-    monkeypatch.setattr(type(audits), "drawn", lambda self, node, sha256: replaced(node, sha256))
+    monkeypatch.setattr(type(audits), "drawn", lambda self, node, sha256, step: replaced())
     court.judge()
     findings = [court.verdict(lease).finding for lease in leases]
     assert all(finding is not None and finding.check == "version" for finding in findings)
@@ -177,12 +177,12 @@ def test_one_answer_tells_a_file_that_is_wrong_throughout(tmp_path: Path, world:
 def test_a_spot_sees_what_it_looks_at_and_the_verdict_is_that_of_the_whole_file(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    court = open_court(tmp_path / "run", world, audit=SELDOM | {"spot": 2, "strikes": 9})
+    court = open_court(tmp_path / "run", world, audit=SELDOM | {"strikes": 9})
     for node, spot, accept in (("a", [0, 2], True), ("b", [1, 2], False)):
         own = court.honest(node)
         forged = with_sample(own, 1, logprobs=[p - 0.1 for p in own.rollouts[1].logprobs])
         lease = court.hand_in_submission(forged)
-        monkeypatch.setattr(type(court.validator.audits), "spot", lambda self, sha256, answers, spot=spot: spot)
+        monkeypatch.setattr(type(court.validator.audits), "spot", lambda self, sha256, lengths, spot=spot: spot)
         court.judge()
         verdict = court.verdict(lease)
         assert (verdict.accept, verdict.audited) == (accept, not accept)

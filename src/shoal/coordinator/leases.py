@@ -95,7 +95,7 @@ def table_of(db: Connection, number: int) -> str:
     """The signed table that came with a version."""
     found = db.execute(select(weights.c.signed).where(weights.c.version == number)).scalar()
     if found is None:
-        raise Refusal("unknown", f"version {number}: there is no table of weights of it, or none any more")
+        raise Refusal("unknown", f"version {number}: there is no table of weights for it, or it has been deleted")
     return str(found)
 
 
@@ -111,11 +111,14 @@ def retract(db: Connection, after_version: int) -> list[int]:
 
 
 def must_be_newest(db: Connection, asked: float) -> None:
-    """Refuses a request about versions that was signed before one that is done: it was delayed in transit, and its
-    sender has long sent it again and moved on."""
+    """Refuses a request about versions that was signed before one already carried out: it was delayed in transit, and
+    its sender has long sent it again and moved on."""
     newest = float(read_fact(db, ASKED) or 0.0)
     if asked < newest:
-        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it again")
+        raise Refusal(
+            "replay",
+            f"versions: this was signed {newest - asked:.3f} s before a request already done; sign it again",
+        )
 
 
 def note_newest(db: Connection, asked: float) -> None:
@@ -165,7 +168,7 @@ def counts(
 def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
     """What one step has. Where it has all the groups that it may, leases of newcomers hold it up no longer."""
     count = counts(db, step, step, now).get(step, StepCount())
-    if count.seen >= terms.most_groups:
+    if count.seen >= terms.max_groups:
         proven = counts(db, step, step, now, record=2).get(step, StepCount())
         return StepCount(count.seen, count.signal, proven.leased)
     return count
@@ -249,7 +252,7 @@ def grant(
         async_level=terms.async_level,
         steps=terms.steps,
         needed=terms.groups_per_step,
-        most_seen=terms.most_groups,
+        max_seen=terms.max_groups,
         submission_groups=terms.groups_per_submission,
         first_step=newest,
         online_filter=terms.online_filter,
@@ -258,10 +261,10 @@ def grant(
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
     if record < 2 and network:
         all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
-        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
+        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.max_groups:
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     here = found.get(granted.step, StepCount())
-    room = terms.most_groups - here.seen - here.leased
+    room = terms.max_groups - here.seen - here.leased
     again = draws.waiting_for(db, terms, node.address, network, room, now)
     if again is None:
         if why := draws.why_no_other(db, terms, node, own, network, now):
@@ -371,7 +374,7 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
     if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED):
         raise Refusal("expired", draws.became_of(db, row))
     if signal > row.groups:
-        raise Refusal("malformed", f"{name}: is for {row.groups} groups, {signal} with signal cannot be")
+        raise Refusal("malformed", f"{name}: is for {row.groups} groups, so {signal} groups with signal are too many")
     return Ticket(row.groups, False, row.network, status)
 
 

@@ -33,9 +33,9 @@ class SignedLease:
 
     def check_fits(self, config: RunConfig) -> None:
         """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""
-        lease, most = self.lease, config.workers.groups_per_submission
-        if not 1 <= lease.groups <= most:
-            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
+        lease, max_groups = self.lease, config.workers.groups_per_submission
+        if not 1 <= lease.groups <= max_groups:
+            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {max_groups}")
         oldest = max(0, lease.step - config.async_level)
         if not oldest <= lease.version <= lease.step < config.steps or lease.submission < 0:
             raise RolloutError(

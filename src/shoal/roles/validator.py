@@ -1,8 +1,8 @@
 """The validator: judges every upload before the trainer may read it, and leaves evidence of what it rejects.
 
 Files are judged one by one, those of nodes with accepted files first. Every file goes through the checks that nothing
-in it can make long; some are drawn to be computed again with the version they claim, and of the others an answer or
-two; answers are scored last, when it is known that they were drawn. A node whose files are rejected gets no more
+in it can make long; some are drawn to be computed again with the version they claim, and of the others a few
+answers; answers are scored last, when it is known that they were drawn. A node whose files are rejected gets no more
 leases.
 
 Only what a file's bytes show is blame. A file that cannot be fetched or read here is tried again, and then void.
@@ -189,12 +189,11 @@ class Validator:
         self.early.pop((upload.step, upload.submission), None)
         if finding := self.checks.formal(submission):
             return self._reject(upload, sha256, submission, finding, False, began)
-        whole = self.strikes[upload.node] > 0 or self.audits.drawn(upload.node, sha256)
-        answers = len(submission.rollouts)
+        whole = self.strikes[upload.node] > 0 or self.audits.drawn(upload.node, sha256, upload.step)
         if not whole:
-            first = self.audits.spot(sha256, answers)
+            first = self.audits.spot(sha256, [len(rollout.completion) for rollout in submission.rollouts])
         else:
-            first = self.audits.first_look(sha256, answers) if upload.record < PROVEN else []
+            first = self.audits.first_look(sha256, len(submission.rollouts)) if upload.record < PROVEN else []
         try:
             # Whether answers were drawn comes before what they earn: those that were made up can take long to score.
             if first and (finding := self._computed(submission, first)):
@@ -228,7 +227,7 @@ class Validator:
     def _computed(self, submission: Submission, some: Sequence[int] = ()) -> Finding | None:
         """What computing a file again finds, or some of its answers, taken for a file of their own.
 
-        A finding about one of these answers stands; one about all of them (`sample` is None) is no verdict on the file.
+        A finding about one of these answers stands; one about all of them (`sample` is None) does not decide the file.
         """
         self._load(Version(submission.version, submission.weights))
         part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
@@ -300,6 +299,8 @@ class Validator:
         self.store.judge(upload, verdict)
         self._say(upload, submission, audited, verdict, blamed, began)
         if blamed:
+            if audited and not self.strikes[upload.node]:  # one alarm per node: afterwards none of its files is sampled
+                self.audits.alarm(upload.node, upload.step)
             self.strikes[upload.node] += 1
             # Also beyond that number: who was killed between the last strike and the ban makes up for it.
             if self.strikes[upload.node] >= self.run_dir.config.audit.strikes and upload.node not in self.put_out:
@@ -343,7 +344,7 @@ class Validator:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
             oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
             prune_evidence(folder, oldest, oldest - config.async_level)
-        except (OSError, WeightsError) as error:  # no evidence is no reason to accept
+        except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""
         return str(target.relative_to(self.run_dir.path))

@@ -1,14 +1,33 @@
-"""Random audits: which files, and which answers of the others, are recomputed; drawn with a secret after the upload."""
+"""Random audits: which files, and which answers of the others, are recomputed; drawn with a secret after the upload.
+
+Of a file that is not recomputed whole, half of the answers are drawn by tokens, because answers are paid by the token:
+the chance to miss a fake is then no more than the share of the pay that was honest, so fakes earn nothing on average
+(`economics.py`). The other half are drawn by answers, so that short fakes are seen as well.
+"""
 
 import hashlib
 import hmac
+import math
 import os
 import random
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 
 from shoal.config import AuditConfig
 
 FIRST_LOOK = 2
+# One answer drawn by tokens and one by answers.
+MIN_SPOT = 2
+
+
+def spot_draws(config: AuditConfig, answers: int) -> tuple[int, int]:
+    """How many answers of a file are drawn by tokens, and how many by answers; none where nothing is recomputed."""
+    if config.rate <= 0 or config.spot_share <= 0:
+        return 0, 0
+    count = max(MIN_SPOT, math.ceil(config.spot_share * answers))
+    return (count + 1) // 2, count // 2
 
 
 class Audits:
@@ -18,18 +37,42 @@ class Audits:
         self._config = config
         self._secret = secret or os.urandom(32)
         self._seen: Counter[str] = Counter()
+        self._alarmed: set[int] = set()
 
-    def drawn(self, node: str, sha256: str) -> bool:
+    def drawn(self, node: str, sha256: str, step: int) -> bool:
         """Whether the file of that hash is audited. The hash is the file's own, so it was fixed before the draw."""
         self._seen[node] += 1
-        if self._config.rate > 0 and self._seen[node] <= self._config.probation:
+        if self._config.rate <= 0:
+            return False
+        if self._seen[node] <= self._config.probation or step in self._alarmed:
             return True
         return self._number("file", sha256) < self._config.rate * 2**64
 
-    def spot(self, sha256: str, answers: int) -> list[int]:
-        """Which of a file's answers are computed again where the file is not drawn; none at rate 0."""
-        count = min(self._config.spot, answers) if self._config.rate > 0 else 0
-        return sorted(random.Random(self._number("answers", sha256)).sample(range(answers), count))
+    def alarm(self, node: str, step: int) -> None:
+        """A file of this node was found out. If its files were only sampled, the step's other files are all drawn from
+        now on: however many keys strike in one step, what passes is what came before the first that was found out.
+
+        Files of nodes on probation raise no alarm, for none of theirs passes unseen: keys that did no work cost a step
+        nothing. A restarted validator needs no memory of alarms, because every node is on probation with it.
+        """
+        if self._seen[node] > self._config.probation:
+            self._alarmed.add(step)
+
+    def spot(self, sha256: str, lengths: Sequence[int]) -> list[int]:
+        """Which of a file's answers, given by their tokens, are computed again where the file is not drawn.
+
+        Each draw is from a stretch of its own, all equally long. So fakes cannot be arranged to be missed more often
+        than by independent draws from the whole file.
+        """
+        by_tokens, by_answers = spot_draws(self._config, len(lengths))
+        if by_tokens + by_answers >= len(lengths):
+            return list(range(len(lengths))) if by_tokens else []
+        rng = random.Random(self._number("answers", sha256))
+        ends = list(accumulate(lengths))
+        found = {bisect_right(ends, (i + rng.random()) * ends[-1] / by_tokens) for i in range(by_tokens)}
+        found |= {int((i + rng.random()) * len(lengths) / by_answers) for i in range(by_answers)}
+        # Rounding may bring a draw to the very end of the last stretch.
+        return sorted({min(answer, len(lengths) - 1) for answer in found})
 
     def first_look(self, sha256: str, answers: int) -> list[int]:
         """Which answers of a newcomer's file are computed before the others, so that what is made up costs little."""

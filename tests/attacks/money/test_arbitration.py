@@ -76,7 +76,7 @@ class Trial:
         self.swarm.store(key_of(name)).put(submission.lease, data)
         node = key_of(name).address
         if node not in self.state.accounts:  # with something to lose
-            self.swarm.book._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
+            self.swarm.ledger_writer._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
         return submission.lease
 
     def judge(self) -> None:
@@ -87,9 +87,9 @@ class Trial:
         for number in (2, 3):
             self.announce(number)
         for _ in range(3):
-            self.swarm.book.keep(self.swarm.database)
+            self.swarm.ledger_writer.keep(self.swarm.database)
             self.juror.work()
-        self.swarm.book.keep(self.swarm.database)
+        self.swarm.ledger_writer.keep(self.swarm.database)
 
     def challenge(self, who: str, lease: Lease, claim: str, evidence: Path | None = None) -> None:
         place = f"{lease.step}/{lease.submission}"
@@ -105,7 +105,7 @@ class Trial:
 
     @property
     def state(self) -> State:
-        return self.swarm.book.look(lambda state: state)
+        return self.swarm.ledger_writer.look(lambda state: state)
 
     def outcome(self, lease: Lease) -> str:
         for batch in self.state.batches:
@@ -218,7 +218,7 @@ def test_a_bundle_with_other_thresholds_or_another_lease_never_slashes_an_honest
 
 
 def _beside_the_coordinators_records(trial: Trial, bundle: Path) -> Path:
-    """As it lies in a run whose coordinator keeps its records there."""
+    """As it is stored in a run whose coordinator keeps its records there."""
     home = trial.run.path / "coordinator"
     home.mkdir(exist_ok=True)
     for file in trial.swarm.path.glob("state.db*"):
@@ -260,7 +260,7 @@ def test_a_challenge_whose_bytes_are_gone_is_left_open(trial: Trial) -> None:
     trial.swarm.trainer.forget(before=lease.step + 1)
     trial.challenge("a", lease, "reject")
     assert trial.arbitrate() == Rulings(left_open=1)
-    assert "its bytes are not there" in trial.said.getvalue()
+    assert "its bytes are missing" in trial.said.getvalue()
     assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
 
 
@@ -313,19 +313,20 @@ def test_a_rejected_file_never_costs_less_than_a_multiple_of_its_own_pay(trial: 
 def test_answers_that_an_audit_did_not_draw_never_put_its_validator_out(trial: Trial) -> None:
     """A node spoils one answer of each of three files, and a friend challenges what was accepted: all of it is upheld,
     and the validator, which looked at other answers, can be drawn as before."""
-    few = trial.run.config.audit.model_copy(update={"rate": 1e-9, "spot": 1, "probation": 0})
+    few = trial.run.config.audit.model_copy(update={"rate": 1e-9, "probation": 0})
     trial.hand_in("friend", trial.honest("friend"))
     spoiled = []
     for name in ("a", "b", "c"):
         honest = trial.honest(name)
         made = with_sample(honest, 0, logprobs=[p - 0.5 for p in honest.rollouts[0].logprobs])
         data = write_rollouts(made, groups_with_signal(made))
-        spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), len(made.rollouts)))
+        lengths = [len(rollout.completion) for rollout in made.rollouts]
+        spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), lengths))
     secrets = (bytes([n]) * 32 for n in range(256))
     trial.validator.audits = next(
         audits
         for audits in (Audits(few, secret) for secret in secrets)
-        if all(0 not in audits.spot(sha256, count) for _, sha256, count in spoiled)
+        if all(0 not in audits.spot(sha256, lengths) for _, sha256, lengths in spoiled)
     )
     trial.judge()
     trial.settle()
@@ -385,11 +386,11 @@ def test_rejected_bytes_go_when_the_window_is_over_or_the_budget_is_spent(trial:
         return sorted(path.stat().st_size for path in (trial.swarm.path / "uploads").rglob("*.parquet"))
 
     assert len(sizes()) == 2
-    assert trial.swarm.book.first_open() == 0
+    assert trial.swarm.ledger_writer.first_open() == 0
     ask = trial.swarm.database.ask
     assert ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()))) == []
     assert len(ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()) - 1))) == 1
     trial.settle()
-    assert trial.swarm.book.first_open() == leases[0].step
+    assert trial.swarm.ledger_writer.first_open() == leases[0].step
     assert ask(lambda db: drop_rejected(db, 1, leases[0].step, 1 << 30)) == []
     assert len(ask(lambda db: drop_rejected(db, 1, leases[0].step + 1, 1 << 30))) == 1

@@ -1,0 +1,169 @@
+"""Evidence in nats (e-values): what a gambler wins who bets that a file is not honest, at odds fair to honest files.
+
+Every bet has an expectation of at most 1 for honest machines, whatever the order and number of tokens, so more than x
+nats come with a probability of at most e^-x (Markov). Several bets are laid side by side, each for a kind of cheat:
+
+- `gaps`: claimed log-probs are further off, unit by unit, than honest ones are. Needs no guess of how.
+- `shortfalls`: tokens are not those that the lease's noise picks, more often than rounding decides between two.
+- `chunks`: proofs are further off than honest ones.
+- `shift`: gaps follow what a *particular* other computation would yield: weights in 8 bits, the version before, another
+  temperature. Rounding has no reason to, so this sees what is far smaller than the noise. It is fair to any noise whose
+  projection on the shift is as likely to be too high as too low.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.validate.numerics.honest_rates import EDGES, Histogram, HonestRates, bounds
+
+Floats = npt.NDArray[np.float64]
+UNIT = 64
+MIN_UNIT = 16
+# Gaps count up to so many times the noise each: one token is not to speak for its unit.
+MAX_GAP = 16.0
+# Exponents of the bets on units and chunks: how much more is won one step (a quarter of a doubling) further up.
+TILTS = (0.5, 1.5, 4.0)
+# Bets on shortfalls: from which multiple of the noise on, and how much more often than is honest.
+SHORT_FROM = (0.0, 1.0, 4.0, 16.0, 64.0)
+SHORT_TIMES = (2.0, 16.0, 256.0, 8192.0)
+# A shift counts from this share of what the other computation would yield; below it a bias may be honest.
+HONEST_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What the judge's own arithmetic in the run's format is off by, on the version's weights."""
+
+    gap: float
+    """Root mean square of normalised log-prob gaps."""
+    mantissa: float
+    """Mean mantissa difference of proof chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One answer beside its recomputation in float32."""
+
+    gaps_T: Floats
+    """Claimed minus true log-prob, over what unit noise in all logits would make of it."""
+    shortfalls_T: Floats
+    close_T: Floats
+    """Density of close calls: 1 - sum of p^2."""
+    chunks_C: Floats
+    """Mean mantissa difference per proof chunk."""
+    shifts: Mapping[str, Floats] = field(default_factory=dict)
+    """What another computation would make of the gaps, by its name."""
+
+
+class Bets:
+    """Odds that are fair to honest machines."""
+
+    def __init__(self, rates: HonestRates) -> None:
+        self._gaps = _tilted(bounds(rates.gaps.values()))
+        self._chunks = _tilted(bounds(rates.chunks.values()))
+        short = bounds(rates.shortfalls.values(), intensity=True)
+        self._short = [float(short[_edge(start)]) for start in SHORT_FROM]
+
+    def nats(self, answers: Sequence[Observed], noise: Noise) -> dict[str, float]:
+        """What each bet wins on a file, in nats."""
+        units = np.array([_rms(gaps_U, noise.gap) for gaps_U in _units([answer.gaps_T for answer in answers])])
+        chunks = _joined([answer.chunks_C for answer in answers]) / noise.mantissa
+        won = {f"gaps {tilt:g}": float(odds[_bins(units)].sum()) for tilt, odds in self._gaps.items()}
+        won |= {f"chunks {tilt:g}": float(odds[_bins(chunks)].sum()) for tilt, odds in self._chunks.items()}
+        won |= self._shortfalls(answers, noise.gap)
+        for name in sorted({name for answer in answers for name in answer.shifts}):
+            own = [answer for answer in answers if name in answer.shifts]
+            pairs = zip(_units([a.gaps_T for a in own]), _units([a.shifts[name] for a in own]), strict=True)
+            won[shift_bet(name)] = sum((_follows(gaps_U, shift_U, noise.gap) for gaps_U, shift_U in pairs), 0.0)
+        return won
+
+    def _shortfalls(self, answers: Sequence[Observed], noise: float) -> dict[str, float]:
+        """Of something of probability p_t at place t, which happened `count` times: its odds to happen so many times
+        as often have an expectation of 1."""
+        short_T = _joined([answer.shortfalls_T for answer in answers])
+        close_T = _joined([answer.close_T for answer in answers])
+        won = {}
+        for start, rate in zip(SHORT_FROM, self._short, strict=True):
+            p_T = np.minimum(1.0, close_T * noise * rate)
+            count = int((~(short_T <= start * noise)).sum())
+            for times in SHORT_TIMES:
+                name = f"shortfalls {start:g} x{times:g}"
+                won[name] = float(count * np.log(times) - np.log1p((times - 1.0) * p_T).sum())
+        return won
+
+
+def shift_bet(name: str) -> str:
+    """The bet's name on a shift, which is not laid on every file."""
+    return f"shift {name}"
+
+
+def bet_names(shifts: Sequence[str]) -> list[str]:
+    """All bets of a run whose judges look for these shifts."""
+    return [
+        *(f"{kind} {tilt:g}" for kind in ("gaps", "chunks") for tilt in TILTS),
+        *(f"shortfalls {start:g} x{times:g}" for start in SHORT_FROM for times in SHORT_TIMES),
+        *map(shift_bet, shifts),
+    ]
+
+
+def _joined(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _tilted(above: Floats) -> dict[float, Floats]:
+    return {tilt: _odds(above, tilt) for tilt in TILTS}
+
+
+def _odds(above: Floats, tilt: float) -> Floats:
+    """log of what a bet pays in each bin: it rises along the scale, and pays 1 on average under the bounds.
+
+    The odds never fall, so machines that are off by less than the bounds say, everywhere on the scale, pay less.
+    """
+    above = np.concatenate([[1.0], above[1:]])
+    mass = above - np.append(above[1:], 0.0)
+    rise = tilt * np.arange(len(EDGES)) / 4 * np.log(2)
+    return np.asarray(rise - np.logaddexp.reduce(rise + np.log(np.maximum(mass, 1e-300))))
+
+
+def _edge(distance: float) -> int:
+    return int(np.searchsorted(EDGES, distance, side="left"))
+
+
+def _bins(distances: Floats) -> npt.NDArray[np.intp]:
+    """The last edge that each is above; not a number is above all."""
+    at = np.searchsorted(EDGES, distances, side="left") - 1
+    return np.where(np.isnan(distances), len(EDGES) - 1, np.maximum(at, 0))
+
+
+def _rms(gaps_T: Floats, noise: float) -> float:
+    return float(np.sqrt(np.mean(np.minimum(np.abs(gaps_T) / noise, MAX_GAP) ** 2)))
+
+
+def _units(parts: Sequence[Floats]) -> Iterator[Floats]:
+    """Values of all answers, end to end, in stretches of UNIT or somewhat more."""
+    values = _joined(parts)
+    if len(values) >= MIN_UNIT:
+        yield from np.array_split(values, max(1, len(values) // UNIT))
+
+
+def _follows(gaps_T: Floats, shift_T: Floats, noise: float) -> float:
+    """log of 2 / (1 + e^-2x), where x is how well gaps follow the shift beyond the share that may be honest.
+
+    If x is as likely to be +a as -a, this pays 1 on average; if it tends to be lower, less.
+    """
+    bound = MAX_GAP * noise
+    gaps, shift = (np.clip(np.nan_to_num(x_T, nan=bound), -bound, bound) for x_T in (gaps_T, shift_T))
+    x = (1 - HONEST_SHARE) * float(((gaps - HONEST_SHARE * shift) * shift).sum()) / noise**2
+    return float(np.log(2) - np.logaddexp(0.0, -2 * x))
+
+
+def histograms(answers: Sequence[Observed], noise: Noise) -> tuple[Histogram, Histogram, Histogram]:
+    """What an honest way's answers add to the rates: gaps of units, shortfalls of tokens, distances of chunks."""
+    units = np.array([_rms(gaps_U, noise.gap) for gaps_U in _units([answer.gaps_T for answer in answers])])
+    short_T = _joined([answer.shortfalls_T for answer in answers]) / noise.gap
+    close = float(_joined([answer.close_T for answer in answers]).sum()) * noise.gap
+    chunks_C = _joined([answer.chunks_C for answer in answers]) / noise.mantissa
+    return Histogram.of(units), Histogram.of(short_T[short_T > 0], close), Histogram.of(chunks_C)

@@ -1,0 +1,126 @@
+"""Honest rates: how often honest machines are off by how much, as histograms per way and upper bounds on their tails.
+
+A histogram counts units (stretches of tokens), tokens and proof chunks by how far they are off, in multiples of the
+noise that the judge measures on its own weights. Counts of several machines add up. A tail is bounded by the worst of
+all ways, each by a confidence bound (Chernoff), after its distances were stretched by a margin: hardware that nobody
+has tried may be that much worse than all that was.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+Floats = npt.NDArray[np.float64]
+# Steps of all scales: 0, then from 1/8 up to 512 times the judge's own noise, four per doubling.
+EDGES: Floats = np.concatenate([[0.0], 2.0 ** (np.arange(-12, 37) / 4)])
+# How much worse than the worst way that was measured an honest one may be.
+MARGIN = 1.5
+# Confidence that a true rate is below its bound, for each bound.
+DOUBT = 1e-4
+# A tail is measured up to where at least so many were seen.
+MIN_SEEN = 10
+_ONE = int(np.searchsorted(EDGES, 1.0))
+
+
+class Histogram(BaseModel):
+    """How many were off by more than each edge of the scale."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: float = Field(ge=0)
+    """What the rates refer to: units, chunks, or the expected number of close calls among tokens."""
+    above: tuple[int, ...]
+
+    @classmethod
+    def of(cls, distances: Floats, count: float | None = None) -> Self:
+        above = (np.asarray(distances)[None, :] > EDGES[:, None]).sum(axis=1)
+        return cls(count=float(len(distances) if count is None else count), above=tuple(map(int, above)))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            count=self.count + other.count,
+            above=tuple(a + b for a, b in zip(self.above, other.above, strict=True)),
+        )
+
+
+def upper_bound(seen: float, count: float, doubt: float = DOUBT) -> float:
+    """The largest rate that `seen` of `count` are not surprising for: Chernoff's bound, for rates and for intensities.
+
+    For an intensity (`seen` may exceed `count`) it is that of the Poisson distribution, which holds for both.
+    """
+    if count <= 0:
+        return math.inf
+    allowed = -math.log(doubt)
+    low, high = seen, seen + allowed + math.sqrt(allowed * allowed + 2 * allowed * seen) + 1e-9
+    for _ in range(60):
+        middle = (low + high) / 2
+        surprise = middle - seen + (seen * math.log(seen / middle) if seen else 0.0)
+        low, high = (middle, high) if surprise < allowed else (low, middle)
+    return high / count
+
+
+def bounds(ways: Iterable[Histogram], margin: float = MARGIN, *, intensity: bool = False) -> Floats:
+    """Upper bounds on the share above each edge: the worst of all ways, each made worse by the margin.
+
+    Twice the noise is above 2x as often as the noise is above x. The intensity of close calls that it decides the other
+    way doubles besides.
+    """
+    worst = np.zeros(len(EDGES))
+    for histogram in ways:
+        worst = np.maximum(worst, _tail(histogram))
+    steps = math.ceil(4 * math.log2(margin))
+    stretched = worst[np.maximum(np.arange(len(EDGES)) - steps, 0)]
+    return np.asarray(stretched * margin if intensity else np.minimum(1.0, stretched))
+
+
+def _tail(histogram: Histogram) -> Floats:
+    """Bounds of one way. Beyond what was seen often enough to measure, a tail falls with the square of the distance, as
+    it does at least where noise has a third moment."""
+    found = np.array([upper_bound(seen, histogram.count) for seen in histogram.above])
+    last = max([_ONE, *(n for n, seen in enumerate(histogram.above) if seen >= MIN_SEEN)])
+    beyond = found[last] * (EDGES[last] / EDGES[last:]) ** 2
+    return np.concatenate([found[:last], np.minimum(found[last:], beyond)])
+
+
+class HonestRates(BaseModel):
+    """What is known of honest machines, by the name of a way or profile."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gaps: Mapping[str, Histogram]
+    """Root mean square of a unit's log-prob gaps."""
+    shortfalls: Mapping[str, Histogram]
+    """Tokens that are not the best under the lease's noise, per expected close call."""
+    chunks: Mapping[str, Histogram]
+    """Mean difference of a proof's mantissas."""
+
+    @classmethod
+    def of(cls, ways: Mapping[str, tuple[Histogram, Histogram, Histogram]]) -> Self:
+        """From gaps, shortfalls and chunks of each way."""
+        columns = zip(*ways.values(), strict=True)
+        return cls(
+            **{name: dict(zip(ways, found, strict=True)) for name, found in zip(cls.model_fields, columns, strict=True)}
+        )
+
+    def __add__(self, other: Self) -> Self:
+        fields = type(self).model_fields
+        return type(self)(**{name: _merged(getattr(self, name), getattr(other, name)) for name in fields})
+
+    def without(self, way: str) -> Self:
+        return type(self)(
+            **{
+                name: {key: value for key, value in getattr(self, name).items() if key != way}
+                for name in type(self).model_fields
+            }
+        )
+
+
+def _merged(first: Mapping[str, Histogram], second: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    both = dict(first)
+    for name, histogram in second.items():
+        both[name] = both[name] + histogram if name in both else histogram
+    return both

@@ -1,0 +1,64 @@
+"""An answer beside its recomputation: gaps, shortfalls and proof chunks, each over the noise that it would have anyway.
+
+Unit noise in all logits moves a token's log-prob by the square root of 1 - 2p + sum of p^2, and lets the second best
+token win with a density of 1 - sum of p^2 (both before temperature). Measured against these, a sure token and an
+uncertain one say equally much.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from shoal import toploc
+from shoal.validate.numerics.bets import Floats, Noise, Observed
+
+# Where a token is all but certain, log-probs are rounded by more than logits move them.
+MIN_SPREAD = 0.01
+# How far off a chunk is whose proof is not a proof at all.
+NO_PROOF = 1e9
+
+
+def spread(logprobs_T: Floats, squares_T: Floats) -> Floats:
+    """What unit noise in all logits makes of each log-prob; `squares` is the sum of p^2 over the vocabulary."""
+    return np.asarray(np.sqrt(np.maximum(1 - 2 * np.exp(logprobs_T) + squares_T, MIN_SPREAD**2)))
+
+
+def observe(
+    claimed_T: Floats,
+    logprobs_T: Floats,
+    squares_T: Floats,
+    shortfalls_T: Floats,
+    states_TD: Tensor,
+    proof: bytes,
+    others: dict[str, Floats],
+) -> Observed:
+    """What is seen of one answer. `others` are its log-probs in other computations, by name."""
+    spread_T = spread(logprobs_T, squares_T)
+    return Observed(
+        gaps_T=(claimed_T - logprobs_T) / spread_T,
+        shortfalls_T=shortfalls_T,
+        close_T=np.maximum(0.0, 1 - squares_T),
+        chunks_C=chunk_distances(states_TD, proof),
+        shifts={name: (other_T - logprobs_T) / spread_T for name, other_T in others.items()},
+    )
+
+
+def chunk_distances(states_TD: Tensor, proof: bytes) -> Floats:
+    """Mean mantissa difference per proof chunk; a chunk that breaks a rule no rounding breaks is as far off as can be.
+
+    Signs that differ, points that collide and values no better than a guess are what forgeries look like; exponents
+    that differ are counted by the mantissas that cannot be compared.
+    """
+    found = []
+    for chunk in toploc.verify(states_TD.bfloat16(), proof):
+        forged = chunk.malformed or toploc.refusal(chunk) is not None
+        found.append(NO_PROOF if forged else chunk.mantissa_mean)
+    return np.array(found)
+
+
+def own_noise(answers: list[Observed]) -> Noise:
+    """Noise of the judge's own arithmetic, from answers that it computed both ways itself."""
+    gaps_T = np.concatenate([answer.gaps_T for answer in answers])
+    return Noise(
+        gap=max(float(np.sqrt(np.mean(gaps_T**2))), 1e-6),
+        mantissa=max(float(np.mean(np.concatenate([answer.chunks_C for answer in answers]))), 1e-3),
+    )

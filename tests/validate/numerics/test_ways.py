@@ -1,0 +1,111 @@
+"""Honest ways differ by rounding alone, and are judged honest by rates that were measured without them."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import toploc
+from shoal.generate.sampling import NoiseStream, choose, shortfalls
+from shoal.models.load import Policy, load
+from shoal.validate.numerics.bets import Bets, Observed, histograms
+from shoal.validate.numerics.honest_rates import HonestRates
+from shoal.validate.numerics.observe import observe, own_noise
+from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, logits_of, states_of
+from tests.support.model_and_checks import model_dir
+
+ANSWERS, PROMPT, TOKENS = 8, 6, 64
+EXACT = WAYS["float32"]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """bfloat16 weights, widened."""
+    directory = model_dir("short")
+    wide = load(directory)
+    wide.set_weights({name: w.bfloat16().float() for name, w in wide.weights().items()}, "bfloat16")
+    return wide
+
+
+@pytest.fixture(scope="module")
+def sequences(policy: Policy) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, policy.vocab, (ANSWERS, PROMPT + TOKENS), generator=generator)
+    return [list(map(int, row)) for row in ids]
+
+
+def made(policy: Policy, way: Way, sequences: list[list[int]]) -> list[Observed]:
+    """Answers as a worker computes them in a way, seen by a judge in float32. Prompts are continued as they are: which
+    token is drawn at each place is the worker's choice, what comes before it is not."""
+    found = []
+    theirs, ours = (states_of(policy, kind, sequences) for kind in (way, EXACT))
+    for number, (their_TD, our_TD) in enumerate(zip(theirs, ours, strict=True)):
+        their_TD, our_TD = their_TD[PROMPT:], our_TD[PROMPT:]
+        stream = NoiseStream(7, number, policy.vocab)
+        bits = [stream.next() for _ in range(TOKENS)]
+        tokens_T, claimed_T = choose(logits_of(policy, way, their_TD).contiguous(), bits)
+        logits_TV = logits_of(policy, EXACT, our_TD).contiguous()
+        logp_TV = torch.log_softmax(logits_TV, 1).double()
+        found.append(
+            observe(
+                claimed_T.double().numpy(),
+                logp_TV.gather(1, tokens_T[:, None])[:, 0].numpy(),
+                (2 * logp_TV).exp().sum(1).numpy(),
+                shortfalls(logits_TV, bits, tokens_T),
+                our_TD,
+                toploc.build(their_TD.bfloat16()),
+                {},
+            )
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def observed(policy: Policy, sequences: list[list[int]]) -> dict[str, list[Observed]]:
+    return {name: made(policy, way, sequences) for name, way in WAYS.items()}
+
+
+def test_there_are_ten_ways_and_each_rounds_otherwise(observed: dict[str, list[Observed]]) -> None:
+    assert len(WAYS) >= 10
+    gaps = {name: np.concatenate([answer.gaps_T for answer in answers]) for name, answers in observed.items()}
+    assert np.abs(gaps.pop("float32")).max() < 1e-3
+    sizes = {name: float(np.sqrt(np.mean(gaps_T**2))) for name, gaps_T in gaps.items()}
+    assert min(sizes.values()) > 0.0005
+    assert max(sizes.values()) < 4 * min(sizes.values())
+    names = sorted(gaps)
+    for place, name in enumerate(names):
+        for other in names[place + 1 :]:
+            assert not np.array_equal(gaps[name], gaps[other]), (name, other)
+
+
+def test_a_way_is_undone_when_it_is_left(policy: Policy, sequences: list[list[int]]) -> None:
+    before = states_of(policy, EXACT, sequences[:1])[0]
+    with computed_as(policy, WAYS["tp8-eager"]), pytest.raises(ZeroDivisionError):
+        _ = 1 // 0
+    assert torch.equal(states_of(policy, EXACT, sequences[:1])[0], before)
+
+
+def test_bfloat16_kernels_of_this_machine_are_within_what_is_emulated(
+    policy: Policy, sequences: list[list[int]]
+) -> None:
+    """The emulation stands for real hardware: this machine's own bfloat16 is as far from float32 as the ways are."""
+    real = load(model_dir("short"), "bfloat16")
+    exact = [states[PROMPT:] for states in states_of(policy, EXACT, sequences)]
+    ids_BT = torch.tensor(sequences)
+    positions_BT = torch.arange(ids_BT.shape[1]).expand(len(sequences), -1)
+    with torch.inference_mode():
+        out = real.hidden(ids_BT, positions_BT, Dense(ids_BT.shape[1], Way("native", wide=True)))[:, PROMPT:].float()
+    spread = float(torch.stack(exact).std())
+    native = float((out - torch.stack(exact)).pow(2).mean().sqrt()) / spread
+    emulated = {}
+    for name in ("flash", "eager", "tp8-eager"):
+        theirs = torch.stack([states[PROMPT:] for states in states_of(policy, WAYS[name], sequences)])
+        emulated[name] = float((theirs - torch.stack(exact)).pow(2).mean().sqrt()) / spread
+    assert 0.5 * min(emulated.values()) < native < 1.5 * max(emulated.values()), (native, emulated)
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "float32"])
+def test_rates_measured_without_a_way_do_not_blame_it(observed: dict[str, list[Observed]], way: str) -> None:
+    noise = own_noise(observed["flash"])
+    rates = HonestRates.of({name: histograms(answers, noise) for name, answers in observed.items()})
+    won = Bets(rates.without(way)).nats(observed[way], noise)
+    assert max(won.values()) < 3, max(won, key=lambda bet: won[bet])
