@@ -125,7 +125,9 @@ def test_an_expired_lease_returns_to_the_pool_and_its_file_is_refused(world: Wor
     lease = world.take("a")
     world.clock.ahead = 601
     assert world.trainer.count(0).leased == 0
-    with pytest.raises(RolloutError, match=r"expired \d s ago; its draw is given again, to this node and its network first"):
+    with pytest.raises(
+        RolloutError, match=r"expired \d s ago; its draw is given again, to this node and its network first"
+    ):
         world.hand_in("a", lease)
     assert world.take("b").submission == lease.submission + 1
 
