@@ -46,11 +46,11 @@ class Hall:
     maker: Maker
 
     def hand_in(self, node: str, table_of: Callable[[Lease], Table | None] | None = None) -> Lease:
-        """Files of step 2, all with version 2, which their leases name."""
-        lease = self.store.lease(node, 2)
+        """Files of step 1, all with version 1, which their leases name, while version 2 is out."""
+        lease = self.store.lease(node, 1)
         assert lease is not None
-        assert (lease.step, lease.version) == (2, 2)
-        version = self.run.channel().version(2)
+        assert (lease.step, lease.version) == (1, 1)
+        version = self.run.channel().version(1)
         assert version is not None
         self.maker.table_of = table_of or self.store.table
         self.store.put(lease, self.maker.file(lease, version)[1])
@@ -87,7 +87,7 @@ def hall(tmp_path: Path) -> Hall:
             save_file(weights("short")[number % 2], staging / "model.safetensors")
             (staging / TABLE).write_text(tables[-1].to_json())
     worker = make_worker(run, tasks=tasks)
-    worker.maker.policy.set_weights(weights("short")[0], "version 2")
+    worker.maker.policy.set_weights(weights("short")[1], "version 1")
     store = memory_store(run, limits_of(config, worker.maker.policy.vocab))
     checks = Checks(config, load(run.base_model), tasks, InProcess(tasks), roots_of(channel), store.table)
     metrics = run.metrics("validator")
@@ -112,7 +112,7 @@ def test_honest_files_are_accepted_whole_and_of_both_sources(hall: Hall) -> None
     leases = [hall.hand_in("honest") for _ in range(3)]
     verdicts = [hall.verdict(lease) for lease in leases]
     assert [(verdict.accept, verdict.audited) for verdict in verdicts] == [(True, True)] * 3
-    accepted = list(hall.store.accepted(2))
+    accepted = list(hall.store.accepted(1))
     assert {sample.source for file in accepted for sample in file.rollouts} == {"mix", "spell_backward"}
     mixed = [sample.task for file in accepted for sample in file.rollouts if sample.source == "mix"]
     assert all(0 <= task < 30 for task in mixed)
@@ -199,7 +199,7 @@ def test_a_file_made_before_versions_were_taken_back_is_nobodys_fault(hall: Hall
     assert verdict.finding is not None
     assert verdict.finding.check == "version"
     assert not hall.validator.strikes
-    hall.maker.policy.set_weights(weights("short")[0], "version 2")
+    hall.maker.policy.set_weights(weights("short")[0], "version 1")
     assert hall.verdict(hall.hand_in("honest")).accept
 
 
