@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import RolloutError, WeightsError
-from shoal.models.load import Policy, load, read_weights
+from shoal.models.load import Policy, load_as, read_weights
 from shoal.protocol.lease import Lease, no_table
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import Version
@@ -78,4 +78,4 @@ def open_arbiter(run: RunDir) -> Iterator[Arbiter]:
     if not base.is_dir():
         raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
     with Scorer(run.config.tasks) as scorer:
-        yield Arbiter(run, load(base, run.config.model.dtype), scorer.tasks, scorer)
+        yield Arbiter(run, load_as(base, run.config.model.dtype, "float32"), scorer.tasks, scorer)
