@@ -27,17 +27,25 @@ from tests.support.submissions import WORDS
 
 __all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 
-# A busy machine is no failure: pytest-timeout ends what hangs.
+# A busy machine is not a failure: pytest-timeout ends what hangs.
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-# Tests that use both cores, or measure time.
+# Tests that use both cores for long, or measure time.
 ALONE = (
-    "tests/benchmarks/",
-    "tests/faults/",
     "tests/attacks/lender/test_programs.py",
     "tests/attacks/test_run_under_attack.py",
+    "tests/benchmarks/test_broadcast",
+    "tests/benchmarks/test_delta_bench.py",
+    "tests/benchmarks/test_generation.py",
+    "tests/benchmarks/test_ledger_bench.py",
+    "tests/benchmarks/test_loop.py",
+    "tests/benchmarks/test_peers",
+    "tests/benchmarks/test_swarm_load.py",
     "tests/client/test_joining.py",
+    "tests/faults/test_kills.py",
+    "tests/faults/test_shardcast.py",
+    "tests/faults/test_storm.py",
     "tests/tasks/test_scorer.py",
 )
 
@@ -82,10 +90,10 @@ def runs(calm: Path) -> Iterator[Runs]:
 
 @contextmanager
 def chain_or_skip() -> Iterator[Anvil]:
-    """A chain that is started for a test, which is skipped where there is none to be had."""
+    """A chain that is started for a test; the test is skipped where anvil is not available."""
     with ExitStack() as stack:
         try:
             chain = stack.enter_context(anvil())
         except BenchError as error:
-            pytest.skip(f"no anvil here, and none to be had: {error}")
+            pytest.skip(f"anvil is not available: {error}")
         yield chain

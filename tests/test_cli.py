@@ -1,4 +1,4 @@
-"""The command line: quick, and errors that people can mend come without a traceback."""
+"""The command line: quick, and errors that people can fix come without a traceback."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 
 from shoal.config_io import load_config
 from shoal.rundir import FORMAT
+from tests.support.command import shoal as shoal_here
 
 CONFIG = """
 name = "a"
@@ -97,7 +98,7 @@ def test_every_command_explains_itself(command: str) -> None:
     ],
 )
 def test_an_error_meant_for_people_has_no_traceback_and_code_3(config: Path, arguments: list[str], said: str) -> None:
-    result = shoal(*arguments, cwd=config.parent)
+    result = shoal_here(config.parent, *arguments, cwd=config.parent)
     assert result.returncode == 3, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
@@ -113,7 +114,7 @@ def test_an_error_is_printed_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["run"], ["run", "run.toml", "--nonsense"], ["bench"]])
 def test_a_wrong_command_line_has_the_usual_code_2(config: Path, arguments: list[str]) -> None:
-    result = shoal(*arguments, cwd=config.parent)
+    result = shoal_here(config.parent, *arguments, cwd=config.parent)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
@@ -180,7 +181,7 @@ def test_a_flag_that_a_form_of_a_command_does_not_take_is_refused_not_ignored(
     config: Path, run: Path, arguments: list[str], flags: list[str], where: str
 ) -> None:
     """Also one that was given its default."""
-    result = shoal(*arguments, *flags, cwd=config.parent)
+    result = shoal_here(config.parent, *arguments, *flags, cwd=config.parent)
     assert result.returncode == 3, result.stderr
     assert [flag for flag in flags if flag.startswith("--") and flag not in result.stderr] == []
     assert where in result.stderr

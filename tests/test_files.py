@@ -206,7 +206,7 @@ def test_what_is_replaced_stays_until_the_new_one_is_whole(tmp_path: Path, kind:
 
 def test_a_file_where_a_directory_is_needed_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = rf"{tmp_path / 'file'} is no directory; remove it or give another place"
+    said = rf"{tmp_path / 'file'} is not a directory; remove it or give another place"
     with pytest.raises(StorageError, match=said):
         make_directory(tmp_path / "file" / "deep" / "er")
     with pytest.raises(StorageError, match=said):
@@ -229,7 +229,7 @@ def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"regular|symbolic|No such|directory"):
             read_regular(tmp_path / name)
     with pytest.raises(OSError, match="more than 3 bytes"):
-        read_regular(tmp_path / "file", most=3)
+        read_regular(tmp_path / "file", max_bytes=3)
 
 
 FILL = """

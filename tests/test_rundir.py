@@ -201,7 +201,7 @@ def test_a_directory_that_another_process_prepares_is_left_to_it(tmp_path: Path)
 def test_a_run_that_cannot_have_its_directory_is_told_why(tmp_path: Path, config: RunConfig) -> None:
     (tmp_path / "run.toml").write_text(to_toml(config))
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StorageError, match=r"file is no directory; remove it or give another place"):
+    with pytest.raises(StorageError, match=r"file is not a directory; remove it or give another place"):
         locate_run(tmp_path / "run.toml", [], tmp_path / "file", console())
     with pytest.raises(StorageError, match="File name too long; give a shorter one"):
         locate_run(tmp_path / "run.toml", [], tmp_path / ("a" * 300), console())

@@ -11,8 +11,9 @@ ONE, THING = (
     r"(?:entry|line|row|file|folder|result|signature|inverse|point|class|module|bundle|request)",
 )
 EACH = r"(?:entry|line|row|file|folder|value|chunk|point|piece|slot|version|role|check|submission|kind|token|node|step)"
-# What to write instead: "available", "again", "missing" or "invalid", "fix", "permission", "banned", "is stored in",
-# "handles", "a node that ...", "do not share a quota", "one file per check".
+PLACE = r"(?:in|inside|beside|about|near|nearer|here|there|nowhere|on|under|at|within)"
+# What to write instead: "available", "again", "missing" or "invalid", "fix", "permission", "banned", "is not a valid",
+# "is stored in", "handles", "a node that ...", "do not share a quota", "one file per check".
 BANNED = [
     r"\bto be had\b",
     r"\banew\b",
@@ -22,14 +23,19 @@ BANNED = [
     r"\b[Ll]eave to (?:ask|work|send|write|submit|join)\b",
     r"\b(?:is|are|was|were|be|been|being) put out\b",
     r"\b[Ww]hoever\b",
-    r"\b(?:lies|lay) (?:in|beside|about)\b(?! \[)",
+    r"(?<![Tt]here )\b(?:is|are|was|were) no (?!(?:longer|more|better|worse|one)\b)[A-Za-z]+",
+    rf"\b(?:lie|lies|lay) {PLACE}\b(?! \[)",
+    r"\b(?:[Ww]here|[Hh]ow (?:far|near)|[Ww]hat) (?:[\w'-]+ ){0,6}lies?\b",
     r"\b(?:it|that|may|server|relay|coordinator|what|tasks|nothing in the folder) bears?\b",
     r"\bnothing to each other\b|\bnobody is anything\b",
     r"(?:^|[.:;] )(?:#|\"\"\"|\s)*Who (?:is refused|was refused|drew|sends|joins|waits out)\b",
     rf"{ONE} {THING} an? {EACH}\b(?! of)",
+    rf"\bone an? {EACH}\b(?=[,;.)])",
+    rf"\b(?:bytes|requests|tokens|files) an? (?:second|{EACH})\b",
 ]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-SOURCES = [path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+FOLDERS = ("src", "tests", "benchmarks", "examples")
+SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
 # A path in backticks, as seen from the root, from the package, or from a folder that its page is about.
 NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|md|vy))`")
 SEEN_FROM = ("", "src/shoal", "src/shoal/ledger", "src/shoal/shardcast", "src/shoal/coordinator", "src")
@@ -48,7 +54,14 @@ def test_no_page_and_no_source_uses_a_phrase_that_we_avoid(path: Path) -> None:
 def test_the_phrases_are_found_where_they_are() -> None:
     assert banned_in("It is not to be had; start the run anew.") == ["to be had", "anew"]
     assert banned_in("Where uploads go: one file a check.") == ["one file a check"]
+    assert banned_in("Line 3 is no JSON; the relay lies inside this network.") == ["is no JSON", "lies inside"]
+    assert banned_in("Where the key of a role lies: one a node, at 5 bytes a second.") == [
+        "Where the key of a role lies",
+        "one a node",
+        "bytes a second",
+    ]
     assert banned_in("if there is none, x is None; g lies in [-3, 22]; one file per check") == []
+    assert banned_in("A relay that lies is paused; there is no other; it is no longer asked; once a second") == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""Configs of the checkout and their base models; most benches are sized after the laptop run."""
+"""Configs of the checkout and their base models; most benchmarks are sized after the laptop run."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
         for part in path:
             node = node[part]
         node[last] = value
-    return check_config(tree, "of the bench")
+    return check_config(tree, "of the benchmark")
 
 
 def base_model(config: RunConfig, progress: Progress) -> Path:

@@ -1,4 +1,4 @@
-"""What a bench is doing, on stderr: one line that changes on a terminal, a line a stage elsewhere."""
+"""What a benchmark is doing, on stderr: one line that changes on a terminal, one line per stage elsewhere."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a bench found: figures by name, some with a bar that they should meet."""
+"""What a benchmark found: figures by name, some with a bar that they should meet."""
 
 import json
 from collections.abc import Mapping

@@ -64,7 +64,7 @@ class Findings:
 
 
 def bench_engine(quick: bool, progress: Progress) -> BenchResult:
-    """All figures of the engine bench. `quick` measures SmolLM2 only if it is already expanded."""
+    """All figures of the engine benchmark. `quick` measures SmolLM2 only if it is already expanded."""
     threads = os.cpu_count() or 1
     torch.set_num_threads(threads)
     keep_freed_memory()

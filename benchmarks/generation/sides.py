@@ -115,7 +115,7 @@ def stopwatch(owner: Any, name: str) -> Iterator[Clock]:
         yield clock
     finally:
         setattr(owner, name, function)
-    assert clock.seconds, f"{name} was never called: the engine samples in another way than this bench believes"
+    assert clock.seconds, f"{name} was never called: the engine samples in another way than this benchmark assumes"
 
 
 class _OwnLength(StoppingCriteria):

@@ -1,6 +1,6 @@
 """vLLM on a list of prompts: one side of `python -m benchmarks engine`, where vLLM is installed.
 
-A script that the engine bench runs in a process of its own; they meet in JSON lines:
+A script that the engine benchmark runs in a process of its own; they meet in JSON lines:
 
     in   {"model": "/path", "prompts": [[1, 2], ...], "lengths": [17, ...], "max_len": 300}
     out  {"seconds": 60.1, "tokens": 33000, "vllm": "0.32.0"}

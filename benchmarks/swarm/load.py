@@ -68,7 +68,7 @@ def load_figures(quick: bool, progress: Progress) -> dict[str, Figure]:
 
 def load_once(database: str, nodes: int, quick: bool, progress: Progress) -> dict[str, Figure]:
     """One coordinator under load, from an empty database."""
-    config = check_config({**CONFIG, "swarm": {"database": database}}, "of the bench")
+    config = check_config({**CONFIG, "swarm": {"database": database}}, "of the benchmark")
     warm_s, hurry_s, steady_s = (1.0, 2.0, 3.0) if quick else (10.0, 20.0, 40.0)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-swarm-") as scratch:
         run = Path(scratch) / "run"

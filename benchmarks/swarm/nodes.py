@@ -91,7 +91,7 @@ def percentile(waits: Sequence[float], share: float) -> float:
 
 
 class Node:
-    """One key's line to the coordinator. What it is not granted is an error of the bench, said to the tally."""
+    """One key's connection to the coordinator. A refusal is an error of the benchmark and is counted in the tally."""
 
     def __init__(self, swarm: "Swarm", key: Key) -> None:
         self.key = key
@@ -155,7 +155,7 @@ class Swarm:
         self.heartbeat_s = heartbeat_s
         self.tally = Tally()
         self.version = 0
-        """The newest one, which every node has at once: how versions travel is another bench's."""
+        """The newest one, which every node has at once: how versions travel is measured by another benchmark."""
         self.think_s = 0.0
         self.workers = [Node(self, Key.create()) for _ in range(load.nodes)]
         self.trainer = Node(self, Key.load(Path(load.trainer)))

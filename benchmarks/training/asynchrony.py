@@ -5,8 +5,8 @@ run is sized so that generating and training a step cost about the same. Each se
 other, with the same base model, processes, threads and number of steps and groups.
 
 The final reward is the mean of a run's last fifth. "Within the noise" means: the means of the two levels differ by no
-more than they would by chance in 95 of 100 such benches if the level made no difference (Student's t, pooled spread of
-the seeds). That width is `reward_noise`.
+more than they would by chance in 95 of 100 such comparisons if the level made no difference (Student's t, pooled spread
+of the seeds). That width is `reward_noise`.
 """
 
 import math
@@ -121,7 +121,7 @@ def outcome(steps: Sequence[Entry], submissions: Sequence[Entry]) -> Outcome:
 
 
 def conclude(level0: Sequence[Outcome], level2: Sequence[Outcome], all_cores: Outcome) -> BenchResult:
-    """The figures of the bench; seed i of one level stands beside seed i of the other."""
+    """The figures of the benchmark; seed i of one level stands beside seed i of the other."""
     seeds = len(level0)
     rewards0, rewards2 = ([o.reward for o in runs] for runs in (level0, level2))
     spread = math.sqrt((statistics.variance(rewards0) + statistics.variance(rewards2)) / 2)

@@ -12,7 +12,7 @@ An answer has its fixed length because no eos token can come: TRL suppresses it,
 directory whose eos id is one that the output head has no row for.
 
 Two shapes are measured. The figure with the bar has prompts of ordinary length, an instruction and a question of some
-200 tokens, which ours computes once a group and TRL once a sample. The other has bare questions of 18 tokens, where
+200 tokens, which ours computes once per group and TRL once per sample. The other has bare questions of 18 tokens, where
 little is shared.
 """
 

@@ -154,7 +154,7 @@ def _build(python: Path) -> None:
     if shutil.which(compiler) is None:
         raise BenchError(
             f"peer toploc: {BUILT} is built from its sources and {compiler} is not there; install a C++ compiler, or "
-            "name one with CXX. Only this bench needs it: shoal.toploc does not"
+            "name one with CXX. Only this benchmark needs it: shoal.toploc does not"
         )
     pip = [str(python), "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--no-build-isolation", "--no-binary", "toploc", BUILT]

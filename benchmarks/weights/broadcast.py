@@ -52,7 +52,7 @@ WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is sent, to how many, how often; chains have links of `rate` bytes a second."""
+    """How much is sent, to how many, how often; chains have links of `rate` bytes per second."""
 
     rounds: int
     bytes_to: dict[int, int]

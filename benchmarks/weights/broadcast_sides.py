@@ -44,7 +44,7 @@ class Side(Protocol):
 
 
 class Shardcast:
-    """The published package: processes of its own, one a node."""
+    """The published package: its own processes, one per node."""
 
     name = "shardcast"
 
@@ -172,5 +172,5 @@ def links() -> Iterator[Peer]:
 
 
 def new_link(peer: Peer, to: int, rate: float | None) -> int:
-    """The port of a link to another port, with so many bytes a second, or as many as go."""
+    """The port of a link to another port that carries so many bytes per second, or as many as it can."""
     return int(peer.ask({"to": to, "rate": rate}, awaiting="a link", deadline_s=START_S)["port"])

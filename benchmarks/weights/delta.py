@@ -66,12 +66,12 @@ class Size:
     new_tokens: int
     groups: int
     """Sampled at a time, until there are enough with signal."""
-    most_groups: int
+    max_groups: int
     rounds: int
 
 
-FULL = Size(group_size=4, new_tokens=24, groups=16, most_groups=128, rounds=5)
-QUICK = Size(group_size=4, new_tokens=8, groups=16, most_groups=128, rounds=1)
+FULL = Size(group_size=4, new_tokens=24, groups=16, max_groups=128, rounds=5)
+QUICK = Size(group_size=4, new_tokens=8, groups=16, max_groups=128, rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,14 @@ def sample(config: RunConfig, policy: Policy, size: Size, progress: Progress) ->
     found: list[Group] = []
     with Scorer(config.tasks) as judge:
         maker = Maker(config, policy, engine, build_source(config.tasks), judge)
-        for number in range(size.most_groups // size.groups):
+        for number in range(size.max_groups // size.groups):
             lease = Lease("bench", "worker-0", 0, number, 0, 0, size.groups, 7, 4e9)
             made = sort_groups([maker.make(lease, Version(0, "5a" * 32))], normalise=config.train.advantage_std)
             found += made.signal
             progress.detail(f"{len(found)} of {needed} groups with signal")
             if len(found) >= needed:
                 return found[:needed]
-    raise BenchError(f"bench delta: {len(found)} of {size.most_groups} groups had signal, {needed} are needed")
+    raise BenchError(f"bench delta: {len(found)} of {size.max_groups} groups had signal, {needed} are needed")
 
 
 def train(

@@ -204,7 +204,7 @@ class TrainConfig(_Table):
     loss: LossConfig = LossConfig()
 
     @property
-    def most_groups(self) -> int:
+    def max_groups(self) -> int:
         """Groups after which a step asks for no more."""
         return int(self.oversample * self.groups_per_step)
 
@@ -340,7 +340,8 @@ class EvalConfig(_Table):
 
     tasks: Positive = Field(256, description="Held-out tasks, the same for every version.")
     every: Positive = Field(
-        10, description="Least number of versions between two evaluations; the first and the last are always evaluated."
+        10,
+        description="Minimum number of versions between two evaluations; the first and last are always evaluated.",
     )
     at: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
         default_factory=list,
@@ -426,7 +427,7 @@ class SwarmConfig(_Table):
         description="Files that may await a verdict per node on probation (fewer accepted files than "
         "audit.probation); all new nodes of one network share as many.",
     )
-    most_nodes: Positive = Field(
+    max_nodes: Positive = Field(
         10_000,
         description="Largest number of nodes; beyond it, a lost node without an accepted file makes room for a "
         "new one.",
@@ -474,7 +475,7 @@ class LedgerConfig(_Table):
         2000, description="Stake required for each lease after the first that a node holds at once."
     )
     slash: Credits = Field(
-        1000, description="Least number of credits that a rejected file costs, as far as the node has them."
+        1000, description="Minimum number of credits that a rejected file costs, as far as the node has them."
     )
     slash_files: int = Field(
         10,
@@ -483,7 +484,7 @@ class LedgerConfig(_Table):
         description="A rejected file costs this many times its own pay, taken from deposited stake.",
     )
     suspend_steps: int = Field(2, ge=0, lt=1 << 32, description="Steps without leases after a rejected file.")
-    window: Positive = Field(4, description="Least number of steps for which a verdict can be challenged.")
+    window: Positive = Field(4, description="Minimum number of steps for which a verdict can be challenged.")
     patience: Positive = Field(
         2, description="Steps that a drawn validator has to commit its votes, and again to reveal them."
     )

@@ -63,7 +63,7 @@ class DivergedError(ShoalError):
 
 
 class ToplocError(ShoalError):
-    """Hidden states that cannot be proved, or bytes that are no proof."""
+    """Hidden states that cannot be proved, or bytes that are not a proof."""
 
 
 class IdentityError(ShoalError):

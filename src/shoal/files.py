@@ -55,7 +55,7 @@ def make_directory(path: Path) -> None:
         except (FileExistsError, NotADirectoryError) as error:
             way = next((p for p in (path, *path.parents) if os.path.lexists(p) and not p.is_dir()), path)
             raise StorageError(
-                f"{path}: cannot be made, for {way} is no directory; remove it or give another place"
+                f"{path}: cannot be created because {way} is not a directory; remove it or give another place"
             ) from error
 
 
@@ -69,12 +69,12 @@ def open_regular(path: Path) -> Iterator[io.BufferedReader]:
         yield file
 
 
-def read_regular(path: Path, most: int = 1 << 24) -> bytes:
+def read_regular(path: Path, max_bytes: int = 1 << 24) -> bytes:
     """The bytes of a regular file that has at most so many; OSError otherwise."""
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", str(path))
     return data
 
 

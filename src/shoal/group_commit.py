@@ -18,14 +18,14 @@ class GroupCommit(Generic[Job, Answer]):
     """A queue of jobs and the thread that commits them, as many together as wait."""
 
     def __init__(
-        self, name: str, commit: Callable[[Sequence[Job]], Sequence[Answer | Exception]], most_at_once: int
+        self, name: str, commit: Callable[[Sequence[Job]], Sequence[Answer | Exception]], max_at_once: int
     ) -> None:
         """`commit` gives one answer per job when all is durable; an exception among them is raised to that caller.
 
         If it raises instead, every job of the batch has failed with that error.
         """
         self._commit = commit
-        self._most = most_at_once
+        self._max_at_once = max_at_once
         self._queue: queue.SimpleQueue[tuple[Job, Future[Answer]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -61,7 +61,7 @@ class GroupCommit(Generic[Job, Answer]):
             return []
         batch = [first]
         with contextlib.suppress(queue.Empty):
-            while len(batch) < self._most:
+            while len(batch) < self._max_at_once:
                 if (more := self._queue.get_nowait()) is None:
                     self._queue.put(None)  # for the next call to find
                     break

@@ -110,7 +110,7 @@ def run_removed(path: Path) -> StorageError:
 
 
 def check_worker_name(name: str) -> None:
-    """Refuses a name that is no file name, or that another role goes by."""
+    """Refuses a name that is not a valid file name, or that another role has."""
     if not NODE_NAME.fullmatch(name) or name in ROLES:
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
@@ -134,7 +134,7 @@ def open_run(path: Path) -> RunDir:
     if found != FORMAT:
         raise ConfigError(
             f"run {path}: its directory has format {found!r:.20}, this release reads {FORMAT}; start a new run with "
-            "--out, or go on with the release that made it"
+            "--out, or continue with the release that made it"
         )
     return RunDir(path, check_config(config, str(file)))
 
@@ -157,7 +157,7 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     newest = _newest_whole(channel)
     if newest is not None and newest.number > config.steps:
         raise ConfigError(
-            f"run {path}: steps = {config.steps}, but it has come to version {newest.number}; "
+            f"run {path}: steps = {config.steps}, but it has reached version {newest.number}; "
             "give at least as many steps, or another directory with --out"
         )
     base = ensure_base_model(config, console) if newest is None else None
@@ -286,7 +286,7 @@ def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def key_path(run: Path, name: str) -> Path:
-    """Where the key of a role lies that runs in a run's own directory."""
+    """Where the key of a role that runs in a run's own directory is stored."""
     return run / "keys" / f"{name}.key"
 
 

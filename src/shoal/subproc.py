@@ -35,7 +35,7 @@ class LateError(ChildError):
 
 
 class NotJsonError(ChildError):
-    """It said what is no message. What it said is not in the text, which strangers' children would then write."""
+    """It sent something other than a message. The error does not quote it: strangers' children would then write it."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__("said what is not JSON")
@@ -90,13 +90,13 @@ class Child:
             except BrokenPipeError:
                 raise ChildError(self.end()) from None
 
-    def receive(self, seconds: float = math.inf, most: int = 1 << 16) -> Any:
+    def receive(self, seconds: float = math.inf, max_bytes: int = 1 << 16) -> Any:
         """The next message, of at most about so many bytes; ChildError if none comes in time."""
         deadline = time.monotonic() + seconds
         looked = 0
         while (end := self._pending.find(b"\n", looked)) < 0:
-            if (looked := len(self._pending)) > most:
-                raise ChildError(f"said more than {most} bytes")
+            if (looked := len(self._pending)) > max_bytes:
+                raise ChildError(f"said more than {max_bytes} bytes")
             self._pending += self._more(deadline, seconds)
         line = self._take(end + 1)
         try:
@@ -158,10 +158,10 @@ class Child:
         del self._pending[:size]
         return taken
 
-    def _more(self, deadline: float, seconds: float, most: int = 1 << 16) -> bytes:
+    def _more(self, deadline: float, seconds: float, max_bytes: int = 1 << 16) -> bytes:
         if not _is_ready(self._from, select.POLLIN, deadline - time.monotonic()):
             raise LateError(f"took longer than {seconds:g} s")
-        if not (data := os.read(self._from, most)):
+        if not (data := os.read(self._from, max_bytes)):
             raise ChildError(self.end())
         return data
 

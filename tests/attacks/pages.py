@@ -1,4 +1,4 @@
-"""A rollout file one of whose columns lies in pages of a few bytes that each unfold to megabytes and hold one value."""
+"""A rollout file with a column stored in pages of a few bytes that each unfold to megabytes and hold one value."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every attack is caught, by the check that is there for it; whoever does nothing of the kind is not."""
+"""Every attack is caught by the check that is there for it; honest work is not."""
 
 import pytest
 import torch

@@ -113,7 +113,7 @@ def test_many_nodes_behind_one_router_are_never_kept_out(busy: World) -> None:
 
 
 def test_keys_that_were_used_and_left_never_keep_a_newcomer_out(tmp_path: Path) -> None:
-    with run_at(tmp_path, swarm={"most_nodes": 6}) as world:
+    with run_at(tmp_path, swarm={"max_nodes": 6}) as world:
         world.announce()
         prove(world, "honest")
         stranger = Stranger(world)
@@ -136,7 +136,7 @@ def test_keys_that_were_used_and_left_never_keep_a_newcomer_out(tmp_path: Path) 
 
 
 def test_keys_that_one_place_keeps_alive_never_keep_a_newcomer_out(tmp_path: Path) -> None:
-    with run_at(tmp_path, swarm={"most_nodes": 8}) as world:
+    with run_at(tmp_path, swarm={"max_nodes": 8}) as world:
         world.announce()
         world.validator  # noqa: B018
         stranger = Stranger(world)
@@ -186,7 +186,7 @@ def test_leases_are_never_chosen_by_abandoning_the_others(busy: World) -> None:
 
 
 def statements(world: World, keys: Sequence[Key], each: int) -> list[int]:
-    ledger = world.book._ledger
+    ledger = world.ledger_writer._ledger
     assert isinstance(ledger, SqliteLedger)
     answers = []
     for key in keys:
@@ -198,11 +198,11 @@ def statements(world: World, keys: Sequence[Key], each: int) -> list[int]:
 
 def test_keys_that_never_joined_never_enter_anything_on_the_ledger(busy: World) -> None:
     busy.store(key_of("bringer"))
-    before = busy.book.stored_lines(0, 1 << 20)
+    before = busy.ledger_writer.stored_lines(0, 1 << 20)
     assert set(statements(busy, [Key.create() for _ in range(5)], 1)) == {403}
     answers = statements(busy, [key_of("bringer")], 25)
     assert answers.count(429) == 5
-    assert busy.book.stored_lines(0, 1 << 20) == before
+    assert busy.ledger_writer.stored_lines(0, 1 << 20) == before
 
 
 def test_a_long_ledger_is_never_more_than_a_follower_reads_at_once(
@@ -211,7 +211,7 @@ def test_a_long_ledger_is_never_more_than_a_follower_reads_at_once(
     assert MAX_LINES_BYTES < MAX_ANSWER
     for number in range(1, 9):
         busy.announce(number)
-    busy.book.keep(busy.database)
+    busy.ledger_writer.keep(busy.database)
     monkeypatch.setattr("shoal.coordinator.http.api.MAX_LINES_BYTES", 1500)
     with busy.link(key_of("reader")) as link:
         first = link.get("/v1/ledger/entries?first=0")["lines"]

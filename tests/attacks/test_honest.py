@@ -1,4 +1,4 @@
-"""Whoever is honest passes, however it computes."""
+"""An honest worker passes, however it computes."""
 
 import pytest
 import torch

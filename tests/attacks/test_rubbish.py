@@ -258,7 +258,7 @@ def test_joining_a_full_run_again_and_again_never_costs_more_than_its_networks_s
         return make_room(*asked)
 
     monkeypatch.setattr(registry, "_make_room", count)
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"most_nodes": 3}) as world:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"max_nodes": 3}) as world:
         world.announce()
         stranger = Stranger(world)
         for number in range(40):

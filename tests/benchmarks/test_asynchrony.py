@@ -1,4 +1,4 @@
-"""What the async bench makes of the metrics of its runs."""
+"""What the async benchmark makes of the metrics of its runs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The broadcast bench in small: every side delivers what it was given, and ratios follow from what was measured."""
+"""The broadcast benchmark in small: every side delivers what it was given, and ratios follow from what was measured."""
 
 import io
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_all_sides_deliver_the_same_bytes_and_ours_is_not_last(tmp_path: Path) -
     try:
         peers: list[Side] = [Shardcast(cache), Nginx("pass", cache), Nginx("cache", cache)]
     except ShoalError as error:
-        pytest.skip(f"the peers cannot be had here: {error}")
+        pytest.skip(f"the peers are not available: {error}")
     data = random_file(tmp_path / "data.bin", 3_000_000)
     progress = Progress(Console(stderr=True, quiet=True))
     costs = in_turns([Ours(), *peers], tmp_path, data, 2, 1, progress)

@@ -1,4 +1,4 @@
-"""The parts of the broadcast bench: links keep their speed, all CPU is counted, missing programs are named."""
+"""The parts of the broadcast benchmark: links keep their speed, all CPU is counted, missing programs are named."""
 
 import shutil
 import subprocess

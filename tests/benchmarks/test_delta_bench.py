@@ -18,7 +18,7 @@ from shoal.config import RunConfig
 from shoal.shardcast.delta import kernels as delta_kernels
 from tests.support.roles_in_process import make_config
 
-SMALL = Size(group_size=4, new_tokens=8, groups=16, most_groups=256, rounds=1)
+SMALL = Size(group_size=4, new_tokens=8, groups=16, max_groups=256, rounds=1)
 
 
 def small_config(directory: Path) -> RunConfig:

@@ -1,4 +1,4 @@
-"""What the filter bench concludes from its runs."""
+"""What the filter benchmark concludes from its runs."""
 
 import json
 from pathlib import Path

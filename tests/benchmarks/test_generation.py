@@ -1,4 +1,4 @@
-"""Both sides of the engine bench do the work they are timed for."""
+"""Both sides of the engine benchmark do the work they are timed for."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The bench runs, and the names that others read are there."""
+"""The ledger benchmark runs, and gives every figure that other tools read."""
 
 import io
 import json

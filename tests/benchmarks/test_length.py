@@ -1,4 +1,4 @@
-"""The run with length budgets: what its config promises, and what the bench concludes from it."""
+"""The run with length budgets: what its config promises, and what the benchmark concludes from it."""
 
 from dataclasses import replace
 from pathlib import Path

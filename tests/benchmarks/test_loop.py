@@ -1,4 +1,4 @@
-"""The two sides of the loop bench get the same work, and ours is stopped and started without losing a role."""
+"""The two sides of the loop benchmark get the same work, and ours is stopped and started without losing a role."""
 
 import signal
 import subprocess

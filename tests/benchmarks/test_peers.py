@@ -1,4 +1,4 @@
-"""Peers for the benches, with small scripts in place of a real one and nothing fetched from a network."""
+"""Peers for the benchmarks, with small scripts in place of a real one and nothing fetched from a network."""
 
 import fcntl
 import os

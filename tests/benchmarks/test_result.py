@@ -1,4 +1,4 @@
-"""What a bench prints: one flat JSON object, or a table that says which bars are met."""
+"""What a benchmark prints: one flat JSON object, or a table that says which bars are met."""
 
 import io
 import json

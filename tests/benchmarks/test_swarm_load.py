@@ -1,4 +1,4 @@
-"""The load half of the swarm bench: what it counts, and that it counts what goes wrong."""
+"""The load half of the swarm benchmark: what it counts, and that it counts what goes wrong."""
 
 import math
 from dataclasses import replace
@@ -66,11 +66,11 @@ def test_nodes_work_and_versions_come_without_an_error(tmp_path: Path, progress:
 
 def test_a_node_that_is_refused_is_an_error(tmp_path: Path, progress: Progress) -> None:
     run = tmp_path / "run"
-    with coordinator_of(check_config({**CONFIG, "swarm": {"most_nodes": 6}}, "test"), run) as url:
+    with coordinator_of(check_config({**CONFIG, "swarm": {"max_nodes": 6}}, "test"), run) as url:
         load = short_load(url, run)
         found = play(replace(load, warm_s=0.1, hurry_s=0.1, steady_s=0.1), progress, tmp_path / "log")
     assert found["errors"] >= 4  # six in all, of which two are trainer and validator
-    assert any("takes no more" in fault for fault in found["faults"])
+    assert any("which is the maximum" in fault for fault in found["faults"])
 
 
 def test_nodes_that_cannot_go_on_end_the_bench_with_their_words(tmp_path: Path, progress: Progress) -> None:

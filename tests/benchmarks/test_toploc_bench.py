@@ -1,4 +1,4 @@
-"""The bench compares equal work: states on which the published package's choice of points is defined."""
+"""The toploc benchmark compares equal work: states on which the published package's choice of points is defined."""
 
 from pathlib import Path
 
@@ -27,5 +27,5 @@ def test_untied_states_leave_no_choice_at_the_last_rank() -> None:
 
 def test_without_a_compiler_it_says_what_is_missing_and_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(BenchError, match=r"no-such-compiler is not there.*Only this bench needs it"):
+    with pytest.raises(BenchError, match=r"no-such-compiler is not there.*Only this benchmark needs it"):
         bench._build(Path("python"))

@@ -1,37 +1,20 @@
 """`shoal identity`, `shoal coordinator`, `shoal why` and `shoal status` as people use them."""
 
-import io
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
 from shoal.coordinator.coordinator import Coordinator
 from shoal.crypto.keys import Key, checksummed, short
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import key_path
+from tests.support.command import shoal
 from tests.support.coordinator_in_process import World, key_of
-
-
-def shoal(home: Path, *arguments: str, said: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
-    """The command in this process, from its entry point to its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "XDG_CONFIG_HOME": str(home)}.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["shoal", *arguments])
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
-        with pytest.raises(SystemExit) as ended:
-            main()
-    code = ended.value.code
-    assert code is None or isinstance(code, int)
-    return subprocess.CompletedProcess(arguments, code or 0, out.getvalue(), err.getvalue())
 
 
 def test_a_key_is_made_once_in_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:
@@ -145,7 +128,7 @@ def test_a_contributor_can_ask_why(small_world: World, tmp_path: Path) -> None:
         "evidence/step-000000-0000",
     ):
         assert line in told
-    for name, reason in (("7/7", "nothing was handed in under that number"), ("x", "must read STEP/NUMBER")):
+    for name, reason in (("7/7", "no file was submitted under that number"), ("x", "must read STEP/NUMBER")):
         assert reason in shoal(tmp_path, "why", name, "--join", small_world.url).stderr
 
 

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from shoal.client.voting import Juror
-from shoal.coordinator import ledger_writer as book
+from shoal.coordinator import ledger_writer
 from shoal.crypto.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.vote_log import Votes
 from tests.conftest import chain_or_skip
+from tests.support.command import shoal
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
 from tests.support.ledger_of_a_run import TOKENS, announce, judge, keep, state
 from tests.support.servers.anvil import Anvil
-
-from .test_commands import shoal
 
 GOOD = key_of("good").address
 STALL_S = 3600
@@ -81,14 +80,14 @@ def test_a_node_stakes_what_it_earned_and_takes_it_out_again(tmp_path: Path, hom
         assert "60 of a stake of 15; give 1..15" in refused(home, "unbond", "60", *join)
         assert "unbonded 15 credits" in (told := said(home, "unbond", *join))
         assert "leaving 15 credits, until step 6; it can be slashed till then" in told
-        assert "has no stake that could leave" in refused(home, "unbond", *join)
+        assert "has no stake to release" in refused(home, "unbond", *join)
         assert f"25 credits paid out to {checksummed(GOOD)}, by the run's owner" in said(home, "withdraw", *join)
         for number in range(5, 9):
             announce(world, number)
         keep(world)
         assert "15 credits paid out" in said(home, "withdraw", *join)
         assert state(world).accounts[GOOD].paid == TOKENS
-        assert "a file's clock is moved by its coordinator alone" in refused(home, "advance", *join)
+        assert "only the coordinator advances the clock of a ledger that is a file" in refused(home, "advance", *join)
         assert "only the coordinator closes a ledger" in refused(home, "close", *join)
 
 
@@ -129,7 +128,7 @@ def chain() -> Iterator[Anvil]:
 def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
     chain: Anvil, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "MAX_STEPS", 100)
+    monkeypatch.setattr(ledger_writer, "MAX_STEPS", 100)
     terms = {"rpc": chain.url, "window": 1, "patience": 1, "stall": STALL_S}
     with world_at(tmp_path / "run", f"sqlite:///{tmp_path / 'state.db'}", ledger=terms) as world:
         votes = Votes(tmp_path / "votes.jsonl")
@@ -154,13 +153,13 @@ def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
         home, "withdraw", "--join", world.url
     )
     assert (
-        f"lies near this machine, and is not asked on a stranger's word; if that is meant, give --rpc {chain.url}"
+        f"is near this machine and is not asked on a stranger's word; if this is intended, give --rpc {chain.url}"
         in (refused(home, "unbond", *joined))
     )
     assert "leaving 5,000 wei, until step 6" in said(home, "unbond", *joined, "--rpc", chain.url)
     early = shoal(home, "ledger", "advance", *by_hand)
     assert early.returncode == 3
-    assert "anybody may move the clock once it has stood still for 3,600 s; come again in 3,5" in early.stderr
+    assert "anyone may advance the clock once it has stood still for 3,600 s; try again in 3,5" in early.stderr
     assert "settled batch 2" in early.stdout
     early_close = refused(home, "close", *by_hand)
     assert "anybody after it was silent for 4 steps; it was for 0" in early_close

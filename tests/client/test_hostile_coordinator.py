@@ -28,7 +28,7 @@ from shoal.tasks.package_versions import packages_of
 from shoal.telemetry.status import StatusFile
 from shoal.wait import wait_until
 from tests.support.coordinator_in_process import COORDINATOR, ORIGIN, key_of, make_config
-from tests.support.http_answers import answering
+from tests.support.servers.http_answers import answering
 
 A = key_of("a")
 ORDER = {"do": "work", "reason": "", "state": "healthy", "version": 0, "next_s": 10.0, "accepted": 0, "rejected": 0}
@@ -113,7 +113,7 @@ def test_an_answer_that_unfolds_is_not_unfolded() -> None:
     with (
         coordinator({"/v1/card": card_of(), "/v1/status": unfolding}) as url,
         CoordinatorClient(url, A, wait_s=0.2) as link,
-        pytest.raises(WaitError, match="which is no JSON"),
+        pytest.raises(WaitError, match="which is not valid JSON"),
     ):
         link.get("/v1/status")
 
@@ -200,7 +200,7 @@ def test_a_lease_for_more_than_the_config_says_is_not_worked_on(changes: dict[st
     with (
         coordinator(answers) as url,
         CoordinatorClient(url, A, wait_s=1) as link,
-        pytest.raises(RolloutError, match=r"a file of this run has|is no lease"),
+        pytest.raises(RolloutError, match=r"a file of this run has|this run has \d+ steps"),
     ):
         SwarmStore(link, tmp_path).lease(A.address, 0)
 

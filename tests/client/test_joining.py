@@ -17,7 +17,7 @@ def own_network() -> list[str]:
                 return prefix
         except FileNotFoundError:
             break
-    pytest.skip("this machine lets nobody have a network namespace of its own")
+    pytest.skip("this machine does not allow network namespaces")
 
 
 @pytest.mark.timeout(400)
@@ -33,4 +33,5 @@ def test_a_machine_that_knows_a_join_line_has_a_file_accepted_over_tls(tmp_path:
     assert "Traceback" not in found["worker"]
     assert found["key_mode"] == "0o600"
     assert found["url"].startswith("https://")
+    assert "stopped by SIGTERM; the same command continues from the last step" in found["run"]
     assert found["known"] == found["url"].replace("#", " ") + "\n"

@@ -91,7 +91,7 @@ def test_a_node_holds_one_lease_and_more_with_stake(world: World) -> None:
         judge_formats(world.validator, 0, 2)
     first = world.take("a")
     assert not ask([(first.step, first.submission)])  # whatever its record
-    world.book._enter([Deposit(id="stake", node=key.address, amount=10**6)])
+    world.ledger_writer._enter([Deposit(id="stake", node=key.address, amount=10**6)])
     held: list[tuple[int, int]] = []
     while len(held) < 9:
         tree = world.request(key, "POST", "/v1/leases", {"version": 0, "holding": held}).json()["lease"]
@@ -125,7 +125,7 @@ def test_an_expired_lease_returns_to_the_pool_and_its_file_is_refused(world: Wor
     lease = world.take("a")
     world.clock.ahead = 601
     assert world.trainer.count(0).leased == 0
-    with pytest.raises(RolloutError, match=r"expired \d s ago; its work went elsewhere"):
+    with pytest.raises(RolloutError, match=r"expired \d s ago; its work was given to another node"):
         world.hand_in("a", lease)
     assert world.take("b").submission == lease.submission + 1
 

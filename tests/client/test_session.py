@@ -183,7 +183,7 @@ def test_a_coordinator_that_is_another_than_the_one_named_is_not_joined(small_wo
         (None, JoinFlags(), [], "worker: needs the run's coordinator; give --join URL, which shoal run and shoal"),
         (Path(), JoinFlags(), [], "worker: needs the run's coordinator; give --join URL"),
         (None, JoinFlags(join="http://127.0.0.1:1"), ["steps=2"], "a run that is joined has its own config"),
-        (Path(), JoinFlags(join="http://127.0.0.1:1", home=Path("x")), [], "--home goes with --join alone"),
+        (Path(), JoinFlags(join="http://127.0.0.1:1", home=Path("x")), [], "--home goes only with --join"),
         (None, JoinFlags(join="ftp://x"), [], "must be the URL of a coordinator"),
     ],
 )
@@ -202,11 +202,11 @@ def test_a_command_that_cannot_be_meant_is_refused(
 
 def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:
     own = machine(run, 3, 2, "float32")
-    assert (own.config.workers.max_batch, own.config.workers.threads, own.config.model.dtype) == (3, 2, "float32")
+    assert (own.config.workers.max_batch, own.config.workers.threads, own.config.workers.dtype) == (3, 2, "float32")
     assert machine(run, None, None, None).config == run.config
     with pytest.raises(ConfigError, match="--dtype int8"):
         machine(run, None, None, "int8")
-    with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*shoal calibrate"):
+    with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*leave it out"):
         machine(run, None, None, "bfloat16")
 
 

@@ -1,4 +1,4 @@
-"""The files of a run's tasks reach whoever joins it, as they were, and nothing else of either machine does."""
+"""The files of a run's tasks reach every node that joins, unchanged, and nothing else of either machine does."""
 
 import hashlib
 import json

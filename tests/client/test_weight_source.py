@@ -120,7 +120,7 @@ def test_a_version_that_is_taken_back_is_the_newest_no_more_and_its_number_can_b
     world.trainer.retract(1)
     until(lambda: channel.latest() == world.trainer.version(1))
     assert channel.was_retracted(lost)
-    with pytest.raises(WeightsError, match=r"version 2 .*it is offered no more"):
+    with pytest.raises(WeightsError, match=r"version 2 .*it is no longer offered"):
         channel.fetch(lost)
     again = world.publish(2, b"another")
     until(lambda: channel.latest() == again)
@@ -164,7 +164,7 @@ def test_a_role_without_a_relay_that_answers_says_so_in_time(world: World) -> No
         assert channel.version(0) is None
         base = world.trainer.version(0)
         assert base is not None
-        with pytest.raises(WeightsError, match="it is offered no more"):
+        with pytest.raises(WeightsError, match="it is no longer offered"):
             channel.fetch(base)
 
 
@@ -174,7 +174,7 @@ def test_a_version_that_nobody_offers_any_more_is_an_error_at_once(world: World,
     for number in range(2, 9):
         version = world.publish(number, b"%d" % number)
         until(lambda version=version: channel.latest() == version)  # type: ignore[misc]
-    with pytest.raises(WeightsError, match="offered no more"):
+    with pytest.raises(WeightsError, match="no longer offered"):
         channel.fetch(old)
     assert channel.version(0) is not None, "the base model stays"
 

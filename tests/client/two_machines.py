@@ -52,7 +52,9 @@ def main(config: str, folder: Path) -> None:
         other = start(["unshare", "-n", "sleep", "600"], "other.log")
         time.sleep(0.5)
         connect(other.pid)
-        run = start([*shoal, "run", config, "--out", str(out), "--set", f"swarm.host={HERE}"], "run.log")
+        # One worker beside the one that joins, and more steps than it takes until that one has a file accepted.
+        settings = [f"--set={setting}" for setting in (f"swarm.host={HERE}", "workers.count=1", "steps=1000")]
+        run = start([*shoal, "run", config, "--out", str(out), *settings], "run.log")
         deadline = time.monotonic() + WAIT_S
         while not (line := re.search(r"shoal worker --join (\S+)", (folder / "run.log").read_text())):
             if time.monotonic() > deadline or run.poll() is not None:

@@ -237,7 +237,7 @@ def test_an_accept_verdict_on_other_bytes_is_refused(busy: World) -> None:
         verdict = {"accept": True, "sha256": sha256, "audited": False}
         refused(busy.request(VALIDATOR, "PUT", "/v1/verdicts/0/0", verdict), 409, "the verdict is on")
         missing = busy.request(VALIDATOR, "PUT", "/v1/verdicts/7/0", verdict)
-        refused(missing, 404, "nothing was handed in under that number")
+        refused(missing, 404, "no file was submitted under that number")
 
 
 def test_another_nodes_lease_is_of_no_use(busy: World) -> None:
@@ -281,7 +281,7 @@ def test_bytes_that_are_not_what_was_signed_are_not_kept(busy: World) -> None:
 def test_more_groups_with_signal_than_the_lease_has_cannot_be(busy: World) -> None:
     lease = busy.take("a")
     target = f"/v1/files/{lease.step}/{lease.submission}?signal=3"
-    refused(busy.request(A, "PUT", target, content=b"x"), 422, "is for 2 groups, 3 with signal cannot be")
+    refused(busy.request(A, "PUT", target, content=b"x"), 422, "is for 2 groups, so 3 groups with signal are too many")
 
 
 def raw(world: World, data: bytes, *more: bytes, pause_s: float = 0.0, wait_s: float = 5.0) -> bytes:
@@ -333,9 +333,9 @@ def test_a_body_that_is_too_large_is_cut_off_by_what_it_says_or_while_it_comes(b
     chunks = [chunk] * (most // 65536 + 2)
     unsaid = raw(busy, head(busy, A, target, b"x", "Transfer-Encoding: chunked"), *chunks)
     assert unsaid.startswith(b"HTTP/1.1 413")
-    assert b"which is the most that is taken here" in unsaid
+    assert b"bytes that are accepted here" in unsaid
     answer = busy.request(A, "POST", "/v1/heartbeats", {"doing": "x" * 100_000})
-    refused(answer, 413, "at most 65536 are taken here")
+    refused(answer, 413, "at most 65536 are accepted here")
 
 
 @pytest.fixture
@@ -473,8 +473,8 @@ def test_a_run_that_is_full_or_has_a_list_takes_no_strangers(tmp_path: Path) -> 
     database = f"sqlite:///{tmp_path / 'state.db'}"
     with world_at(tmp_path, database, swarm={"allow": [A.address]}) as world:
         assert world.request(A, "POST", "/v1/nodes", {"role": "worker"}).status_code == 200
-        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 403, "not on this run's list of nodes")
+        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 403, "not on this run's allow-list")
         assert world.request(VALIDATOR, "POST", "/v1/nodes", {"role": "validator"}).status_code == 200
-    with world_at(tmp_path, database, swarm={"most_nodes": 2}) as world:
-        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 429, "has 2 nodes and takes no more")
+    with world_at(tmp_path, database, swarm={"max_nodes": 2}) as world:
+        refused(world.request(B, "POST", "/v1/nodes", {"role": "worker"}), 429, "has 2 nodes, which is the maximum")
         assert world.request(A, "POST", "/v1/nodes", {"role": "worker"}).status_code == 200

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.voting import Juror
-from shoal.coordinator import ledger_writer as book_module
+from shoal.coordinator import ledger_writer
 from shoal.crypto.keys import Key
 from shoal.errors import LedgerError, RolloutError
 from shoal.ledger.acts import Deposit, Reveal
@@ -53,11 +53,11 @@ def juror(small_world: World, votes: Votes, tmp_path: Path) -> Juror:
 
 def test_joining_enters_nothing(small_world: World) -> None:
     keep(small_world)
-    before = small_world.book.stored_lines(0, 1 << 20)
+    before = small_world.ledger_writer.stored_lines(0, 1 << 20)
     small_world.store(key_of("a"))
     small_world.link(key_of("a")).join("worker")
     keep(small_world)
-    assert small_world.book.stored_lines(0, 1 << 20) == before
+    assert small_world.ledger_writer.stored_lines(0, 1 << 20) == before
     assert state(small_world).brought_in == small_world.config.ledger.fund
 
 
@@ -109,7 +109,7 @@ def test_a_killed_coordinator_enters_everything_once(
     announce(small_world, 1)
     announce(small_world, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(book_module, "told", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ledger_writer, "told", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 keep(small_world)
@@ -195,7 +195,7 @@ def test_a_rewritten_history_is_not_signed(small_world: World, votes: Votes, jur
         file.unlink()
     small_world.start()
     again = Juror(small_world.validator._link, votes, tmp_path / "head.json")
-    with pytest.raises(LedgerError, match="was a new run started"):
+    with pytest.raises(LedgerError, match="if a new run was started, remove that file"):
         again.work()
 
 
@@ -204,13 +204,15 @@ def test_a_history_that_breaks_a_rule_is_not_followed(
 ) -> None:
     small_world.store(key_of("a"))
     keep(small_world)
-    real = type(small_world.book).stored_lines
+    real = type(small_world.ledger_writer).stored_lines
 
     def later(line: str) -> str:
         entry = Entry.from_line(json.loads(line))
         return json.dumps(entry.model_copy(update={"time": entry.time + 1}).to_line())
 
-    monkeypatch.setattr(type(small_world.book), "stored_lines", lambda *asked: [later(line) for line in real(*asked)])
+    monkeypatch.setattr(
+        type(small_world.ledger_writer), "stored_lines", lambda *asked: [later(line) for line in real(*asked)]
+    )
     with pytest.raises(TamperedError, match="does not have the hash"):
         juror.work()
     juror.prompt(0)
@@ -221,7 +223,7 @@ def test_a_history_that_breaks_a_rule_is_not_followed(
 
 
 def statement(world: World, key: Key, act: Deposit | Reveal) -> dict[str, object]:
-    ledger = world.book._ledger
+    ledger = world.ledger_writer._ledger
     assert isinstance(ledger, SqliteLedger)
     name = ledger.name
     tree: dict[str, object] = Statement.sign(key, "test", name, act).model_dump(mode="json")
@@ -232,7 +234,7 @@ def test_nobody_enters_what_is_not_theirs(small_world: World) -> None:
     key = key_of("a")
     small_world.store(key)
     keep(small_world)
-    before = small_world.book.stored_lines(0, 1 << 20)
+    before = small_world.ledger_writer.stored_lines(0, 1 << 20)
     deposit = Deposit(id="mine", node=key.address, amount=10**9)
     forged = {**statement(small_world, key, deposit), "author": COORDINATOR.address}
     for body, reason in (
@@ -250,7 +252,7 @@ def test_nobody_enters_what_is_not_theirs(small_world: World) -> None:
         key_of("never"), "POST", "/v1/ledger/statements", statement(small_world, key, deposit)
     )
     assert stranger.status_code == 403
-    assert small_world.book.stored_lines(0, 1 << 20) == before
+    assert small_world.ledger_writer.stored_lines(0, 1 << 20) == before
 
 
 def test_challenges_are_entered_by_name_and_only_the_arbiter_rules(

@@ -1,4 +1,4 @@
-"""The states of a node: `banned` is for good, everything else mends itself."""
+"""The states of a node: `banned` is permanent, a node recovers from every other."""
 
 from collections import deque
 

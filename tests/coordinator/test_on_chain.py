@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.cli.ledger_views import export_ledger, show_earnings, show_ledger, show_node, verify_ledger
-from shoal.client import ledger as history
+from shoal.client import ledger as client_ledger
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.credits import teller
 from shoal.client.gas import show_gas
@@ -18,8 +18,8 @@ from shoal.client.ledger import record_at
 from shoal.client.ledger_access import Where
 from shoal.client.run_status import _ledger_says
 from shoal.client.voting import Juror
-from shoal.coordinator import ledger_writer as book
-from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator import ledger_writer
+from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
@@ -52,7 +52,7 @@ def chain() -> Iterator[Anvil]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployed, "WAIT_S", 2.0)
-    monkeypatch.setattr(book, "MAX_STEPS", 100)
+    monkeypatch.setattr(ledger_writer, "MAX_STEPS", 100)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_people_ask_the_contract_as_they_ask_a_file(world: World, votes: Votes, 
     proof = said(partial(verify_ledger, world.path, COORDINATOR.address, None, None))
     assert "verified" in proof
     assert "the chain vouches for its heads" in proof
-    with pytest.raises(LedgerError, match="everybody reads it from the chain"):
+    with pytest.raises(LedgerError, match="read it from the chain"):
         export_ledger(world.path, world.path / "x.jsonl", Console(quiet=True))
     with pytest.raises(Refusal, match="this run's ledger is contract 0x"):
         world.link(key_of("good")).get("/v1/ledger/entries?first=0")
@@ -168,7 +168,7 @@ def test_a_chain_that_is_away_holds_up_nobody_and_misses_nothing(tmp_path: Path,
             keep(world)
         world.stop()
         world.start()  # neither does the coordinator wait for it
-        assert world.book.standing(GOOD) is None
+        assert world.ledger_writer.standing(GOOD) is None
         work_on(world, votes, "later")
         for number in (3, 4):
             announce(world, number)
@@ -310,25 +310,25 @@ def test_a_coordinator_without_gas_says_whom_to_give_it(chain: Anvil, tmp_path: 
     config = make_config(ledger={"rpc": chain.url})
     terms = Terms.of(config, "", frozenset([VALIDATOR.address]))
     with pytest.raises(NoGasError, match=r"(?i)" + poor.address + " has 0 wei"):
-        Book.open(tmp_path / "ledger.db", poor, config, terms)
+        LedgerWriter.open(tmp_path / "ledger.db", poor, config, terms)
     assert deployed.remembered(tmp_path) is None
 
 
 def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: World, tmp_path: Path) -> None:
     terms = Terms.of(world.config, "", frozenset([VALIDATOR.address]))
     with pytest.raises(LedgerError, match=r"set ledger\.rpc to a node of its chain"):
-        Book.open(world.path / "ledger.db", COORDINATOR, make_config(), terms)
+        LedgerWriter.open(world.path / "ledger.db", COORDINATOR, make_config(), terms)
     other = make_config(ledger={"rpc": chain.url, "contract": "0x" + "11" * 20, "created": "0x" + "11" * 32})
     with pytest.raises(LedgerError, match="its contract is 0x"):
-        Book.open(world.path / "ledger.db", COORDINATOR, other, terms)
-    Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, make_config(), terms).close()
+        LedgerWriter.open(world.path / "ledger.db", COORDINATOR, other, terms)
+    LedgerWriter.open(tmp_path / "file" / "ledger.db", COORDINATOR, make_config(), terms).close()
     with pytest.raises(LedgerError, match="begun with a ledger of its own"):
-        Book.open(tmp_path / "file" / "ledger.db", COORDINATOR, world.config, terms)
+        LedgerWriter.open(tmp_path / "file" / "ledger.db", COORDINATOR, world.config, terms)
     foreign = make_config(
         ledger={"rpc": chain.url, "contract": contract(world).address, "created": contract(world).created}
     )
     with pytest.raises(LedgerError, match="who alone could enter work there"):
-        Book.open(tmp_path / "foreign" / "ledger.db", key_of("other"), foreign, terms)
+        LedgerWriter.open(tmp_path / "foreign" / "ledger.db", key_of("other"), foreign, terms)
 
 
 def test_why_says_what_the_contract_has(world: World, votes: Votes, juror: Juror) -> None:
@@ -368,8 +368,8 @@ def test_a_node_of_the_chain_that_the_card_names_is_not_asked_if_it_lies_nearer_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rpc = world.config.ledger.rpc
-    monkeypatch.setattr(history, "distance_to", lambda url: 0 if url == rpc else 3)
-    with pytest.raises(LedgerError, match="lies nearer to this machine"):
+    monkeypatch.setattr(client_ledger, "distance_to", lambda url: 0 if url == rpc else 3)
+    with pytest.raises(LedgerError, match="is nearer to this machine"):
         record_at(world.url)
     monkeypatch.setenv(deployed.OWN_RPC, f"{rpc}/")
     assert record_at(world.url).state.coordinator == COORDINATOR.address

@@ -11,7 +11,7 @@ import pytest
 from shoal.cli.ledger_views import planters
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
-from shoal.coordinator import ledger_writer as book_module
+from shoal.coordinator import ledger_writer
 from shoal.coordinator.command import open_coordinator
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
 from shoal.crypto.keys import Key
@@ -140,7 +140,7 @@ def test_a_validator_that_accepts_everything_loses_its_standing_and_the_honest_o
             judge.judge()
         trained += [(s.lease.step, s.lease.submission) for n in range(3) for s in three.trainer.accepted(version + n)]
         settle(three, judges)
-        if liar not in three.book.look(in_standing):
+        if liar not in three.ledger_writer.look(in_standing):
             break
         assert files < 60
     found = history(three)
@@ -260,7 +260,7 @@ def test_a_coordinator_that_is_killed_opens_what_it_committed_to(
         announce(planted, number)
     if killed == "noting":
         with monkeypatch.context() as patch:
-            patch.setattr(book_module, "told", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(ledger_writer, "told", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 keep(planted)
     else:
@@ -326,7 +326,7 @@ def test_a_planter_may_join_where_only_some_may(tmp_path: Path) -> None:
     with ExitStack() as stack:
         coordinator, database = open_coordinator(config, tmp_path)
         stack.callback(database.close)
-        stack.callback(coordinator.book.close)
+        stack.callback(coordinator.ledger_writer.close)
         allowed = coordinator.terms.allow
     assert allowed is not None
     assert Plants(role_key(tmp_path, "planter"), config.name).key(7).address in allowed

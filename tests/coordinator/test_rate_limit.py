@@ -1,4 +1,4 @@
-"""How often somebody may ask: it holds against whoever floods, and nobody who works meets it."""
+"""The rate limit holds against a flood of requests, and nodes that work never reach it."""
 
 import hashlib
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def test_a_thousand_nodes_behind_one_router_join_at_once() -> None:
 
 def test_a_node_that_works_as_fast_as_it_can_is_never_refused() -> None:
     door = Door(DEFAULT, {A.address})
-    for _ in range(3000):  # fifty requests a second for a minute: none answers faster
+    for _ in range(3000):  # fifty requests per second for a minute: none answers faster
         door.now += 0.02
         assert door.is_open("10.0.0.1", A)
 
@@ -125,7 +125,7 @@ def test_a_node_that_floods_is_told_to_wait_and_the_others_work_on(strict: World
     assert last.status_code == 429
     assert last.headers["Retry-After"] == "1"
     assert last.json()["error"] == "too-often"
-    assert f"{A.address}: more than 1 requests a second" in last.json()["reason"]
+    assert f"{A.address}: more than 1 requests per second" in last.json()["reason"]
     assert answers[0].status_code == 200
     strict.hand_in("b", lease)
     assert strict.trainer.count(lease.step).seen == 2
@@ -147,7 +147,7 @@ def test_a_client_that_was_refused_goes_on_by_itself(strict: World) -> None:
     link.join("worker")
     while not waited:
         link.heartbeat()
-    assert "requests a second; wait a second" in waited[0]
+    assert "requests per second; wait a second" in waited[0]
 
 
 def test_who_was_a_node_before_a_restart_is_one_after_it(strict: World) -> None:

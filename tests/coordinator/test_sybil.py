@@ -62,7 +62,7 @@ def test_a_newcomer_whose_files_came_too_late_for_a_verdict_gets_work_again(tmp_
 
 
 def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_path: Path) -> None:
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"most_nodes": 2000}) as world:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"max_nodes": 2000}) as world:
         world.announce()
         world.hand_in("honest", world.take("honest"))
         accept(world)
@@ -96,7 +96,7 @@ def test_joining_again_and_again_does_not_make_looking_costly(
 
 
 def test_keys_that_joined_and_went_do_not_fill_a_run_for_good(tmp_path: Path) -> None:
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"most_nodes": 4}) as world:
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", swarm={"max_nodes": 4}) as world:
         world.announce()
         world.take("holder")
         for name in ("idle-0", "idle-1", "idle-2"):
@@ -107,7 +107,7 @@ def test_keys_that_joined_and_went_do_not_fill_a_run_for_good(tmp_path: Path) ->
         for name in ("late-0", "late-1", "late-2"):
             answer = world.request(key_of(name), "POST", "/v1/nodes", {"role": "worker"})
         assert answer.status_code == 429
-        assert "takes no more" in answer.text
+        assert "which is the maximum" in answer.text
         assert world.link(key_of("late-0")).heartbeat()["do"] == "work"
         with pytest.raises(Refusal, match="has not joined"):
             world.link(key_of("idle-0")).heartbeat()
@@ -152,12 +152,12 @@ def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World
             connection.sendall("\r\n".join(head).encode())
         time.sleep(0.5)
         answer = world.request(key_of("a"), "PUT", target, content=b"x" * 100)
-        assert (answer.status_code, "3 files come already" in answer.text) == (429, True)
+        assert (answer.status_code, "3 files are already being uploaded" in answer.text) == (429, True)
     world.hand_in("a", lease)
 
 
 def test_new_nodes_of_one_network_share_a_quota_and_crowd_nobody_out(tmp_path: Path, database_url: str) -> None:
-    with world_at(tmp_path, database_url, swarm={"most_nodes": 8}) as world:
+    with world_at(tmp_path, database_url, swarm={"max_nodes": 8}) as world:
         world.announce()
         stranger = Stranger(world)
         assert stranger.spoil_all("198.51.100.7", most=7) == world.config.swarm.probation_files

@@ -20,7 +20,7 @@ from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
 from shoal.tasks.difficulty import MAX_BINS, Part, Table
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, World, key_of, world_at
-from tests.support.http_answers import answering
+from tests.support.servers.http_answers import answering
 from tests.support.submissions import LIMITS, ROOT, make_lease
 
 WEIGHTED: dict[str, Any] = {"sampler": {"kind": "difficulty"}}
@@ -243,7 +243,7 @@ def test_a_table_that_nobody_changed_on_its_way_is_believed(two: World) -> None:
         (lambda tree: tree | {"table": {"parts": [{"name": "w", "share": 1, "weights": [1] * 5000}]}}, "is invalid"),
         (lambda tree: [], "is invalid"),
         (lambda tree: b"x" * (9 << 20), "an answer of more than"),
-        (lambda tree: b"{", "which is no JSON"),
+        (lambda tree: b"{", "which is not valid JSON"),
     ],
 )
 def test_a_table_that_somebody_on_the_way_changed_is_not_believed(

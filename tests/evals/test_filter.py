@@ -79,16 +79,16 @@ def test_a_filter_that_is_stopped_goes_on_and_finds_the_same(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(header, tmp_path / "whole.jsonl", 200)
-    measure = chunks.Bench.measure
+    measure = chunks.Measurer.measure
     asked: list[int] = []
 
-    def stops(bench: chunks.Bench, chunk: Sequence[int]) -> chunks.Measured:
+    def stops(measurer: chunks.Measurer, chunk: Sequence[int]) -> chunks.Measured:
         if len(asked) == 2:
             raise KeyboardInterrupt
         asked.append(chunk[0])
-        return measure(bench, chunk)
+        return measure(measurer, chunk)
 
-    monkeypatch.setattr(chunks.Bench, "measure", stops)
+    monkeypatch.setattr(chunks.Measurer, "measure", stops)
     out = tmp_path / "stopped.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(header, out, 200)
@@ -162,7 +162,7 @@ def test_a_filter_goes_on_with_nothing_but_its_own(header: Header, tmp_path: Pat
     with pytest.raises(ConfigError, match="was begun with another source, model or setting"):
         run(header, out)
     out.write_text("x")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         run(header, out)
 
 
@@ -181,7 +181,7 @@ def test_a_range_that_is_none_is_named(text: str) -> None:
 
 
 def test_tasks_without_end_need_a_number(header: Header, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="makes tasks without end; say how many to measure with --tasks"):
+    with pytest.raises(ConfigError, match="has no end of tasks; give the number to measure with --tasks"):
         filter_source(header, DRAWING, None, tmp_path / "x.jsonl", Console(file=io.StringIO()))
 
 

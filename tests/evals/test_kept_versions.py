@@ -1,4 +1,4 @@
-"""Chosen versions stay to be had however fast the trainer removes them, and are what was published last."""
+"""Chosen versions stay available however fast the trainer removes them, and are what was published last."""
 
 import time
 from pathlib import Path

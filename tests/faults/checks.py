@@ -49,7 +49,7 @@ class Records:
     leases: Rows
     submissions: Rows
     outbox: Rows
-    book: State
+    ledger: State
     """What the ledger's entries add up to, each of them checked."""
 
     def named(self) -> dict[Place, Row[Any]]:
@@ -72,7 +72,7 @@ class People:
     trainer: str
     validators: frozenset[str]
     honest: frozenset[str]
-    """Whoever else hands something in cheats."""
+    """Any other node that submits something cheats."""
 
 
 def read_records(run: RunDir) -> Records:
@@ -80,7 +80,7 @@ def read_records(run: RunDir) -> Records:
         db.exec_driver_sql("BEGIN")  # one moment for all tables
         tables = (nodes, versions, leases, submissions, outbox)
         rows = {table.name: list(db.execute(select(table))) for table in tables}
-    return Records(**rows, book=verify_file(run.path / "ledger.db").state)
+    return Records(**rows, ledger=verify_file(run.path / "ledger.db").state)
 
 
 def read_lineage(checkpoints: Path) -> dict[int, dict[int, int]]:
@@ -171,7 +171,7 @@ def verdict_faults(
         if verdict.accept != row.accept or (row.accept and verdict.sha256 != row.sha256):
             faults.append(f"{name}: its verdict is on other bytes, or another one")
         if row.judge not in people.validators and (row.accept or row.judge != people.trainer):
-            faults.append(f"{name}: was judged by {row.judge}, who is no validator")
+            faults.append(f"{name}: was judged by {row.judge}, who is not a validator")
         if row.accept and row.node not in people.honest:
             faults.append(f"{name}: was accepted, and its maker cheats")
         if not row.accept and row.node in people.honest:
@@ -210,13 +210,13 @@ def counter_faults(records: Records, trainer: str, contents: Mapping[str, Conten
 
 def ledger_faults(records: Records, trainer: str) -> list[str]:
     """Invariant 6 for the ledger: what happened is entered or about to be, once, nothing else is; money adds up."""
-    book, files = records.book, records.named()
+    ledger, files = records.ledger, records.named()
     due = [(row.kind, json.loads(row.body)) for row in records.outbox]
-    entered = {(batch.step, leaf.submission): leaf for batch in book.batches for leaf in batch.leaves}
-    numbers = [body["batch"] for kind, body in due if kind == "work" and body["batch"] >= len(book.batches)]
+    entered = {(batch.step, leaf.submission): leaf for batch in ledger.batches for leaf in batch.leaves}
+    numbers = [body["batch"] for kind, body in due if kind == "work" and body["batch"] >= len(ledger.batches)]
     faults = [f"ledger: batch {number} is to be entered twice" for number in set(numbers) if numbers.count(number) > 1]
     waiting = [(b["step"], leaf["submission"]) for kind, b in due if kind == "work" for leaf in b["leaves"]]
-    counts = Counter((batch.step, leaf.submission) for batch in book.batches for leaf in batch.leaves)
+    counts = Counter((batch.step, leaf.submission) for batch in ledger.batches for leaf in batch.leaves)
     faults += [f"ledger: submission {s}/{n} is entered {many} times" for (s, n), many in counts.items() if many > 1]
     told = {*entered, *waiting}
     faults += [
@@ -228,7 +228,7 @@ def ledger_faults(records: Records, trainer: str) -> list[str]:
             faults.append(f"ledger: submission {step}/{number} never happened")
         elif (leaf.node, leaf.sha256, leaf.tokens) != (row.node, row.sha256, row.tokens):
             faults.append(f"ledger: submission {step}/{number} has other bytes, tokens or another owner there")
-    for batch in book.batches:
+    for batch in ledger.batches:
         for leaf, outcome in zip(batch.leaves, batch.outcomes, strict=bool(batch.outcomes)):
             row = files.get((batch.step, leaf.submission))
             good = row is not None and (row.accept or row.judge == trainer)
@@ -236,8 +236,8 @@ def ledger_faults(records: Records, trainer: str) -> list[str]:
                 faults.append(
                     f"ledger: submission {batch.step}/{leaf.submission} is {outcome!r}, its verdict says otherwise"
                 )
-    if book.total() != book.brought_in - book.paid_out:
-        faults.append(f"ledger: {book.total()} credits, {book.brought_in} came in and {book.paid_out} went out")
+    if ledger.total() != ledger.brought_in - ledger.paid_out:
+        faults.append(f"ledger: {ledger.total()} credits, {ledger.brought_in} came in and {ledger.paid_out} went out")
     return faults
 
 
@@ -273,7 +273,7 @@ def store_faults(records: Records, store: Path) -> list[str]:
 
 
 def root_faults(announced: Mapping[int, str], run: RunDir) -> list[str]:
-    """Invariants 4 and 5: what was announced is what lies in the trainer's directory, by the hash of its content."""
+    """Invariants 4 and 5: what was announced is what the trainer's directory holds, by the hash of its content."""
     faults, channel = [], run.channel()
     for number, root in announced.items():
         version = channel.version(number)
@@ -322,7 +322,7 @@ class Checker:
     checks: int = 0
 
     def faults(self) -> list[str]:
-        """What is wrong now. A fault that is gone a moment later was a change between two reads, and is none."""
+        """What is wrong now. A fault that is gone a moment later was a change between two reads and does not count."""
         found = self._look()
         if found:
             time.sleep(LOOK_AGAIN_S)

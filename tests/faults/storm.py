@@ -299,7 +299,7 @@ class Storm:
             self._lease(link)
 
     def rubbish(self) -> None:
-        """Hands in what is no work of its own, in random order, until it is put out."""
+        """Submits the work of others, in random order, until it is banned."""
         records = read_records(self.run)
         files = [row for row in records.submissions if row.accept and row.kept]
         row = self.rng.choice(files) if files else None
@@ -362,7 +362,7 @@ class Storm:
             raise StormError(f"{when}:\n" + "\n".join(f"- {fault}" for fault in faults))
 
     def _role_faults(self) -> list[str]:
-        """A role ends only when the run does; a cheater may be put out."""
+        """A role ends only when the run does; a cheater may be banned."""
         faults = []
         for name, role in self.roles.items():
             code = role.process.poll()

@@ -107,7 +107,7 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: 
     assert run.wait(30) != 0
     assert gone_within(pids, 1), "a role was left behind"
     log = (calm.parent / "interrupted.log").read_text()
-    assert "stopped by SIGINT; the same command goes on from the last step" in log
+    assert "stopped by SIGINT; the same command continues from the last step" in log
     assert "Traceback" not in log
 
     run = runs.start(config, out)

@@ -53,7 +53,7 @@ def swap_pieces(path: str, data: bytes) -> bytes:
 
 
 def forge_pieces(path: str, data: bytes) -> bytes:
-    """Signs every piece anew, with another key."""
+    """Signs every piece again, with another key."""
     if "manifest" not in path:
         return data
     lines = []
@@ -368,7 +368,7 @@ def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_a_byte_a_second_is_cut_off_and_others_do_not_notice(tmp_path: Path) -> None:
-    limits = Limits(grace_s=0.3, least_bytes_per_s=64 * MIB)
+    limits = Limits(grace_s=0.3, min_bytes_per_s=64 * MIB)
     with origin_at(tmp_path, limits) as origin, ExitStack() as stack:
         made = origin.publish(1, mib=24)
         name = origin.publisher.entries[0].name

@@ -15,13 +15,11 @@ from rich.console import Console
 from sqlalchemy import Connection, update
 
 from shoal.config_io import check_config
-from shoal.coordinator import leases as leasing
-from shoal.coordinator import nodes as registry
-from shoal.coordinator import verdicts as judging
+from shoal.coordinator import leases, nodes, verdicts
 from shoal.coordinator.archive import HOME, STATE, UPLOADS
+from shoal.coordinator.db import schema
 from shoal.coordinator.db.database import Database
-from shoal.coordinator.db.schema import leases, nodes, outbox, submissions, versions
-from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.outbox import remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
@@ -83,12 +81,12 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     base = run.base_version(run.channel())
 
     def join(db: Connection, key: Key, role: Role, name: str) -> None:
-        registry.join(db, terms, Signed(key.address, key.address[2:34], NOW, ""), role, name, "", NOW)
+        nodes.join(db, terms, Signed(key.address, key.address[2:34], NOW, ""), role, name, "", NOW)
 
-    def hand_in(db: Connection, key: Key, weights: str, *verdicts: Verdict) -> None:
-        node = registry.known(db, key.address)
-        granted = leasing.grant(db, terms, COORDINATOR, node, 0, [], 1, NOW + 1)
-        assert not isinstance(granted, leasing.NoLease)
+    def hand_in(db: Connection, key: Key, weights: str, *judged: Verdict) -> None:
+        node = nodes.known(db, key.address)
+        granted = leases.grant(db, terms, COORDINATOR, node, 0, [], 1, NOW + 1)
+        assert not isinstance(granted, leases.NoLease)
         lease = granted.lease
         submission = make_submission(lease, version=0, weights=weights)
         data = write_rollouts(submission, lease.groups)
@@ -97,19 +95,19 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         place = (lease.step, lease.submission)
-        leasing.take_upload(db, node, *place, sha256, len(data), lease.groups, NOW + 2, NOW + 2)
+        leases.take_upload(db, node, *place, sha256, len(data), lease.groups, NOW + 2, NOW + 2)
         tokens = sum(len(rollout.completion) for rollout in submission.rollouts)
-        for verdict in verdicts:
+        for verdict in judged:
             judge = TRAINER if verdict is GONE else VALIDATOR
             full = replace(verdict, sha256=sha256, samples=len(submission.rollouts), tokens=tokens)
-            judging.judge(db, terms, registry.known(db, judge.address), *place, full, NOW + 3)
+            verdicts.judge(db, terms, nodes.known(db, judge.address), *place, full, NOW + 3)
 
     def play(db: Connection) -> None:
         join(db, TRAINER, "trainer", "trainer")
         join(db, VALIDATOR, "validator", "validator")
         join(db, HONEST, "worker", "worker-0")
         join(db, CHEATER, "worker", "cheater-0")
-        leasing.announce(db, terms, 0, base.root, NOW)
+        leases.announce(db, terms, 0, base.root, NOW)
         for _ in range(2):
             hand_in(db, HONEST, base.root, GOOD)
         hand_in(db, HONEST, RETRACTED, GOOD, GONE)
@@ -117,10 +115,10 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         hand_in(db, HONEST, base.root)
 
     database.ask(play)
-    book = Book.open(run.path / "ledger.db", COORDINATOR, config, terms)
+    ledger_writer = LedgerWriter.open(run.path / "ledger.db", COORDINATOR, config, terms)
     database.ask(lambda db: remember_steps(db, 1))
-    book.keep(database)
-    book.close()
+    ledger_writer.keep(database)
+    ledger_writer.close()
     (run.path / "weights" / "retracted.json").write_text(json.dumps([RETRACTED]))
     made.write_lineage()
     yield made
@@ -135,24 +133,26 @@ def test_a_run_that_keeps_every_invariant_has_no_faults(history: History) -> Non
     assert len(checker.contents) == 4  # also what was rejected: it can still be challenged
 
 
-ONE = (submissions.c.step == 0) & (submissions.c.submission == 1)
-CHEATS = submissions.c.node == CHEATER.address
+ONE = (schema.submissions.c.step == 0) & (schema.submissions.c.submission == 1)
+CHEATS = schema.submissions.c.node == CHEATER.address
 BREAKS: dict[str, tuple[str, Any]] = {
     "a node's file is counted twice": (
         r"worker-0: accepted is 4, its files make 3",
-        update(nodes).where(nodes.c.address == HONEST.address).values(accepted=nodes.c.accepted + 1),
+        update(schema.nodes)
+        .where(schema.nodes.c.address == HONEST.address)
+        .values(accepted=schema.nodes.c.accepted + 1),
     ),
     "a node's tokens are counted twice": (
         r"worker-0: tokens is \d+, its files make \d+",
-        update(nodes).where(nodes.c.address == HONEST.address).values(tokens=2 * nodes.c.tokens),
+        update(schema.nodes).where(schema.nodes.c.address == HONEST.address).values(tokens=2 * schema.nodes.c.tokens),
     ),
     "a rejection is not counted": (
         r"cheater-0: rejected is 0, its files make 1",
-        update(nodes).where(nodes.c.address == CHEATER.address).values(rejected=0),
+        update(schema.nodes).where(schema.nodes.c.address == CHEATER.address).values(rejected=0),
     ),
     "the ledger lacks a file": (
         r"ledger: submission 3/9 is missing",
-        submissions.insert().values(
+        schema.submissions.insert().values(
             step=3,
             submission=9,
             node=HONEST.address,
@@ -169,67 +169,71 @@ BREAKS: dict[str, tuple[str, Any]] = {
     ),
     "the ledger has what never was": (
         r"ledger: submission 0/1 never happened",
-        update(submissions).where(ONE).values(entered=False),
+        update(schema.submissions).where(ONE).values(entered=False),
     ),
     "the ledger has another hash": (
         r"ledger: submission 0/1 has other bytes",
-        update(submissions).where(ONE).values(tokens=submissions.c.tokens + 1),
+        update(schema.submissions).where(ONE).values(tokens=schema.submissions.c.tokens + 1),
     ),
     "the ledger is to be told twice": (
         r"batch 1 is to be entered twice",
-        outbox.insert().values([{"kind": "work", "body": json.dumps({"batch": 1, "step": 1, "leaves": []})}] * 2),
+        schema.outbox.insert().values(
+            [{"kind": "work", "body": json.dumps({"batch": 1, "step": 1, "leaves": []})}] * 2
+        ),
     ),
     "a trained file was never accepted": (
         r"trained on submission 1, which is not accepted",
-        update(submissions).where(ONE).values(accept=None),
+        update(schema.submissions).where(ONE).values(accept=None),
     ),
     "a verdict is on other bytes": (
         r"submission 0/1 .*its verdict is on other bytes",
-        update(submissions).where(ONE).values(verdict=GOOD.to_json()),
+        update(schema.submissions).where(ONE).values(verdict=GOOD.to_json()),
     ),
     "a stranger judged": (
         r"submission 0/1 .* was judged by",
-        update(submissions).where(ONE).values(judge=CHEATER.address),
+        update(schema.submissions).where(ONE).values(judge=CHEATER.address),
     ),
     "a cheater's file is accepted": (
         r"was accepted, and its maker cheats",
-        update(submissions).where(CHEATS).values(accept=True, verdict=GOOD.to_json()),
+        update(schema.submissions).where(CHEATS).values(accept=True, verdict=GOOD.to_json()),
     ),
     "an honest file is rejected": (
         r"submission 0/1 .*is honest and was rejected: sampling",
-        update(submissions).where(ONE).values(accept=False, verdict=BAD.to_json()),
+        update(schema.submissions).where(ONE).values(accept=False, verdict=BAD.to_json()),
     ),
     "an honest node is banned": (
         r"worker-0: is honest and was banned: for nothing",
-        update(nodes).where(nodes.c.address == HONEST.address).values(state="banned", reason="for nothing"),
+        update(schema.nodes)
+        .where(schema.nodes.c.address == HONEST.address)
+        .values(state="banned", reason="for nothing"),
     ),
     "a beacon was known before its lease": (
         r"lease 0/1: its beacon is another lease's as well",
-        update(leases).values(beacon=5),
+        update(schema.leases).values(beacon=5),
     ),
     "a lease was given before its node joined": (
         r"lease 0/1: was given before its node joined",
-        update(leases).where(leases.c.submission == 1).values(issued=0.0),
+        update(schema.leases).where(schema.leases.c.submission == 1).values(issued=0.0),
     ),
     "a number is left out": (
         r"leases: step \d has the numbers",
-        update(leases).where(leases.c.submission == 1).values(submission=77),
+        update(schema.leases).where(schema.leases.c.submission == 1).values(submission=77),
     ),
     "a lease allows what is too old": (
         r"lease 0/1: allows versions -3..0",
-        update(leases).where(leases.c.submission == 1).values(oldest=-3),
+        update(schema.leases).where(schema.leases.c.submission == 1).values(oldest=-3),
     ),
     "a file is under another's lease": (
         r"submission 0/1: there is no used lease of its node",
-        update(leases).where(leases.c.submission == 1).values(node=CHEATER.address),
+        update(schema.leases).where(schema.leases.c.submission == 1).values(node=CHEATER.address),
     ),
     "a used lease has no file": (
         r"is used, and there is no file",
-        update(submissions).where(ONE).values(submission=99),
+        update(schema.submissions).where(ONE).values(submission=99),
     ),
     "another root is announced": (
         r"version 0: announced as 000000000000, the directory has",
-        update(versions).values(root="00" * 32),
+        update(schema.versions).values(root="00" * 32),
     ),
 }
 
@@ -247,15 +251,15 @@ def found(checker: Checker, said: str) -> None:
 
 
 def forget_row(db: Connection) -> None:
-    db.execute(submissions.delete().where(ONE))
+    db.execute(schema.submissions.delete().where(ONE))
 
 
 def other_hash(db: Connection) -> None:
-    db.execute(update(submissions).where(ONE).values(sha256="00" * 32))
+    db.execute(update(schema.submissions).where(ONE).values(sha256="00" * 32))
 
 
 def turn_down(db: Connection) -> None:
-    db.execute(update(submissions).where(ONE).values(accept=False))
+    db.execute(update(schema.submissions).where(ONE).values(accept=False))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ def test_a_lineage_that_cannot_be_is_found(history: History, lineage: dict[str, 
 
 def test_a_file_that_was_used_twice_is_found(history: History) -> None:
     first = next(history.uploads.glob("step-000000/0000-*.parquet")).stem.partition("-")[2]
-    history.change(lambda db: db.execute(update(submissions).where(ONE).values(sha256=first)))
+    history.change(lambda db: db.execute(update(schema.submissions).where(ONE).values(sha256=first)))
     found(history.checker(), f"the file {first[:12]} was used 2 times")
 
 

@@ -78,7 +78,7 @@ def never_ending(policy: Policy) -> Iterator[Policy]:
 
 @contextmanager
 def forward_rows(policy: Policy) -> Iterator[list[tuple[int, int]]]:
-    """Records the shape (rows, tokens a row) of every forward pass."""
+    """Records the shape (rows, tokens per row) of every forward pass."""
     seen: list[tuple[int, int]] = []
 
     def note(_module: object, _args: object, kwargs: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def test_no_choice_of_logits_and_bits_makes_the_shortcut_err(rows: list[list[tup
 @pytest.mark.parametrize("best", ["exact", "rounded"])
 def test_the_shortcut_is_exact_at_its_own_threshold(best: str, own: int, below: int) -> None:
     # The rival stands 8 nats below the best, give or take the least that float32 knows, and its noise is just enough
-    # to win or just not. Where best - 8 is no float32, a threshold that was rounded up would dismiss a winner.
+    # to win or just not. Where best - 8 is not a float32, a threshold that was rounded up would dismiss a winner.
     start = 1.0 if best == "exact" else 3.0
     lead = next(
         value

@@ -78,7 +78,7 @@ def test_the_contract_does_what_the_rules_say_on_random_histories(chain: Anvil, 
         entered += expected == ""
     assert entered > 15
     compare(state, ledger)
-    ledger.check()  # what its log adds up to, for whoever has nothing else, is the same
+    ledger.check()  # what its log adds up to, for a reader who has nothing else, is the same
     assert balance(chain, ledger) == state.total() == state.brought_in - state.paid_out
 
 
@@ -243,10 +243,10 @@ def hostile_node(answer: bytes, pause_s: float = 0.0) -> Iterator[tuple[str, lis
 
 
 def test_a_node_sends_nobody_elsewhere(tmp_path: Path) -> None:
-    """A run card names it; it would have this machine ask what lies inside its own network."""
+    """A run card names it; it would make this machine send requests into its own network."""
     with hostile_node(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (inside, heard):
         away = f"HTTP/1.1 307 Elsewhere\r\nLocation: {inside}/secret\r\nContent-Length: 0\r\n\r\n".encode()
-        with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="answers strangely"):
+        with hostile_node(away) as (url, asked), pytest.raises(LedgerError, match="gave an invalid answer"):
             Chain(url, tmp_path / "sent.json", wait_s=0.5).balance(STRANGER.address)
     assert asked
     assert heard == []
@@ -272,7 +272,7 @@ def test_an_answer_of_any_size_is_not_taken(tmp_path: Path, monkeypatch: pytest.
 def test_a_strangers_node_does_not_say_what_a_vote_costs(chain: Anvil, tmp_path: Path) -> None:
     """What is signed for it may be sent elsewhere, where the address has more than it was given."""
     ledger = evm_ledger(chain, tmp_path)
-    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", most_fee=1000), ledger.address, ledger.created, RUN)
+    wary = EvmLedger.at(Chain(chain.url, tmp_path / "wary.json", max_fee=1000), ledger.address, ledger.created, RUN)
     with pytest.raises(LedgerError, match=r"no more than 1000 are spent.*SHOAL_RPC"):
         wary.enter(COORDINATOR, Fund(id="dear", amount=5))
     assert ledger.totals().treasury == 0

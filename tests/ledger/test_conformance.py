@@ -90,7 +90,7 @@ def test_a_node_is_welcomed_once_with_credits_that_never_leave(court: Court) -> 
     before = court.ledger.totals()
     court.judged([leaf(0, STRANGER), leaf(1, STRANGER)], "aa")
     assert court.node(STRANGER.address).gift == 80
-    assert before.treasury - court.ledger.totals().treasury == 40  # for the tokens: a gift is no money
+    assert before.treasury - court.ledger.totals().treasury == 40  # for the tokens: a gift is not money
     assert refusal(court.ledger, STRANGER, Unbond(id="gift", amount=1)) == "short"
     assert refusal(court.ledger, STRANGER, Stake(id="gift", amount=41)) == "short"
     court.pass_steps(4)

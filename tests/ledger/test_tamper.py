@@ -37,13 +37,13 @@ def fill(ledger: SqliteLedger) -> None:
     court = Court(ledger)
     court.begin()
     batch = court.judged([leaf(0), leaf(1, NODES[1])], "ar")
-    ledger.cosign(VALIDATORS[0])
+    ledger.enter(VALIDATORS[0], ledger.head)
     ledger.enter(NODES[1], Challenge(batch=batch, index=1, claim="a", evidence=EVIDENCE))
     ledger.enter(ARBITER, Rule(batch=batch, index=1, challenger=NODES[1].address, upheld=True))
     ledger.enter(NODES[0], Unbond(id="out", amount=10))
-    ledger.cosign(VALIDATORS[1])
+    ledger.enter(VALIDATORS[1], ledger.head)
     court.judged([leaf(2)], "v")
-    ledger.cosign(VALIDATORS[2])
+    ledger.enter(VALIDATORS[2], ledger.head)
     ledger.enter(COORDINATOR, Register(node=NODES[2].address))
 
 
@@ -124,7 +124,7 @@ def test_a_swapped_head_is_found(index: int) -> None:
 
 
 def reseal(entries: list[Entry], start: int, key: Key) -> list[Entry]:
-    """The entries from `start` on, linked and sealed anew."""
+    """The entries from `start` on, linked and sealed again."""
     done = entries[:start]
     for entry in entries[start:]:
         done.append(Entry.after(key, done[-1] if done else None, entry.statement, entry.time))

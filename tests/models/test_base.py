@@ -139,7 +139,7 @@ def test_a_builder_waits_for_the_one_at_work_and_says_so_when_it_gives_up(
 
 def test_a_cache_that_is_a_file_is_named(own_cache: Path) -> None:
     own_cache.write_text("")
-    with pytest.raises(StorageError, match=rf"{own_cache} is no directory; remove it or give another place"):
+    with pytest.raises(StorageError, match=rf"{own_cache} is not a directory; remove it or give another place"):
         ensure_base_model(config(), console())
 
 

@@ -21,7 +21,7 @@ def grant(
     async_level: int = 2,
     steps: int = 100,
     needed: int = 32,
-    most_seen: int = 512,
+    max_seen: int = 512,
     submission_groups: int = 8,
     online_filter: bool = True,
 ) -> Grant | None:
@@ -31,7 +31,7 @@ def grant(
         async_level=async_level,
         steps=steps,
         needed=needed,
-        most_seen=most_seen,
+        max_seen=max_seen,
         submission_groups=submission_groups,
         online_filter=online_filter,
     )
@@ -43,7 +43,7 @@ def grant(
     async_level=st.integers(0, 8),
     steps=st.integers(1, 30),
     needed=st.integers(1, 64),
-    most_seen=st.integers(1, 256),
+    max_seen=st.integers(1, 256),
     submission_groups=st.integers(1, 64),
 )
 def test_a_grant_is_never_too_old_too_late_or_too_large(
@@ -52,17 +52,17 @@ def test_a_grant_is_never_too_old_too_late_or_too_large(
     async_level: int,
     steps: int,
     needed: int,
-    most_seen: int,
+    max_seen: int,
     submission_groups: int,
 ) -> None:
-    given_ = grant(counts, version, async_level, steps, needed, most_seen, submission_groups)
+    given_ = grant(counts, version, async_level, steps, needed, max_seen, submission_groups)
     if given_ is None:
         return
     count = counts.get(given_.step, StepCount())
     assert version <= given_.step <= version + async_level
     assert given_.step < steps
     assert 1 <= given_.groups <= submission_groups
-    assert count.seen + count.leased + given_.groups <= most_seen
+    assert count.seen + count.leased + given_.groups <= max_seen
     assert count.signal < needed
 
 

@@ -90,7 +90,7 @@ def test_a_truncated_file_is_never_believed(channel: DirectoryChannel) -> None:
 def test_a_missing_file_is_noticed(channel: DirectoryChannel) -> None:
     version = publish(channel, 1)
     (channel.fetch(version) / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"version 1: not here any more or damaged .*model\.safetensors"):
+    with pytest.raises(WeightsError, match=r"version 1: no longer here or damaged .*model\.safetensors"):
         channel.fetch(version)
 
 
@@ -98,7 +98,7 @@ def test_a_version_that_is_gone_is_an_error(channel: DirectoryChannel) -> None:
     version = publish(channel, 1)
     shutil.rmtree(channel.fetch(version))
     assert channel.version(1) is None
-    with pytest.raises(WeightsError, match="version 1: not here any more"):
+    with pytest.raises(WeightsError, match="version 1: no longer here"):
         channel.fetch(version)
 
 

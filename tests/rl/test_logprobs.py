@@ -127,5 +127,5 @@ def test_a_temperature_of_zero_is_refused(head: CountingHead) -> None:
 
 
 def test_a_head_wider_than_the_vocabulary_it_claims_is_refused(head: CountingHead) -> None:
-    with pytest.raises(ValueError, match="head returned 11 logits a token, vocab is 10"):
+    with pytest.raises(ValueError, match="head returned 11 logits per token, vocab is 10"):
         chosen_logprobs(HIDDEN_TD, head, TARGETS_T, temperature=1.0, vocab=10)

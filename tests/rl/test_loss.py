@@ -144,7 +144,7 @@ def test_gspo_finds_the_tokens_of_a_sample_wherever_they_lie() -> None:
 
 
 def test_gspo_in_float32_resolves_its_own_bounds() -> None:
-    # 1 + 4e-4 is 3,000 float32 steps above 1. Log-ratios 3e-4 and 5e-4 lie on either side.
+    # 1 + 4e-4 is 3,000 float32 steps above 1. Log-ratios 3e-4 and 5e-4 are on either side.
     logp_T = torch.tensor([-1.0, -1.0]).requires_grad_()
     inputs = LossInputs(
         logp_T=logp_T,

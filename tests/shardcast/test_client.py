@@ -26,6 +26,7 @@ from tests.support.origin_and_relays import (
     contents,
     metric,
     origin_at,
+    publish_directory,
     relay_at,
     write_version,
 )
@@ -181,7 +182,7 @@ def test_a_version_in_use_is_not_pulled_away(tmp_path: Path) -> None:
 def test_a_killed_publishers_half_version_is_not_offered_again(tmp_path: Path) -> None:
     store = Store(tmp_path / "origin")
     with Publisher(store, KEY, RUN) as publisher:
-        publisher.publish_directory(1, write_version(tmp_path / "v1", 0.1))
+        publish_directory(publisher, 1, write_version(tmp_path / "v1", 0.1))
         context = publisher.publish(2)
         with context.__enter__().file("model.safetensors") as file:
             file.write(b"x" * MIB)
@@ -260,7 +261,7 @@ def test_a_fetch_that_names_its_content_ends_when_that_is_taken_back(tmp_path: P
         origin.publish(1, mib=0.1)
         client.fetch(1)
         began = time.monotonic()
-        with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is offered no more"):
+        with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is no longer offered"):
             client.fetch(1, wait_s=60, root="ab" * 32)
         assert time.monotonic() - began < 5
 

@@ -246,8 +246,8 @@ def test_every_damage_to_a_delta_is_refused(base: Path, new: Path, made: Path, t
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no delta of format 1"),
-        (b"shoaldl2" + bytes(56), "no delta of format 1"),
+        (b"", "not a delta of format 1"),
+        (b"shoaldl2" + bytes(56), "not a delta of format 1"),
         (delta.PRELUDE.pack(delta.MAGIC, 1, 1, bytes(32), 8, 8), "for a base of 1 bytes"),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_write_that_fails_leaves_nothing(base: Path, made: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_said(base: Path, made: Path) -> None:
-    with pytest.raises(StorageError, match="is no directory"):
+    with pytest.raises(StorageError, match="is not a directory"):
         delta.apply(base, made, base / "below" / "out")
 
 

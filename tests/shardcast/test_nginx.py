@@ -76,5 +76,5 @@ def test_nginx_lists_nothing_and_gives_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_path_that_nginx_would_misread_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ShardcastError, match="nginx cannot take a path"):
+    with pytest.raises(ShardcastError, match="nginx does not accept a path"):
         nginx_config(tmp_path / "a b", tmp_path / "nginx.conf", "127.0.0.1", 80)

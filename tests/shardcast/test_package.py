@@ -43,7 +43,7 @@ def test_a_package_dropped_while_a_piece_is_written_does_not_write_into_another_
         return write(descriptor, data, at)
 
     monkeypatch.setattr(os, "pwrite", drop_first)
-    with pytest.raises(StorageError, match="not fetched any more"):
+    with pytest.raises(StorageError, match="no longer being fetched"):
         job.store(job.pieces[0], memoryview(DATA))
     assert other.read_bytes() == b""
     assert not job.done
@@ -54,7 +54,7 @@ def test_a_package_dropped_while_a_piece_is_written_does_not_write_into_another_
 def test_what_was_dropped_does_not_come_back_on_the_disk(tmp_path: Path) -> None:
     job = job_with_pieces(tmp_path, 1)
     job.close()
-    with pytest.raises(StorageError, match="not fetched any more"):
+    with pytest.raises(StorageError, match="no longer being fetched"):
         job.store(job.pieces[0], memoryview(DATA))
     assert not (job.folder / "files").exists()
 

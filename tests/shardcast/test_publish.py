@@ -10,13 +10,13 @@ from shoal.errors import StorageError
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin import publish
 from shoal.shardcast.origin.publish import Publisher
-from tests.support.origin_and_relays import KEY, RUN, write_version
+from tests.support.origin_and_relays import KEY, RUN, publish_directory, write_version
 
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[Publisher]:
     with Publisher(Store(tmp_path / "store"), KEY, RUN) as publisher:
-        publisher.publish_directory(1, write_version(tmp_path / "v1", 0.1))
+        publish_directory(publisher, 1, write_version(tmp_path / "v1", 0.1))
         yield publisher
 
 

@@ -1,4 +1,4 @@
-"""What is held is not removed, whoever comes in between."""
+"""A package that is held is not removed, whatever happens in between."""
 
 import fcntl
 from pathlib import Path

@@ -49,7 +49,7 @@ def postgres_url() -> Iterator[str]:
         try:
             url = stack.enter_context(postgres(durable=False))
         except BenchError as error:
-            pytest.skip(f"no PostgreSQL here, and none to be had: {error}")
+            pytest.skip(f"PostgreSQL is not available: {error}")
         yield url
 
 

@@ -21,7 +21,7 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.http.server import serving
-from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
 from shoal.crypto.keys import Key
@@ -93,8 +93,8 @@ class World:
         self._open.callback(database.close)
         self.database = database
         terms = Terms.of(self.config, TRAINER.address, frozenset(self.validators))
-        self.book = Book.open(self.path / "ledger.db", COORDINATOR, self.config, terms)
-        self._open.callback(self.book.close)
+        self.ledger_writer = LedgerWriter.open(self.path / "ledger.db", COORDINATOR, self.config, terms)
+        self._open.callback(self.ledger_writer.close)
         self.coordinator = Coordinator(
             self.config,
             terms,
@@ -102,7 +102,7 @@ class World:
             ORIGIN.address,
             database,
             Objects(self.config.swarm.store or self.path / "uploads", self.config.swarm.store_options),
-            self.book,
+            self.ledger_writer,
             self.clock,
             self.plants,
         )

@@ -35,7 +35,7 @@ def announce(world: World, number: int) -> None:
 
 def keep(world: World) -> None:
     """What the coordinator does every second."""
-    world.book.keep(world.database)
+    world.ledger_writer.keep(world.database)
 
 
 def speak(world: World, jurors: Sequence[Juror]) -> None:
@@ -47,7 +47,7 @@ def speak(world: World, jurors: Sequence[Juror]) -> None:
 
 
 def state(world: World) -> State:
-    return world.book.look(lambda state: state)
+    return world.ledger_writer.look(lambda state: state)
 
 
 def history(world: World) -> State:
@@ -58,7 +58,7 @@ def history(world: World) -> State:
 def pay_in(world: World, name: str) -> None:
     """Stake for a node, with which it has an account."""
     node = key_of(name).address
-    world.book._enter([Deposit(id=node, node=node, amount=STAKE)])
+    world.ledger_writer._enter([Deposit(id=node, node=node, amount=STAKE)])
 
 
 def cost(world: World) -> int:

@@ -32,7 +32,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Records:
-    """What all roles of a run see; files are beside it on disk, for whoever reads them opens a path."""
+    """What all roles of a run see; files are beside it on disk, because their readers open a path."""
 
     folder: Path
     leases: dict[Place, Lease] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class MemoryStore:
             async_level=config.async_level,
             steps=config.steps,
             needed=config.train.groups_per_step,
-            most_seen=config.train.most_groups,
+            max_seen=config.train.max_groups,
             submission_groups=config.workers.groups_per_submission,
             online_filter=config.train.online_filter,
         )

@@ -10,18 +10,18 @@ from urllib.request import Request, urlopen
 from shoal.crypto.keys import Key
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.records import MIB
-from shoal.shardcast.format.store import Store
+from shoal.shardcast.format.store import Store, files_of
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving
-from tests.support.http_answers import answering
+from tests.support.servers.http_answers import answering
 
 KEY = Key(b"\x11" * 32)
 RUN = "test"
 
 
 def write_version(folder: Path, mib: float = 3.5, seed: int = 1) -> Path:
-    """A model directory: one large file that is no whole number of pieces, a small one and an empty one."""
+    """A model directory: one large file that does not split into whole pieces, a small one and an empty one."""
     folder.mkdir(parents=True)
     block = bytes((seed + i) % 256 for i in range(4096)) + os.urandom(4096)
     size = int(mib * MIB) + 123
@@ -33,6 +33,13 @@ def write_version(folder: Path, mib: float = 3.5, seed: int = 1) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def publish_directory(publisher: Publisher, number: int, directory: Path) -> None:
+    """Publishes all files under a directory as a full version."""
+    size = sum(path.stat().st_size for path in files_of(directory).values())
+    with publisher.publish(number, size=size) as package:
+        package.add_directory(directory)
 
 
 class Origin:
@@ -47,7 +54,7 @@ class Origin:
 
     def publish(self, number: int, mib: float = 3.5) -> Path:
         folder = write_version(self.path / f"v{number}-{len(list(self.path.iterdir()))}", mib, number)
-        self.publisher.publish_directory(number, folder)
+        publish_directory(self.publisher, number, folder)
         self.versions[number] = folder
         return folder
 

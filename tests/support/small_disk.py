@@ -1,4 +1,4 @@
-"""A disk that is soon full: a small tmpfs, mounted in a name space of its own."""
+"""A disk that is soon full: a small tmpfs, mounted in its own namespace."""
 
 import subprocess
 import sys
@@ -9,10 +9,10 @@ import pytest
 
 
 def run_on_small_disk(mount: Path, kib: int, code: str, *arguments: str) -> str:
-    """What Python code prints while `mount` is a disk of `kib` KiB; a name space keeps the mount from everyone else."""
+    """What Python code prints while `mount` is a disk of `kib` KiB; a namespace hides the mount from everyone else."""
     prefix = own_mounts()
     if prefix is None:
-        pytest.skip("this machine lets nobody mount a tmpfs, not even in a name space of its own")
+        pytest.skip("this machine does not allow mounting a tmpfs, not even in a namespace")
     mount.mkdir(exist_ok=True)
     command = f'mount -t tmpfs -o size={kib}k tmpfs "$0" && exec "$@"'
     result = subprocess.run(

@@ -109,7 +109,7 @@ def test_tests_of_programs_are_read_from_the_forms_datasets_have(value: Any) -> 
         (["assert add(1, 2)"], "is not of the form"),
         (["assert add(x) == 3"], "is not of the form"),
         (["import os; os.abort()"], "is not of the form"),
-        (["assert add(1 == 3"], "is no Python"),
+        (["assert add(1 == 3"], "is not valid Python"),
     ],
 )
 def test_tests_in_another_form_are_refused_by_name(value: Any, says: str) -> None:

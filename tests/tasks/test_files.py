@@ -1,4 +1,4 @@
-"""Files of tasks go with the run: by their hash, to whoever joins, and never to what lies on a stranger's machine."""
+"""Files of tasks go with the run: by their hash, to every node that joins, and never to other files of its machine."""
 
 import hashlib
 import json

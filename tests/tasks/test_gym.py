@@ -81,7 +81,7 @@ def test_a_generator_that_asks_other_tasks_in_every_process_is_refused(generator
 
 
 def test_no_generator_writes_down_all_that_it_will_ever_ask() -> None:
-    """A name alone, in a stranger's run card, would fill the memory of whoever joins."""
+    """A name alone, in a stranger's run card, would fill the memory of every node that joins."""
     holding = set()
     for generator, (kind, _) in reasoning_gym.factory.DATASETS.items():
         code = inspect.getsource(kind)
@@ -278,7 +278,7 @@ def test_a_scorer_that_pays_for_wrong_answers_is_mended(generator: str) -> None:
         # Another puzzle may have the same numbers, and another coin the same chance.
         assert len(found) <= 1, (task.answer, found)
         paid += sum(source._dataset.score_answer(answer, task.entry) >= 1.0 for answer in wrong)
-    assert paid >= 12, "reasoning-gym's own scorer no longer pays for these; nothing is left to mend"
+    assert paid >= 12, "reasoning-gym's own scorer no longer pays for these; nothing is left to fix"
 
 
 def test_a_level_of_a_curriculum_makes_tasks_harder_and_options_still_count() -> None:

@@ -16,7 +16,7 @@ from shoal.tasks.build import build_source, files_of, pinned
 from shoal.tasks.files import check_foreign
 from shoal.tasks.rewards.scorer import Scorer
 
-# The settings of the published task gsm8k, but for where its data lie.
+# The settings of the published task gsm8k, except for where its data is stored.
 GSM8K = r"""
 tag:
   - math_word_problems
@@ -193,7 +193,10 @@ def test_its_training_split_is_trained_on_only_if_that_is_asked_for(tmp_path: Pa
         ({"use_prompt": "promptsource:*"}, "use_prompt = promptsource"),
         ({"metric_list": [{"metric": "bleu"}]}, r"metric_list\.0\.metric = bleu: Input should be 'exact_match'"),
         ({"filter_list": [{"filter": [{"function": "majority_vote"}]}]}, "function majority_vote; known: 'regex', "),
-        ({"filter_list": [{"filter": [{"function": "regex", "regex_pattern": "("}]}]}, "no regular expression"),
+        (
+            {"filter_list": [{"filter": [{"function": "regex", "regex_pattern": "("}]}]},
+            "is not a valid regular expression",
+        ),
         ({"generation_kwargs": {"num_beams": 4}}, r"generation_kwargs\.num_beams = 4"),
         ({"task": ["a", "b"]}, "is a group of tasks; give the file of each"),
         ({"doc_to_text": "drop"}, "doc_to_text: is missing"),

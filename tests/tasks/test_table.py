@@ -118,8 +118,8 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("x")
     for name, says in [
         ("none.jsonl", r"cannot be read \(No such file"),
-        ("bad.jsonl", r"line 2 is no JSON object but '\[1\]'"),
-        ("bad.parquet", "no Parquet file"),
+        ("bad.jsonl", r"line 2 is not a JSON object but '\[1\]'"),
+        ("bad.parquet", "is not a valid Parquet file"),
         ("x.csv", "must end in .jsonl, .json, .parquet"),
     ]:
         with pytest.raises(TaskError, match=says):

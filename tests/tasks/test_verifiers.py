@@ -101,7 +101,7 @@ def test_the_packages_own_environment_works() -> None:
 
 @pytest.mark.usefixtures("environments")
 def test_what_is_no_single_turn_environment_is_refused() -> None:
-    with pytest.raises(TaskError, match="verifiers/vf-talk: is a Talk; only single-turn environments are taken"):
+    with pytest.raises(TaskError, match="verifiers/vf-talk: is a Talk; only single-turn environments are supported"):
         build_source([TaskConfig(source="verifiers/vf-talk")])
     with pytest.raises(TaskError, match="verifiers/vf-none: cannot be loaded: "):
         build_source([TaskConfig(source="verifiers/vf-none")])

@@ -8,7 +8,7 @@ import torch
 from shoal import toploc
 from shoal.toploc import PRIME, ChunkResult, Proof, Thresholds
 
-ALL_BUT_GUESS = Thresholds(least_guess_error=float("inf"))
+ALL_BUT_GUESS = Thresholds(min_guess_error=float("inf"))
 
 
 def published_accepts(result: ChunkResult) -> bool:

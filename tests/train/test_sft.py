@@ -75,10 +75,10 @@ def test_each_turn_of_the_assistant_is_an_example(tiny_dir: Path, tmp_path: Path
     [
         ({"text": "x"}, 'line 1: has neither "messages" with role and content, nor "prompt" and "completion"'),
         ({"messages": [{"role": "user"}]}, "line 1: has neither"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "holds nothing that an assistant says"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no conversation has an assistant's reply"),
         (
             {"messages": [{"role": r, "content": "x"} for r in ("user", "assistant", "user", "assistant")]},
-            "line 1: has several turns, and the model no chat template",
+            "line 1: has several turns, but the model has no chat template",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_change_of_any_field_of_any_sample_is_rejected(world: World, honest: S
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_samples_in_any_other_order_are_rejected(world: World, honest: Submission, data: st.DataObject) -> None:
-    """Numbered anew, as somebody would who hopes to pass: only equal answers may change places."""
+    """Numbered again, as a cheater would who hopes to pass: only equal answers may change places."""
     order = data.draw(st.permutations(range(len(honest.rollouts))))
     places = [(r.group, r.sample) for r in honest.rollouts]
     moved = [

@@ -66,7 +66,7 @@ def test_long_texts_in_a_file_make_no_long_verdict(court: Court, change: dict[st
 
 
 def test_a_footer_is_small(court: Court) -> None:
-    """Each pair of brackets takes thirty times its room in the memory of whoever parses it."""
+    """Each pair of brackets takes thirty times its room in the memory of the process that parses it."""
     submission = court.honest("cheat")
     data = with_footer(submission, lease="[" + "[]," * 10_000_000 + "[]]")
     assert "footer of" in str(refused_for(court, submission, data).reason)

@@ -1,4 +1,4 @@
-"""Evidence: whoever has the bundle and the version comes to the same verdict, and a false accusation is refuted."""
+"""Evidence: anyone with the bundle and the version comes to the same verdict, and a false accusation is refuted."""
 
 import io
 import json
@@ -111,8 +111,8 @@ def test_a_false_end_is_reached_again_and_refuted_when_mended(court: Court) -> N
     path = court.evidence(lease)
     assert read_bundle(path).finding.check == "termination"
     assert replayed(path)[0]
-    mended = edited(path, lambda tree: tree["rollouts"][number % 8].update(finish="eos"))
-    assert not replayed(mended)[0]
+    fixed = edited(path, lambda tree: tree["rollouts"][number % 8].update(finish="eos"))
+    assert not replayed(fixed)[0]
 
 
 def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
@@ -165,11 +165,11 @@ def test_a_bundle_with_the_reward_or_the_tokens_made_right_is_refuted(court: Cou
     assert read_bundle(path).finding.check == "sampling"
     assert replayed(path)[0]
 
-    def mend(tree: dict[str, Any]) -> None:
+    def fix(tree: dict[str, Any]) -> None:
         for row, r in zip(tree["rollouts"], honest.rollouts[:8], strict=True):
             row.update(completion=r.completion, reward=r.reward, advantage=r.advantage)
 
-    assert not replayed(edited(path, mend))[0]
+    assert not replayed(edited(path, fix))[0]
 
 
 def test_a_version_that_is_gone_is_said_and_a_kept_one_outlives_it(tmp_path: Path, world: World) -> None:
@@ -178,15 +178,15 @@ def test_a_version_that_is_gone_is_said_and_a_kept_one_outlives_it(tmp_path: Pat
     court.run.channel().retract(0)
     assert replayed(path)[0], "the evidence keeps the version that it rests on"
     shutil.rmtree(path.parent / "versions")
-    with pytest.raises(WeightsError, match=r"version 1 \(root [0-9a-f]{12}\) is not here any more"):
+    with pytest.raises(WeightsError, match=r"version 1 \(root [0-9a-f]{12}\) is no longer here"):
         replayed(path)
     assert not replayed(edited(path, lambda tree: tree["finding"].update(check="tasks")))[0], "needs no weights"
     with court.run.channel().publish(1) as staging:  # other content under the same number
         (staging / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(WeightsError, match="is not here any more"):
+    with pytest.raises(WeightsError, match="is no longer here"):
         replayed(path)
     shutil.rmtree(court.run.base_model)
-    with pytest.raises(WeightsError, match="the run's base model is not there"):
+    with pytest.raises(WeightsError, match="the run's base model is missing"):
         replayed(path)
 
 
@@ -198,7 +198,7 @@ def test_a_version_whose_files_were_changed_is_not_believed(tmp_path: Path, worl
         data[-1] ^= 1
         file.unlink()
         file.write_bytes(data)
-    with pytest.raises(WeightsError, match="is not here any more"):
+    with pytest.raises(WeightsError, match="is no longer here"):
         replayed(path)
 
 
@@ -233,17 +233,17 @@ def test_evidence_beyond_its_budget_says_what_was_found_and_holds_no_samples(
     second = judged(court, "false_reward")
     assert read_bundle(first).rollouts
     assert (read_bundle(second).rollouts, read_bundle(second).finding.check) == ([], "rewards")
-    with pytest.raises(RolloutError, match="says what was found, and holds no samples"):
+    with pytest.raises(RolloutError, match="says what was found but holds no samples"):
         replayed(second)
 
 
 def test_findings_that_no_bundle_can_show_are_said(court: Court) -> None:
     path = judged(court, "truncated")
-    with pytest.raises(RolloutError, match="whether it was published then"):
+    with pytest.raises(RolloutError, match="whether it had been published at that time"):
         replayed(edited(judged(court, "false_reward"), lambda tree: tree["finding"].update(check="version")))
     with pytest.raises(RolloutError, match="had no lease"):
         replayed(edited(path, lambda tree: tree.update(lease=None)))
-    with pytest.raises(RolloutError, match="does not hold it"):
+    with pytest.raises(RolloutError, match="does not contain the file"):
         replayed(edited(path, lambda tree: tree.update(file=None)))
 
 
@@ -261,7 +261,7 @@ def test_a_bundle_does_not_say_where_files_are_written(court: Court, tmp_path: P
     assert replayed(path)[0]
     assert not target.exists()
     path = edited(judged(court, "best_of_n"), lambda tree: tree.update(root="../../../../.."))
-    with pytest.raises(RolloutError, match="is no hash"):
+    with pytest.raises(RolloutError, match="is not a valid hash"):
         replayed(path)
 
 

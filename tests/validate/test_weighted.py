@@ -1,4 +1,4 @@
-"""A run that draws by difficulty, judged: whoever draws by another table is found out, and honest workers never are."""
+"""A run that draws by difficulty: a worker that draws by another table is rejected, and honest workers never are."""
 
 import io
 import json

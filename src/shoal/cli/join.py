@@ -51,7 +51,8 @@ def worker(
 def validator(joining: JoinFlags, changes: ConfigFlags, run: MaybeTarget = None, allow_code: AllowCode = False) -> None:
     """Check rollouts before the trainer may use them, in this process.
 
-    With --join from any machine whose address (shoal identity show) the run's owner has put into swarm.validators.
+    With --join, any machine can validate once the run's owner has added its address (shoal identity show) to
+    swarm.validators.
     """
     from shoal.cli.lend import lend
 

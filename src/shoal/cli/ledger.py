@@ -68,7 +68,7 @@ def verify(
         Path | None, typer.Option(help="Another copy to compare with: a fork is shown with both signatures.")
     ] = None,
 ) -> None:
-    """Check every link, signature and rule from the first entry to the last; the first bad entry is named.
+    """Check every link, signature and rule from the first entry to the last, and name the first bad entry.
 
     A file is verified by itself, on any machine: shoal ledger verify run.jsonl. If a run's ledger is a contract, its
     log is replayed by the rules and compared with every balance that the contract holds.
@@ -107,7 +107,7 @@ def gas(
         bool, typer.Option("--dev", help="Fund each of them from the first account of a development chain (anvil).")
     ] = False,
 ) -> None:
-    """Show what the coordinator and the validators can pay for transactions on the run's chain, also before a run.
+    """Show what the coordinator and the validators can pay for transactions on the run's chain, even before the run.
 
     The sender of a transaction pays its gas: the coordinator for joining, work and settling; a validator for its
     votes, for which ledger.gas funds it; a node for withdrawing; a challenger and the arbiter for their own.
@@ -220,7 +220,7 @@ def deposit(
         str | None, typer.Option(metavar="ADDRESS", help="The node whose stake it becomes; default: the key's own.")
     ] = None,
 ) -> None:
-    """Deposit stake; into a contract, wei of the key's address.
+    """Deposit stake; a contract takes it in wei from the key's address.
 
     In a ledger that is a file, only the coordinator records deposits: pay the run's owner, who then runs
     shoal ledger deposit AMOUNT --node ADDRESS --join URL --key RUN/keys/coordinator.key.
@@ -237,7 +237,7 @@ def unbond(
         int | None, typer.Argument(metavar="AMOUNT", min=1, help="Credits, or wei; default: all stake.")
     ] = None,
 ) -> None:
-    """Begin to release stake. It can be withdrawn once nothing that the node submitted before can be challenged."""
+    """Begin to release stake. It can be withdrawn once nothing the node submitted before can still be challenged."""
     with flags.teller() as own:
         own.unbond(amount)
 
@@ -245,7 +245,7 @@ def unbond(
 @ledger.command("withdraw")
 @takes_options
 def withdraw(flags: CreditFlags) -> None:
-    """Withdraw what this machine has earned and no challenge can void any more, and released stake.
+    """Withdraw released stake and the earnings of this machine that can no longer be challenged.
 
     A contract pays it to the key's address, which pays the gas. A ledger that is a file records it as paid out, and
     the run's owner pays.
@@ -257,10 +257,10 @@ def withdraw(flags: CreditFlags) -> None:
 @ledger.command("advance")
 @takes_options
 def advance(flags: CreditFlags) -> None:
-    """Advance a contract's clock by one step after its coordinator has not for ledger.stall seconds; for anyone.
+    """Advance a contract's clock by one step if its coordinator has not done so for ledger.stall seconds.
 
-    Also settles what validators have had enough time for. Locks and the release of stake are counted in steps: repeat
-    until they are over. If the ledger is a file, only the coordinator advances the clock.
+    Anyone may do this. It also settles what validators have had enough time for. Locks and the release of stake are
+    counted in steps: repeat until they are over. If the ledger is a file, only the coordinator advances the clock.
     """
     with flags.teller() as own:
         own.advance()
@@ -271,7 +271,7 @@ def advance(flags: CreditFlags) -> None:
 def close(flags: CreditFlags) -> None:
     """Close a ledger, so that the rest of its treasury can be refunded.
 
-    For the coordinator, which does it by itself at the end of a run; for anyone once others have advanced a contract's
+    The coordinator does this by itself at the end of a run. Anyone may do it once others have advanced a contract's
     clock by as many steps as stake takes to be released.
     """
     with flags.teller() as own:

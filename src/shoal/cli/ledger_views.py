@@ -62,9 +62,9 @@ def verify_contract(run: Path, coordinator: str | None, console: Console) -> Non
         ledger.check()
     state = ledger.look(lambda state: state)
     if coordinator not in (None, state.coordinator):
-        raise LedgerError(f"{ledger.place}: is {state.coordinator}'s, the coordinator should be {coordinator}")
+        raise LedgerError(f"{ledger.place}: its coordinator is {state.coordinator}, expected {coordinator}")
     if ledger.chain.id != known.chain:
-        raise LedgerError(f"{ledger.place}: that chain has id {ledger.chain.id}, the run's has {known.chain}")
+        raise LedgerError(f"{ledger.place}: this chain has id {ledger.chain.id}, the run's chain has id {known.chain}")
     console.print(f"[bold green]verified[/] {len(ledger.lines()):,} acts of run {state.run}", highlight=False)
     console.print(f"contract     {checksummed(ledger.address)}, chain {known.chain}", highlight=False)
     console.print(f"coordinator  {checksummed(state.coordinator)}", highlight=False)
@@ -180,7 +180,7 @@ def _meant(state: State, address: str) -> Account:
     found = [known for known in all_ if known.startswith(begins)] if len(begins) >= MIN_PREFIX else []
     if len(found) != 1:
         why = f"{len(found)} addresses begin with it" if found else "no address in this ledger begins with it"
-        raise LedgerError(f"node {address:.60}: {why}; shoal earnings lists them, give more of the address")
+        raise LedgerError(f"node {address:.60}: {why}; give more of an address that shoal earnings lists")
     return all_[found[0]]
 
 

@@ -37,7 +37,7 @@ def lend(
         )
     if target is not None:
         if flags.home is not None:
-            raise ConfigError(f"{role}: --home goes with --join alone; {target} is a run with a directory of its own")
+            raise ConfigError(f"{role}: --home goes only with --join; {target} is a run with a directory of its own")
         run = locate_run(target, changes.settings or [], changes.out, console)
         return run, JoinOptions(flags.join, flags.key, relays, say)
     if changes.settings or changes.out:

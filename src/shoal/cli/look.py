@@ -85,13 +85,13 @@ def attacks() -> None:
 
 @app.command(rich_help_panel=PANEL)
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `python -m benchmarks` lists.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The benchmark; `python -m benchmarks` lists them.")],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A short run that shows it works; its figures mean little.")
+        bool, typer.Option("--quick", help="Run briefly to see that it works; the figures mean little.")
     ] = False,
 ) -> None:
-    """Measure a hot path side by side with what you would otherwise use; in a checkout of the repository."""
+    """Compare a hot path with what you would otherwise use; needs a checkout of the repository."""
     root = Path(shoal.__file__).parents[2]
     if not (root / "benchmarks" / "__main__.py").is_file():
         raise BenchError(

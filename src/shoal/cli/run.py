@@ -92,8 +92,8 @@ class PlanterFlags(JoinFlags):
 def planter(joining: PlanterFlags, run: MaybeTarget = None) -> None:
     """Submit honeypot files whose verdict is known, good and bad, to see which validators judge them correctly.
 
-    shoal run starts a planter if ledger.plants is above 0. Elsewhere: shoal planter RUN --join URL, on a machine that
-    nobody else can read: anyone with its key can tell which files are planted.
+    shoal run starts a planter if ledger.plants is above 0. To run it elsewhere: shoal planter RUN --join URL. Choose a
+    machine that nobody else can read, because anyone with its key can tell which files are planted.
     """
     from shoal.cli.lend import lend
 

@@ -45,7 +45,7 @@ def sft(
     seed: Annotated[int, typer.Option(help="Seed for the order of the examples.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
-    """Fine-tune a model on examples (supervised), so that a model that never scores begins to score sometimes.
+    """Fine-tune a model on examples (supervised), so that a model that solves no task starts to solve some.
 
     A line of JSONL is {"messages": [...]} or {"prompt": ..., "completion": ...}. With a config, examples come from
     the tasks: shoal sft configs/laptop.toml --model MODEL --out warm
@@ -90,7 +90,7 @@ def filter_tasks(
 ) -> None:
     """Measure how often a model solves each task, and keep the tasks that are worth training on.
 
-    If it is stopped, the same command resumes, also with another number of workers.
+    If it is stopped, the same command resumes, even with another number of workers.
     """
     from shoal.config import TaskConfig
     from shoal.config_io import load_config
@@ -166,9 +166,11 @@ def calibrate(
         str, typer.Argument(metavar="MODEL", help="A model directory, smollm2, tiny, or a config whose model to use.")
     ],
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the config's, or float32.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Config with tasks to ask; default: random tokens.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Config whose tasks give the prompts; default: random tokens.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write the [audit.thresholds] table to.")] = None,
-    samples: Annotated[int, typer.Option(min=16, help="Answers to compare in each way.")] = 256,
+    samples: Annotated[int, typer.Option(min=16, help="Answers per comparison.")] = 256,
 ) -> None:
     """Measure how far honest workers deviate, and derive a validator's thresholds from it."""
     check_dtype(dtype)

@@ -16,7 +16,9 @@ Allow = Annotated[
     Path | None,
     typer.Option(help="Outside a run: allow-list, a file with one node address per line; default: serve anyone."),
 ]
-SourceRun = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the first head's.")]
+SourceRun = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; default: the one in the first signed list of versions.")
+]
 OriginAddress = Annotated[str, typer.Option("--origin", help="The origin's address, 0x...; only its signature counts.")]
 
 

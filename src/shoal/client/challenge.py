@@ -57,7 +57,7 @@ def challenge(join: str, submission: str, claim: str, evidence: Path | None, key
                     ledger.say(Challenge(batch=batch.number, index=index, claim=letter, evidence=proof))
                     console.print(f"challenged: {submission} is {OUTCOMES[batch.outcomes[index]]}, should be {claim}ed")
                     return
-    raise LedgerError(f"submission {submission}: is not on the ledger yet; its step is entered when it is over")
+    raise LedgerError(f"submission {submission}: is not on the ledger yet; it is entered when its step is over")
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Files:
         return signed
 
     def _fetch(self, step: int, leaf: Leaf, to: Path) -> None:
-        """The bytes whose hash is on the ledger: the coordinator's, or those in a bundle that lies here."""
+        """The bytes whose hash is on the ledger: the coordinator's, or those in a bundle of this run's directory."""
         try:
             self.link.fetch(f"/v1/files/{step}/{leaf.submission}", to, MAX_BYTES, leaf.sha256)
         except ShoalError as error:
@@ -116,7 +116,7 @@ class Files:
             with suppress(RolloutError):
                 data = read_bundle(self.run.path / EVIDENCE / bundle_name(step, leaf.submission)).file
             if data is None or hashlib.sha256(data).hexdigest() != leaf.sha256:
-                raise RolloutError(f"its bytes are not there ({error})") from None
+                raise RolloutError(f"its bytes are missing ({error})") from None
             write_whole(to, data)
 
     def _table(self, lease: Lease, signed: SignedLease) -> Table | None:
@@ -139,11 +139,11 @@ def arbitrate(join: str, run: RunDir, key: Key, judge_file: JudgeFile, console: 
         ledger = access(link)
         state = ledger.catch_up()
         if key.address != state.terms.arbiter:
-            raise LedgerError(f"{key.address}: is not this run's arbiter, who is {state.terms.arbiter}")
+            raise LedgerError(f"{key.address}: is not this run's arbiter, which is {state.terms.arbiter}")
         if differs := changes(run.config, link.card.run_config(), DECIDES_NO_VERDICT):
             lines = "\n".join(differs)
             raise LedgerError(
-                f"run {run.path}: is another than the one at {link.join_at.url}, by its run card\n{lines}"
+                f"run {run.path}: is not the run at {link.join_at.url}; these settings of its run card differ\n{lines}"
             )
         files = Files(link, run, judge_file)
         for batch in [batch for batch in state.batches if batch.challenges and not is_final(state, batch)]:

@@ -97,7 +97,7 @@ class CoordinatorClient:
 
     def refresh(self) -> Card:
         """The run card as it is now."""
-        data = self._patiently("GET", "/v1/card", None, bytes, signed=False, most=MAX_CARD_BYTES)
+        data = self._patiently("GET", "/v1/card", None, bytes, signed=False, max_bytes=MAX_CARD_BYTES)
         card = read_card(data, self.join_at)
         self.join_at = replace(self.join_at, coordinator=card.coordinator)
         self._card = card
@@ -153,8 +153,8 @@ class CoordinatorClient:
                 )
             if distance_to(where.url or "") < distance_to(self.join_at.url):
                 raise SwarmError(
-                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store, which lies "
-                    "nearer to this machine than the coordinator does; nothing was sent"
+                    f"coordinator {self.join_at.url}: gave {where.url!r:.80} as the URL of an object store, which is "
+                    "nearer to this machine than the coordinator is; nothing was sent"
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
             with self._public.stream("PUT", cast("str", where.url), content=data) as answer:
@@ -188,7 +188,7 @@ class CoordinatorClient:
         self,
         target: str,
         to: Path,
-        most: int,
+        max_bytes: int,
         sha256: str,
         on_bytes: Callable[[int], None] = lambda _came: None,
         wait_s: float | None = None,
@@ -204,8 +204,8 @@ class CoordinatorClient:
             with self._stream("GET", target) as answer, to.open("wb") as file:
                 for piece in answer.iter_raw():
                     came += len(piece)
-                    if came > most:
-                        raise SwarmError(f"{target}: more than {most} bytes, which is the most that it may be")
+                    if came > max_bytes:
+                        raise SwarmError(f"{target}: is larger than the {max_bytes} bytes it may have")
                     digest.update(piece)
                     file.write(piece)
                     on_bytes(came)
@@ -236,7 +236,7 @@ class CoordinatorClient:
         *,
         signed: bool = True,
         kind: str = "application/json",
-        most: int = MAX_ANSWER,
+        max_bytes: int = MAX_ANSWER,
     ) -> T:
         body = hashlib.sha256(data).hexdigest() if data else EMPTY
 
@@ -245,7 +245,7 @@ class CoordinatorClient:
             if signed:
                 headers |= self._sign(method, target, body)
             with self._client.stream(method, self.join_at.url + target, content=data, headers=headers) as answer:
-                said = _read(answer, most if answer.status_code == 200 else MAX_REFUSAL)
+                said = _read(answer, max_bytes if answer.status_code == 200 else MAX_REFUSAL)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, said)
             return parse(said)
@@ -321,13 +321,13 @@ class _Later(Exception):
     """The coordinator cannot do it now."""
 
 
-def _read(answer: httpx2.Response, most: int) -> bytes:
+def _read(answer: httpx2.Response, max_bytes: int) -> bytes:
     """The body as it came. One without end, or one that drips, is given up; a compressed one is not unfolded."""
     data, began = bytearray(), time.monotonic()
     for piece in answer.iter_raw():
         data += piece
-        if len(data) > most:
-            raise SwarmError(f"{answer.url}: an answer of more than {most} bytes; is a coordinator at that URL?")
+        if len(data) > max_bytes:
+            raise SwarmError(f"{answer.url}: an answer of more than {max_bytes} bytes; is a coordinator at that URL?")
         if time.monotonic() - began > ANSWER_S:
             raise _Later(f"an answer that does not end within {ANSWER_S:.0f} s")
     return bytes(data)
@@ -338,13 +338,13 @@ def _json(data: bytes) -> Any:
     try:
         return parse_json(data)
     except (ValueError, RecursionError):
-        raise _Later(f"it answered {one_line(data[:60].decode(errors='replace'))!r}, which is no JSON") from None
+        raise _Later(f"it answered {one_line(data[:60].decode(errors='replace'))!r}, which is not valid JSON") from None
 
 
 def _tree(data: bytes) -> dict[str, Any]:
     tree = _json(data)
     if not isinstance(tree, dict):
-        raise _Later(f"it answered {str(tree)[:60]!r}, which is no answer")
+        raise _Later(f"it answered {str(tree)[:60]!r}, which is not a JSON object")
     return tree
 
 

@@ -66,7 +66,7 @@ class Teller:
             account = state.accounts.get(self._key.address)
             has = account.stake if account else 0
             if not has:
-                raise LedgerError(f"unbond: {checksummed(self._key.address)} has no stake that could leave")
+                raise LedgerError(f"unbond: {checksummed(self._key.address)} has no stake to release")
             return Unbond(id=self._next(state, "unbond"), amount=amount or has)
 
         try:
@@ -136,8 +136,8 @@ class Teller:
             if isinstance(act, Advance) and refused.code == "early":
                 raise Refused(
                     "early",
-                    f"{act.name}: anybody may move the clock once it has stood still for {state.terms.stall:,} s; "
-                    f"come again in {self._ledger.advance_in_s(state):,} s",
+                    f"{act.name}: anyone may advance the clock once it has stood still for {state.terms.stall:,} s; "
+                    f"try again in {self._ledger.advance_in_s(state):,} s",
                 ) from None
             apply(deepcopy(state), self._key.address, act)  # a contract gives a word, the same rule here a sentence
             raise

@@ -74,13 +74,13 @@ class OnChain:
             self.ledger.catch_up()
         except TamperedError as error:  # all was read twice; another node of the chain may know more
             raise HiddenError(
-                f"{self.ledger.place}: its node leaves something out, or the coordinator: {error}"
+                f"{self.ledger.place}: the chain's node or the coordinator leaves something out: {error}"
             ) from None
         state = self.ledger.look(lambda state: state)
         if self._coordinator not in (None, state.coordinator):
             raise LedgerError(
-                f"{self.ledger.place}: is {state.coordinator}'s, the run's coordinator is {self._coordinator}; do not "
-                "vote on it"
+                f"{self.ledger.place}: its coordinator is {state.coordinator}, the run's is {self._coordinator}; do "
+                "not vote on it"
             )
         return state
 
@@ -109,11 +109,11 @@ def _contract(link: CoordinatorClient, home: Path | None) -> "EvmLedger":
     wanted, url = link.card.run_config().ledger, link.join_at.url
     if way_to(wanted.rpc) == wanted.rpc and distance_to(wanted.rpc) < distance_to(url):
         raise LedgerError(
-            f"run card of {url}: names a chain's node at {wanted.rpc}, which lies nearer to this machine than the "
-            f"coordinator does, and is not asked; if that is meant, set {OWN_RPC} to it"
+            f"run card of {url}: names a chain's node at {wanted.rpc}, which is nearer to this machine than the "
+            f"coordinator is and so is not asked; if this is intended, set {OWN_RPC} to it"
         )
-    most_fee = MAX_FEE if way_to(wanted.rpc) == wanted.rpc else None
-    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, most_fee)
+    max_fee = MAX_FEE if way_to(wanted.rpc) == wanted.rpc else None
+    chain = chain_at(wanted.rpc, home / JOURNAL if home else None, wanted.confirmations, max_fee)
     return EvmLedger(chain, wanted.contract, wanted.created, link.card.run)
 
 
@@ -171,8 +171,8 @@ class ThroughCoordinator:
         assert isinstance(kept.act, Head)
         if kept.ledger != history.ledger:
             raise LedgerError(
-                f"ledger of {self._link.join_at.url}: is another one than that whose head is in {self._kept}; was "
-                "a new run started? Then remove that file"
+                f"ledger of {self._link.join_at.url}: is not the ledger whose head was signed in {self._kept}; if a "
+                "new run was started, remove that file"
             )
         chain.check_head(history, kept.author, kept.act)
 

@@ -101,8 +101,8 @@ def _joined(run: Path, rpc: str | None, key: Key) -> OnChain:
     is_named = rpc is None and way_to(ledger.rpc) == ledger.rpc and not is_own(run)
     if is_named and distance_to(ledger.rpc) < PUBLIC:
         raise LedgerError(
-            f"--run {run}: its run card named a chain's node at {ledger.rpc}, which lies near this machine, and is not "
-            f"asked on a stranger's word; if that is meant, give --rpc {ledger.rpc}, or set {OWN_RPC}"
+            f"--run {run}: its run card named a chain's node at {ledger.rpc}, which is near this machine and is not "
+            f"asked on a stranger's word; if this is intended, give --rpc {ledger.rpc}, or set {OWN_RPC}"
         )
     chain = chain_at(rpc or ledger.rpc, None, ledger.confirmations, MAX_FEE if is_named else None)
     return OnChain(EvmLedger(chain, ledger.contract, ledger.created, wanted.name), key)

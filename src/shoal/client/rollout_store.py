@@ -69,7 +69,9 @@ class SwarmStore:
     def lease(self, node: str, version: int) -> Lease | None:
         """Asks no more often than the coordinator wishes while there is no work for this version."""
         if node != self._link.key.address:
-            raise RolloutError(f"node {node!r:.80}: a lease is given to the one who signs, {self._link.key.address}")
+            raise RolloutError(
+                f"node {node!r:.80}: a lease is granted only to the node that signs, {self._link.key.address}"
+            )
         asked, after = self._next_ask
         if version == asked and time.monotonic() < after:
             return None
@@ -114,9 +116,9 @@ class SwarmStore:
         return self._config
 
     def put(self, lease: Lease, data: bytes) -> None:
-        most = self._link.card.max_upload
-        if len(data) > most:
-            raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run takes {most}")
+        max_size = self._link.card.max_upload
+        if len(data) > max_size:
+            raise RolloutError(f"{lease}: a file of {len(data)} bytes, the run accepts at most {max_size}")
         try:
             if self._link.card.direct_uploads:
                 self._link.put_direct(f"/v1/uploads/{lease.step}/{lease.submission}", data, _signal(data))
@@ -204,7 +206,7 @@ class SwarmStore:
         if submission.weights != root:
             raise RolloutError(
                 f"{upload.path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
-                f"which is {root[:12] if root else 'not here any more'!r}"
+                f"which is {root[:12] if root else 'no longer here'!r}"
             )
         return submission
 
@@ -256,7 +258,7 @@ def _signal(data: bytes) -> int:
 
 
 def _trimmed(finding: Finding) -> dict[str, object]:
-    """A finding as the coordinator takes it: what a stranger's file made of it may be long or no number."""
+    """A finding as the coordinator takes it: a value from a stranger's file may be long or not a number."""
     return {
         "check": _clean(finding.check, 100),
         "rule": _clean(finding.rule, 2000),
@@ -272,6 +274,6 @@ def _value(value: Value) -> Value:
     return _clean(str(value), 4000)
 
 
-def _clean(text: str, most: int) -> str:
+def _clean(text: str, max_size: int) -> str:
     plain = text.encode(errors="backslashreplace").decode()
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)[:most]
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)[:max_size]

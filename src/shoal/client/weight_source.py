@@ -110,7 +110,7 @@ class CastChannel:
     def _check_offered(self, version: Version) -> None:
         found = self.version(version.number)
         if found != version:
-            there = f"root {found.root[:12]} is offered under its number" if found else "it is offered no more"
+            there = f"root {found.root[:12]} is offered under its number" if found else "it is no longer offered"
             raise WeightsError(f"version {version.number} (root {version.root[:12]}): {there}")
 
     def _entry(self, number: int) -> Version | None:

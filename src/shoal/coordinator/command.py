@@ -13,7 +13,7 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.http.server import bind, serve, url_of
-from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.outbox import closed_at
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
@@ -54,8 +54,8 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
                 "nobody would be paid for more; begin another run, with its model as model.source"
             )
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
-        book = Book.open(run / LEDGER_FILE, key, config, terms)
-        coordinator = Coordinator(config, terms, key, origin, database, objects, book, plants=plants)
+        ledger_writer = LedgerWriter.open(run / LEDGER_FILE, key, config, terms)
+        coordinator = Coordinator(config, terms, key, origin, database, objects, ledger_writer, plants=plants)
     except BaseException:
         database.close()
         raise
@@ -90,13 +90,13 @@ def _serve(
     try:
         serve(coordinator, listener, started, context)
     finally:
-        coordinator.book.close()
+        coordinator.ledger_writer.close()
         database.close()
 
 
 @contextmanager
 def _told(config: RunConfig, run: Path) -> Iterator[Callable[[str], None]]:
-    """Where the coordinator of a run that lies here says what it is doing."""
+    """Where the coordinator reports what it is doing, if the run's directory is here."""
     if not (run / RUN_FILE).exists():
         yield lambda _text: None
         return

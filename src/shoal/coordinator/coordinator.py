@@ -19,16 +19,12 @@ from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
 from shoal.config_io import public_tree
-from shoal.coordinator import leases as leasing
-from shoal.coordinator import nodes as registry
-from shoal.coordinator import retention as keeping
-from shoal.coordinator import verdicts as judging
-from shoal.coordinator.db import queries
+from shoal.coordinator import leases, nodes, retention, verdicts
+from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
-from shoal.coordinator.db.schema import nodes, nonces
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.leases import NoLease, Ticket
-from shoal.coordinator.ledger_writer import Book
+from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.node_states import State
 from shoal.coordinator.nodes import Node
 from shoal.coordinator.orphaned_uploads import Orphans, unnamed
@@ -103,7 +99,7 @@ class Coordinator:
         origin: str,
         database: Database,
         objects: Objects,
-        book: Book,
+        ledger_writer: LedgerWriter,
         clock: Callable[[], float] = time.time,
         plants: Plants | None = None,
     ) -> None:
@@ -115,7 +111,7 @@ class Coordinator:
         self._files = files_of(config.tasks)
         self._origin = origin
         self._database = database
-        self.book = book
+        self.ledger_writer = ledger_writer
         self._plants = plants
         self._seen: tuple[float, Overview] | None = None
         self._card: tuple[list[str], SignedCard] | None = None
@@ -136,29 +132,31 @@ class Coordinator:
         now = self.clock()
         alive = float(read_fact(db, "alive") or now)
         if now > alive:
-            registry.excuse(db, now - alive)
+            nodes.excuse(db, now - alive)
         write_fact(db, "alive", repr(now))
-        self.members.update(db.execute(select(nodes.c.address).where(nodes.c.state != State.BANNED)).scalars())
-        used = db.execute(select(nonces.c.node, nonces.c.nonce, nonces.c.time))
+        self.members.update(
+            db.execute(select(schema.nodes.c.address).where(schema.nodes.c.state != State.BANNED)).scalars()
+        )
+        used = db.execute(select(schema.nonces.c.node, schema.nonces.c.nonce, schema.nonces.c.time))
         return Nonces(used, float(read_fact(db, "horizon") or 0.0))
 
     # Requests of nodes
 
     async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
         now = self.clock()
-        is_full = signed.node not in self.members and len(self.members) >= self.terms.most_nodes
+        is_full = signed.node not in self.members and len(self.members) >= self.terms.max_nodes
         if is_full and not self._rooms.take(network, time.monotonic()):
             raise Refusal(
                 "full", f"run {self.terms.run}: is full, and network {network or 'here'} asks for room too often"
             )
-        forgotten = await self._do(lambda db: registry.join(db, self.terms, signed, role, name, url, now, network))
+        forgotten = await self._do(lambda db: nodes.join(db, self.terms, signed, role, name, url, now, network))
         if forgotten is not None:
             self.members.discard(forgotten)
         self.members.add(signed.node)
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
         def work(db: Connection, node: Node, _now: float) -> Order:
-            newest = leasing.newest_version(db)
+            newest = leases.newest_version(db)
             if (doing, waits_on, version) != (node.doing, node.waits_on, node.version):
                 db.execute(queries.SAID, {"who": node.address, "said": doing, "waits": waits_on, "has": version})
             card = self._card[1].signature[-16:] if self._card else ""
@@ -181,7 +179,7 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
             may_hold = self._leases_of(node.address)
-            return leasing.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
+            return leases.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
         retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
@@ -189,14 +187,14 @@ class Coordinator:
 
     def _leases_of(self, node: str) -> int:
         """How many leases the ledger lets a node hold: one that it does not know has no stake, and holds one."""
-        standing = self.book.standing(node)
+        standing = self.ledger_writer.standing(node)
         if standing is None or standing.status == "active":
             return standing.leases if standing else 1
         raise Refusal("suspended", f"{node}: is {standing.status} on the ledger, after {standing.offences} bad files")
 
     async def may_upload(self, signed: Signed, step: int, submission: int, sha256: str, signal: int) -> Ticket:
         def work(db: Connection, node: Node, now: float) -> Ticket:
-            return leasing.may_upload(db, node, step, submission, sha256, signal, now)
+            return leases.may_upload(db, node, step, submission, sha256, signal, now)
 
         return await self._act(signed, work)
 
@@ -206,8 +204,8 @@ class Coordinator:
         """Makes a file in the store the lease's one. The node was let in when it began."""
 
         def work(db: Connection) -> bool:
-            node = registry.known(db, signed.node)  # it may have been banned meanwhile
-            return leasing.take_upload(db, node, step, submission, sha256, size, signal, began, self.clock())
+            node = nodes.known(db, signed.node)  # it may have been banned meanwhile
+            return leases.take_upload(db, node, step, submission, sha256, size, signal, began, self.clock())
 
         taken = await self._do(work)
         self._tell_waiters()
@@ -218,7 +216,9 @@ class Coordinator:
         """A file on its way. A lease is good for one: who sends many at once fills the disk before any is looked at."""
         lease = (step, submission)
         if self._coming[lease] >= MAX_COMING:
-            raise Refusal("too-often", f"lease step {step} submission {submission}: {MAX_COMING} files come already")
+            raise Refusal(
+                "too-often", f"lease step {step} submission {submission}: {MAX_COMING} files are already being uploaded"
+            )
         self._coming[lease] += 1
         try:
             yield
@@ -247,7 +247,7 @@ class Coordinator:
         """A URL at the object store for a file, or None if it is to come here; and whether it is here already."""
         ticket = await self.may_upload(signed, step, submission, sha256, signal)
         if size > self.terms.max_upload:
-            raise Refusal("too-large", f"a file of {size} bytes, the run takes {self.terms.max_upload}")
+            raise Refusal("too-large", f"a file of {size} bytes, the run accepts at most {self.terms.max_upload}")
         if ticket.done or not self.objects.is_direct:
             return None, ticket.done
         name = incoming_name(step, submission, sha256)
@@ -265,7 +265,7 @@ class Coordinator:
             if ticket.done:
                 return False
             if not self.objects.is_direct:
-                raise Refusal("unknown", f"run {self.terms.run}: takes files itself; PUT them to /v1/files")
+                raise Refusal("unknown", f"run {self.terms.run}: accepts files directly; PUT them to /v1/files")
             async with self.storing(step, submission, sha256) as target:
                 if (fault := await self.objects.settle(source, target, sha256, size)) is not None:
                     raise Refusal("body", f"submission {submission} of step {step}: the file {fault}")
@@ -275,21 +275,21 @@ class Coordinator:
 
     async def announce(self, signed: Signed, number: int, root: str, table: Table | None) -> None:
         def work(db: Connection, node: Node, now: float) -> None:
-            registry.must_train(self.terms, node.address)
-            leasing.must_be_newest(db, signed.time)
+            nodes.must_train(self.terms, node.address)
+            leases.must_be_newest(db, signed.time)
             tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
-            leasing.announce(db, self.terms, number, root, now, tabled)
-            leasing.note_newest(db, signed.time)
+            leases.announce(db, self.terms, number, root, now, tabled)
+            leases.note_newest(db, signed.time)
 
         await self._act(signed, work)
         self._tables = {}
 
     async def retract(self, signed: Signed, after: int) -> list[int]:
         def work(db: Connection, node: Node, _now: float) -> list[int]:
-            registry.must_train(self.terms, node.address)
-            leasing.must_be_newest(db, signed.time)
-            gone = leasing.retract(db, after)
-            leasing.note_newest(db, signed.time)
+            nodes.must_train(self.terms, node.address)
+            leases.must_be_newest(db, signed.time)
+            gone = leases.retract(db, after)
+            leases.note_newest(db, signed.time)
             return gone
 
         gone = await self._act(signed, work)
@@ -302,8 +302,8 @@ class Coordinator:
         """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`."""
 
         def work(db: Connection, node: Node, _now: float) -> list[Filed]:
-            registry.must_read(self.terms, node.address)
-            return judging.filed(db, self.terms, signed.node, first, last, accept)
+            nodes.must_read(self.terms, node.address)
+            return verdicts.filed(db, self.terms, signed.node, first, last, accept)
 
         with self._watch() as changed:
             found = await self._act(signed, work)
@@ -312,22 +312,22 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)
                     changed.clear()
-                    found = await self._do(lambda db: judging.filed(db, self.terms, signed.node, first, last, accept))
+                    found = await self._do(lambda db: verdicts.filed(db, self.terms, signed.node, first, last, accept))
         return found
 
     async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
         """An upload's bytes and how many they are."""
 
-        name, size = await self._read(signed, lambda db: judging.place_of(db, step, submission))
+        name, size = await self._read(signed, lambda db: verdicts.place_of(db, step, submission))
         return await self.objects.get(name), size
 
     async def issued(self, signed: Signed, step: int, submission: int) -> SignedLease:
         """The lease that a submission was handed in under: what it is judged by."""
-        return await self._read(signed, lambda db: leasing.issued(db, self.terms, self.key, step, submission))
+        return await self._read(signed, lambda db: leases.issued(db, self.terms, self.key, step, submission))
 
     async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
         def work(db: Connection, node: Node, now: float) -> bool:
-            return judging.judge(db, self.terms, node, step, submission, verdict, now)
+            return verdicts.judge(db, self.terms, node, step, submission, verdict, now)
 
         entered = await self._act(signed, work)
         self._tell_waiters()
@@ -337,7 +337,7 @@ class Coordinator:
         """Whether the node is banned now, or a quorum of validators is yet to ask for it."""
 
         def work(db: Connection, node: Node, now: float) -> bool:
-            return registry.ban(db, self.terms, node.address, address, reason, now)
+            return nodes.ban(db, self.terms, node.address, address, reason, now)
 
         if banned := await self._act(signed, work):
             self.members.discard(address)
@@ -347,11 +347,11 @@ class Coordinator:
     async def forget(self, signed: Signed, before: int) -> int:
         """Removes the files of old steps; where several validators decide, not before the ledger has settled them."""
         if self.terms.quorum > 1:
-            before = min(before, await asyncio.to_thread(self.book.first_unsettled))
+            before = min(before, await asyncio.to_thread(self.ledger_writer.first_unsettled))
 
         def work(db: Connection, node: Node, _now: float) -> list[str]:
-            registry.must_train(self.terms, node.address)
-            return judging.forget(db, before)
+            nodes.must_train(self.terms, node.address)
+            return verdicts.forget(db, before)
 
         names = await self._act(signed, work)
         await self.objects.remove(names)
@@ -361,7 +361,7 @@ class Coordinator:
         """Lets a request in that is about the ledger alone: of a node; of the owner of an account there, because one
         that
         is banned may take out what it had earned; or of the arbiter, who need not be a node."""
-        if signed.node != self.book.arbiter and self.book.standing(signed.node) is None:
+        if signed.node != self.ledger_writer.arbiter and self.ledger_writer.standing(signed.node) is None:
             await self._act(signed, lambda _db, _node, _now: None)
 
     async def take_statement(self, statement: Statement) -> bool:
@@ -371,33 +371,36 @@ class Coordinator:
         and keys cost nothing. The run's own roles have none to keep to: what they say grows with the work.
         """
         author = statement.author
-        if author not in {*self.terms.validators, self.terms.trainer, self.book.arbiter, self.key.address}:
-            if self.book.standing(author) is None and await self._do(lambda db: registry.find(db, author)) is None:
+        if author not in {*self.terms.validators, self.terms.trainer, self.ledger_writer.arbiter, self.key.address}:
+            if (
+                self.ledger_writer.standing(author) is None
+                and await self._do(lambda db: nodes.find(db, author)) is None
+            ):
                 raise Refusal("not-joined", f"{author}: has not joined this run, and has no account on its ledger")
             statement.check()  # first, or anybody could use up another's budget
             if not self._statements.take(author, time.monotonic()):
                 raise Refusal(
-                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements a second for the ledger; wait"
+                    "too-often", f"{author}: more than {STATEMENTS_PER_S:g} statements per second for the ledger; wait"
                 )
-        return await asyncio.to_thread(self.book.take, statement)
+        return await asyncio.to_thread(self.ledger_writer.take, statement)
 
     # What anybody may know
 
     async def count(self, step: int) -> StepCount:
-        return await self._do(lambda db: leasing.count_of(db, self.terms, step, self.clock()))
+        return await self._do(lambda db: leases.count_of(db, self.terms, step, self.clock()))
 
     async def newest(self) -> int | None:
-        return await self._do(leasing.newest_version)
+        return await self._do(leases.newest_version)
 
     async def table(self, number: int) -> bytes:
-        """The signed table of weights that came with a version, as JSON: every node asks for it once a step."""
+        """The signed table of weights that came with a version, as JSON: every node asks for it once per step."""
         known = self._tables  # which another one replaces when versions change
         if number not in known:
-            known[number] = (await self._do(lambda db: leasing.table_of(db, number))).encode()
+            known[number] = (await self._do(lambda db: leases.table_of(db, number))).encode()
         return known[number]
 
     async def explain(self, step: int, submission: int) -> Explanation:
-        return await self._do(lambda db: judging.explain(db, step, submission))
+        return await self._do(lambda db: verdicts.explain(db, step, submission))
 
     async def overview(self) -> Overview:
         """The state of the run, at most half a second old: looking at it costs the run little."""
@@ -409,20 +412,22 @@ class Coordinator:
     def task_file(self, sha256: str) -> Path:
         """A file that the run's tasks are made of."""
         if (path := self._files.get(sha256)) is None:
-            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name none with that hash")
+            raise Refusal("unknown", f"task file {sha256[:12]}...: the run's tasks name no file with that hash")
         return path
 
     async def card(self) -> SignedCard:
         """The run card, with the relays of the config and those that have joined; the key that one of these joined with
         vouches for its certificate."""
-        query = select(nodes.c.url, nodes.c.address).where(
-            nodes.c.role == "relay", nodes.c.url != "", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        query = select(schema.nodes.c.url, schema.nodes.c.address).where(
+            schema.nodes.c.role == "relay",
+            schema.nodes.c.url != "",
+            schema.nodes.c.state.in_((State.JOINED, State.HEALTHY)),
         )
-        found = await self._do(lambda db: list(db.execute(query.order_by(nodes.c.joined))))
+        found = await self._do(lambda db: list(db.execute(query.order_by(schema.nodes.c.joined))))
         joined = [vouched(url, address) for url, address in found]
         relays = list(dict.fromkeys([*self._config.swarm.relays, *joined]))[:MAX_RELAYS]
         if self._card is None or self._card[0] != relays:
-            config = self._config.model_copy(update={"ledger": self.book.config})
+            config = self._config.model_copy(update={"ledger": self.ledger_writer.config})
             card = Card(
                 schema_version=SCHEMA,
                 run=self.terms.run,
@@ -461,7 +466,7 @@ class Coordinator:
         try:
             while True:
                 try:
-                    await asyncio.to_thread(self.book.keep, self._database)
+                    await asyncio.to_thread(self.ledger_writer.keep, self._database)
                     said = ""
                 except Exception as error:  # nothing is struck out that was not entered
                     if str(error) != said:
@@ -469,7 +474,7 @@ class Coordinator:
                         LOG.warning("coordinator: %s; trying again", error)
                 await asyncio.sleep(SWEEP_S)
         finally:
-            self.book.stop()
+            self.ledger_writer.stop()
 
     async def tidy(self) -> None:
         """Removes orphans from the object store now and then, until cancelled."""
@@ -483,10 +488,10 @@ class Coordinator:
 
     def sweep(self, db: Connection) -> None:
         now = self.clock()
-        registry.sweep(db, now)
+        nodes.sweep(db, now)
         write_fact(db, "alive", repr(now))
-        workers = select(nodes.c.address).where(
-            nodes.c.role == "worker", nodes.c.state.in_((State.JOINED, State.HEALTHY))
+        workers = select(schema.nodes.c.address).where(
+            schema.nodes.c.role == "worker", schema.nodes.c.state.in_((State.JOINED, State.HEALTHY))
         )
         self._workers = len(db.execute(workers).all())
 
@@ -494,31 +499,31 @@ class Coordinator:
         horizon = self.nonces.forget(self.clock())
 
         def work(db: Connection) -> None:
-            db.execute(nonces.delete().where(nonces.c.time <= horizon))
+            db.execute(schema.nonces.delete().where(schema.nonces.c.time <= horizon))
             write_fact(db, "horizon", repr(horizon))
 
         await self._do(work)
 
     async def drop_rejected(self) -> None:
         """Removes the bytes of rejected files that no challenge can be about any more, and those beyond the budget."""
-        open_from = await asyncio.to_thread(self.book.first_open)
+        open_from = await asyncio.to_thread(self.ledger_writer.first_open)
         budget = self._config.keep.rejected_mib << 20
-        names = await self._do(lambda db: keeping.drop_rejected(db, self.terms.quorum, open_from, budget))
+        names = await self._do(lambda db: retention.drop_rejected(db, self.terms.quorum, open_from, budget))
         # The rows say that they are gone already: a coordinator that is killed here leaves orphans.
         await self._orphans.remove(names)
 
     async def _act(self, signed: Signed, work: Callable[[Connection, Node, float], T]) -> T:
         now = self.clock()
-        return await self._do(lambda db: work(db, registry.enter(db, signed, now), now))
+        return await self._do(lambda db: work(db, nodes.enter(db, signed, now), now))
 
     async def _read(self, signed: Signed, work: Callable[[Connection], T]) -> T:
         """Something that trainer and validators may read, and the arbiter, who need not be a node."""
 
         def checked(db: Connection, node: Node, _now: float) -> T:
-            registry.must_read(self.terms, node.address)
+            nodes.must_read(self.terms, node.address)
             return work(db)
 
-        return await (self._do(work) if signed.node == self.book.arbiter else self._act(signed, checked))
+        return await (self._do(work) if signed.node == self.ledger_writer.arbiter else self._act(signed, checked))
 
     async def _do(self, work: Callable[[Connection], T]) -> T:
         future: Future[T] = self._database.do(work)

@@ -94,7 +94,7 @@ def table_of(db: Connection, number: int) -> str:
     """The signed table that came with a version."""
     found = db.execute(select(weights.c.signed).where(weights.c.version == number)).scalar()
     if found is None:
-        raise Refusal("unknown", f"version {number}: there is no table of weights of it, or none any more")
+        raise Refusal("unknown", f"version {number}: there is no table of weights for it, or it has been deleted")
     return str(found)
 
 
@@ -109,11 +109,14 @@ def retract(db: Connection, after_version: int) -> list[int]:
 
 
 def must_be_newest(db: Connection, asked: float) -> None:
-    """Refuses a request about versions that was signed before one that is done: it was delayed in transit, and its
-    sender has long sent it again and moved on."""
+    """Refuses a request about versions that was signed before one already carried out: it was delayed in transit, and
+    its sender has long sent it again and moved on."""
     newest = float(read_fact(db, ASKED) or 0.0)
     if asked < newest:
-        raise Refusal("replay", f"versions: this was signed {newest - asked:.3f} s before what is done; sign it again")
+        raise Refusal(
+            "replay",
+            f"versions: this was signed {newest - asked:.3f} s before a request already done; sign it again",
+        )
 
 
 def note_newest(db: Connection, asked: float) -> None:
@@ -163,7 +166,7 @@ def counts(
 def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
     """What one step has. Where it has all the groups that it may, leases of newcomers hold it up no longer."""
     count = counts(db, step, step, now).get(step, StepCount())
-    if count.seen >= terms.most_groups:
+    if count.seen >= terms.max_groups:
         proven = counts(db, step, step, now, record=2).get(step, StepCount())
         return StepCount(count.seen, count.signal, proven.leased)
     return count
@@ -243,7 +246,7 @@ def grant(
         async_level=terms.async_level,
         steps=terms.steps,
         needed=terms.groups_per_step,
-        most_seen=terms.most_groups,
+        max_seen=terms.max_groups,
         submission_groups=terms.groups_per_submission,
         first_step=newest,
         online_filter=terms.online_filter,
@@ -252,7 +255,7 @@ def grant(
         return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
     if record < 2 and network:
         all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
-        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.most_groups:
+        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.max_groups:
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     number = db.execute(queries.LAST_NUMBER, {"at_step": granted.step}).scalar()
     lease = Lease(
@@ -332,9 +335,9 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network)
     if now > row.until:
-        raise Refusal("expired", f"{name}: expired {now - row.until:.0f} s ago; its work went elsewhere")
+        raise Refusal("expired", f"{name}: expired {now - row.until:.0f} s ago; its work was given to another node")
     if signal > row.groups:
-        raise Refusal("malformed", f"{name}: is for {row.groups} groups, {signal} with signal cannot be")
+        raise Refusal("malformed", f"{name}: is for {row.groups} groups, so {signal} groups with signal are too many")
     return Ticket(row.groups, False, row.network)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from shoal.config import LedgerConfig, RunConfig
-from shoal.coordinator import nodes as registry
+from shoal.coordinator import nodes
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.outbox import CLOSE, noted, told
 from shoal.coordinator.policy import Terms
@@ -40,8 +40,8 @@ MAX_STEPS = 1 << 16
 GAS_EVERY_S = 10.0
 
 
-class Book:
-    """The coordinator's hand on the ledger."""
+class LedgerWriter:
+    """Enters on the ledger what the coordinator has decided. The only writer of a run's ledger that is a file."""
 
     def __init__(
         self, path: Path, ledger: Ledger, key: Key, config: LedgerConfig, links: Sequence[bytes], wait_s: float
@@ -60,14 +60,14 @@ class Book:
         self._patience = Patience(wait_s)
 
     @classmethod
-    def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "Book":
+    def open(cls, path: Path, key: Key, config: RunConfig, terms: Terms) -> "LedgerWriter":
         """The ledger of a run in a file, or the contract that its config names, begun if there is none."""
         links = run_beacons(key, config.name)
         law, wanted, is_known = ledger_terms(config, key, terms, links[0]), config.ledger, is_on_chain(path.parent)
         if not wanted.rpc and is_known:
             raise LedgerError(f"run {path.parent}: its ledger is a contract; set ledger.rpc to a node of its chain")
         if not wanted.rpc:
-            book = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.wait_s)
+            writer = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.wait_s)
         else:
             from shoal.ledger.evm.deployed import contract_of  # needs more packages than a file
 
@@ -82,10 +82,10 @@ class Book:
                 confirmations=wanted.confirmations,
             )
             place = {"contract": ledger.address, "created": ledger.created}
-            book = cls(path, ledger, key, wanted.model_copy(update=place), links, config.wait_s)
+            writer = cls(path, ledger, key, wanted.model_copy(update=place), links, config.wait_s)
         if not is_known:  # else its chain may be away
-            book._begin()
-        return book
+            writer._begin()
+        return writer
 
     def _begin(self) -> None:
         if not self._begun:
@@ -152,7 +152,7 @@ class Book:
         return True
 
     def _must_wait(self, database: Database, step: int) -> bool:
-        present = database.ask(registry.validators_present)  # first: the database's thread may wait for the ledger's
+        present = database.ask(nodes.validators_present)  # first: the database's thread may wait for the ledger's
         return self.look(lambda state: self._patience.holds(state, step, present))
 
     @property
@@ -188,9 +188,9 @@ class Book:
         except LedgerError:
             return 0
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on, each a JSON string; at least one if there is one."""
-        return self._ledger.stored_lines(first, most_bytes)
+        return self._ledger.stored_lines(first, max_bytes)
 
     def _work(self, database: Database, noted: dict[str, Any]) -> Work:
         """What is entered for a batch that was noted."""

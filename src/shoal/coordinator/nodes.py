@@ -32,20 +32,22 @@ def join(
     if role == "trainer" and address != terms.trainer:
         raise Refusal("not-allowed", f"{address}: is not this run's trainer, which is {terms.trainer}")
     if role == "validator" and address not in terms.validators:
-        raise Refusal("not-allowed", f"{address}: is not one of this run's validators; ask who runs it to add it")
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators; ask the run's owner to add it")
     trusted = address == terms.trainer or address in terms.validators
     if terms.allow is not None and not trusted and address not in terms.allow:
-        raise Refusal("not-allowed", f"{address}: is not on this run's list of nodes; ask who runs it to add it")
+        raise Refusal("not-allowed", f"{address}: is not on this run's allow-list; ask the run's owner to add it")
     if found is not None:
         use_nonce(db, signed)
         db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
         _hear(db, found, now)
         return None
     forgotten = None
-    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.most_nodes:
+    if db.execute(queries.COUNT_NODES).scalar_one() >= terms.max_nodes:
         forgotten = _make_room(db, terms, network)
         if forgotten is None:
-            raise Refusal("full", f"run {terms.run}: has {terms.most_nodes} nodes and takes no more (swarm.most_nodes)")
+            raise Refusal(
+                "full", f"run {terms.run}: has {terms.max_nodes} nodes, which is the maximum (swarm.max_nodes)"
+            )
     use_nonce(db, signed)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
@@ -134,7 +136,10 @@ def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now
     if found is None:
         raise Refusal("unknown", f"{address}: has not joined this run; there is nobody to ban")
     if address == terms.trainer or address in terms.validators:
-        raise Refusal("not-allowed", f"{address}: is this run's own; change its config instead")
+        raise Refusal(
+            "not-allowed",
+            f"{address}: is this run's own trainer or validator; remove it from the config instead",
+        )
     if found.state == State.BANNED:
         return True
     asked = set(db.execute(select(bans.c.judge).where(bans.c.node == address)).scalars())
@@ -155,7 +160,7 @@ def validators_present(db: Connection) -> list[str]:
 
 def must_judge(terms: Terms, address: str) -> None:
     if address not in terms.validators:
-        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only they judge")
+        raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only validators judge")
 
 
 def must_train(terms: Terms, address: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.config import RunConfig
-from shoal.protocol.size_limits import most_file_bytes
+from shoal.protocol.size_limits import max_file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Terms:
     steps: int
     async_level: int
     groups_per_step: int
-    most_groups: int
+    max_groups: int
     online_filter: bool
     groups_per_submission: int
     lease_s: float
@@ -31,7 +31,7 @@ class Terms:
     probation_files: int
     """Files without a verdict that such a node may have: a node that cheats from the start wastes only these."""
     leases: int
-    most_nodes: int
+    max_nodes: int
     max_upload: int
     heartbeat_s: float
     requests_per_s: float
@@ -46,7 +46,7 @@ class Terms:
             steps=config.steps,
             async_level=config.async_level,
             groups_per_step=config.train.groups_per_step,
-            most_groups=config.train.most_groups,
+            max_groups=config.train.max_groups,
             online_filter=config.train.online_filter,
             groups_per_submission=config.workers.groups_per_submission,
             lease_s=config.workers.lease_s,
@@ -57,8 +57,8 @@ class Terms:
             probation=config.audit.probation,
             probation_files=swarm.probation_files,
             leases=swarm.leases,
-            most_nodes=swarm.most_nodes,
-            max_upload=most_file_bytes(config),
+            max_nodes=swarm.max_nodes,
+            max_upload=max_file_bytes(config),
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
             tables=0 if config.sampler.kind == "uniform" else config.keep.versions,

@@ -10,7 +10,7 @@ from shoal.coordinator.policy import Terms
 from shoal.protocol.pacing import StepCount
 
 MAX_NODES = 1000
-MAX_REASON = 500  # characters; with the rest, a list of so many nodes is no longer than clients read
+MAX_REASON = 500  # characters; with the rest, a list of so many nodes stays within what clients read
 # A stranger with a thousand keys hides neither the run's own roles nor those who brought or spoilt something.
 _FIRST = (
     case((nodes.c.role.in_(("trainer", "validator")), 0), else_=1),

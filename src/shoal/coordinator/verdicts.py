@@ -140,7 +140,7 @@ def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: in
         return True
     said, vote = _votes(db, step, submission), (verdict.accept, verdict.tokens)
     if judge in said and said[judge][0] != verdict.accept:
-        raise Refusal("taken", f"submission {submission} of step {step}: {judge} has said otherwise; a vote is final")
+        raise Refusal("taken", f"submission {submission} of step {step}: {judge} has voted otherwise; a vote is final")
     if judge not in said:
         _add_vote(db, judge, step, submission, *vote)
     alike = [v for v in {**said, judge: vote}.values() if v == vote or not (v[0] or verdict.accept)]
@@ -191,5 +191,5 @@ def forget(db: Connection, before: int) -> list[str]:
 def _find(db: Connection, step: int, submission: int) -> Row[tuple[object, ...]]:
     row = db.execute(queries.FILE, {"at_step": step, "at_submission": submission}).first()
     if row is None:
-        raise Refusal("unknown", f"submission {submission} of step {step}: nothing was handed in under that number")
+        raise Refusal("unknown", f"submission {submission} of step {step}: no file was submitted under that number")
     return row

@@ -27,20 +27,20 @@ class Slots(Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """Makes TLS of a new connection within `most_s`, then hands it to the protocol that speaks over it."""
+    """Makes TLS of a new connection within `max_s`, then hands it to the protocol that speaks over it."""
 
     def __init__(
         self,
         context: ssl.SSLContext,
         make: Callable[[asyncio.Transport], asyncio.Protocol],
         slots: Slots,
-        most_s: float,
+        max_s: float,
     ) -> None:
         """`make` is given the connection below TLS."""
         self._context = context
         self._make = make
         self._slots = slots
-        self._most_s = most_s
+        self._max_s = max_s
         self._early = bytearray()  # what came with the handshake's last message
         self._eof = False
         self._lost = False
@@ -70,7 +70,7 @@ class Handshake(asyncio.Protocol):
         secure = None
         with suppress(OSError, ssl.SSLError):  # what a visitor does wrong fills no log
             secure = await loop.start_tls(
-                transport, self, self._context, server_side=True, ssl_handshake_timeout=self._most_s
+                transport, self, self._context, server_side=True, ssl_handshake_timeout=self._max_s
             )
         self._slots.leave(self)
         if secure is None or self._lost or secure.is_closing() or not is_secure(secure):

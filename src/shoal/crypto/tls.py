@@ -134,7 +134,7 @@ def vouched_by(certificate: bytes) -> str:
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         return signer_of(_message(spki), f"0x{extension.value.hex()}")
-    except Exception as error:  # a stranger's bytes: whatever the parser says of them, they are no voucher
+    except Exception as error:  # a stranger's bytes: whatever the parser raises, they do not vouch for it
         raise UnvouchedError(f"no address vouches for its certificate ({type(error).__name__})") from None
 
 
@@ -149,7 +149,7 @@ class _PinnedSocket(ssl.SSLSocket):
         if found != self.address:
             raise WrongServerError(
                 f"server {self.server_hostname}: its certificate is vouched for by {found}, expected {self.address}; "
-                "another node is there, or somebody sits in the middle; nothing was sent"
+                "another node is at that URL, or somebody intercepts the connection; nothing was sent"
             )
 
 
@@ -157,7 +157,7 @@ class _PinnedSocket(ssl.SSLSocket):
 def pinned_context(address: str) -> ssl.SSLContext:
     """Connects to a server for which this address vouches, and to no other.
 
-    A handshake that ends with another server raises an IdentityError, which is no OSError: HTTP clients pass it on,
+    A handshake that ends with another server raises an IdentityError, which is not an OSError: HTTP clients pass it on,
     and nobody takes it for a network that is away.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

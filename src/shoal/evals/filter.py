@@ -54,7 +54,7 @@ def filter_source(
 ) -> None:
     """What the command does: measures, writes `out`, a histogram beside it, and says what was dropped and why."""
     if out.exists():
-        raise ConfigError(f"--out {out}: is there already; give another name or remove it")
+        raise ConfigError(f"--out {out}: already exists; give another name or remove it")
     header = Header(pinned(header.tasks), header.model, header.samples, header.keep, header.temperature, header.seed)
     source = build_source(header.tasks)
     partial = out.with_name(out.name + ".partial")
@@ -108,7 +108,7 @@ def _tasks(source: TaskSource, count: int | None) -> list[Task]:
     size = size_of(source, "train")
     count = min(count, size) if count and size else count or size
     if count is None:
-        raise ConfigError(f"filter {source.name}: makes tasks without end; say how many to measure with --tasks")
+        raise ConfigError(f"filter {source.name}: has no end of tasks; give the number to measure with --tasks")
     return [source.task("train", index) for index in range(count)]
 
 

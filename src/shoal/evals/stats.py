@@ -44,7 +44,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
 
 
 def mean_of_tasks(values: Sequence[float]) -> Estimate:
-    """The mean of one value a task. Where all are 0 or 1 the interval is Wilson's, else the normal one, within 0..1."""
+    """The mean of one value per task. Where all are 0 or 1 the interval is Wilson's, else the normal one, in 0..1."""
     count = len(values)
     mean = sum(values) / count
     if all(value in (0.0, 1.0) for value in values):

@@ -52,10 +52,10 @@ def measure_suite(policy: Policy, suite: Suite, judge: Judge, progress: Callable
     return answered
 
 
-def _count(source: TaskSource, most: int) -> int:
-    """How many tasks are asked: one asked again would be no second task, and make intervals too narrow."""
+def _count(source: TaskSource, max_tasks: int) -> int:
+    """How many tasks are asked: asking one twice would count as two tasks and make intervals too narrow."""
     size = size_of(source, "heldout")
-    return most if size is None else min(most, size)
+    return max_tasks if size is None else min(max_tasks, size)
 
 
 def groups_of(suite: Suite, names: Sequence[str]) -> dict[str, list[int]]:

@@ -53,7 +53,7 @@ def measured(
     """What comes of the chunks, in their order."""
     with ExitStack() as stack:
         if workers == 1:
-            yield map(stack.enter_context(closing(Bench(header, drawing))).measure, chunks)
+            yield map(stack.enter_context(closing(Measurer(header, drawing))).measure, chunks)
         else:
             count = min(workers, len(chunks))
             yield _in_order([stack.enter_context(closing(_Helper(header, drawing))) for _ in range(count)], chunks)
@@ -96,7 +96,7 @@ class _Helper:
 
     def answer(self) -> Measured:
         try:
-            found = self._child.receive(most=MAX_REPLY)
+            found = self._child.receive(max_bytes=MAX_REPLY)
         except ChildError as error:
             raise self._lost(error) from None
         if "error" in found:
@@ -119,7 +119,7 @@ class _Helper:
         )
 
 
-class Bench:
+class Measurer:
     """Model, source and scorer of one process."""
 
     def __init__(self, header: Header, drawing: Drawing) -> None:
@@ -153,12 +153,12 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     torch.set_num_threads(spec["threads"])
-    bench: Bench | None = None
+    measurer: Measurer | None = None
     while True:
         chunk = asked.get()
         try:
-            bench = bench or Bench(Header.from_json(spec["header"]), Drawing(**spec["drawing"]))
-            reply: Mapping[Any, object] = bench.measure(chunk)
+            measurer = measurer or Measurer(Header.from_json(spec["header"]), Drawing(**spec["drawing"]))
+            reply: Mapping[Any, object] = measurer.measure(chunk)
         except ShoalError as error:
             reply = {"error": str(error)}
         say(replies, reply)
@@ -167,5 +167,5 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 if __name__ == "__main__":
     set_defaults()
     own = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    os.dup2(2, 1)  # what a library prints must not be read as a reply
     serve(sys.stdin.buffer, own)

@@ -30,7 +30,7 @@ DRAW_AHEAD = 4096
 
 
 def words(vocab: int) -> int:
-    """64-bit words of noise per position: two tokens a word, rounded up to whole Philox blocks of four."""
+    """64-bit words of noise per position: two tokens per word, rounded up to whole Philox blocks of four."""
     return -(-vocab // 8) * 4
 
 
@@ -71,7 +71,7 @@ def choose(scaled_BV: Tensor, bits: Sequence[Words]) -> tuple[Tensor, Tensor]:
 
 
 def shortfalls(scaled_BV: Tensor, bits: Sequence[Words], tokens_B: Tensor) -> npt.NDArray[np.float64]:
-    """How far each token's scaled logit + g lies below the best one's: 0 where the token is what `choose` draws."""
+    """How far each token's scaled logit + g is below the best one's: 0 where the token is what `choose` draws."""
     logits_BV, bits_BV, chosen_B = scaled_BV.numpy(), np.stack(bits), tokens_B.numpy()
     rows_B = np.arange(len(logits_BV))
     _, _, _, highest_B = _candidates(logits_BV, bits_BV)

@@ -336,7 +336,7 @@ ACT: TypeAdapter[Act] = TypeAdapter(Annotated[Act, Field(discriminator="kind")])
 
 
 def masks(letters: str) -> tuple[int, int]:
-    """Votes or plants as the contract has them: a bit a submission, of those accepted and of those rejected."""
+    """Votes or plants as the contract has them: two bit sets over submissions, of those accepted and those rejected."""
     accepted = sum(1 << i for i, letter in enumerate(letters) if letter == "a")
     rejected = sum(1 << i for i, letter in enumerate(letters) if letter == "r")
     return accepted, rejected

@@ -25,7 +25,9 @@ REGAINED = 1
 
 def work(state: State, author: str, act: Work) -> None:
     if author != state.coordinator:
-        raise Refused("not-allowed", f"{act.name}: {author} is not the coordinator, who alone enters work")
+        raise Refused(
+            "not-allowed", f"{act.name}: {author} is not the coordinator, and only the coordinator enters work"
+        )
     if act.batch != len(state.batches):
         raise Refused("order", f"{act.name}: the next batch is {len(state.batches)}")
     if act.step > len(state.links):
@@ -77,7 +79,7 @@ def commit(state: State, author: str, act: Commit) -> None:
     if len(batch.jury) == 1 or act.hash == NO_HASH:
         raise Refused("pointless", f"{act.name}: seals nothing, or only one was drawn, who reveals at once")
     if batch.reveals or state.clock >= batch.entered + state.terms.patience:
-        raise Refused("late", f"{act.name}: the votes are being revealed, no more commitments are taken")
+        raise Refused("late", f"{act.name}: the votes are being revealed, so no more commitments are accepted")
     batch.commits[author] = act.hash
 
 
@@ -115,7 +117,7 @@ def settle(state: State, author: str, act: Settle) -> None:
         if opened and plants_hash(state.run, act.batch, act.plants, act.salt) != batch.plants:
             raise Refused("mismatch", f"{act.name}: these are not the plants that were committed to")
         if not opened and (act.plants or author == state.coordinator or not overdue):
-            raise Refused("mismatch", f"{act.name}: has plants, which the coordinator opens: a letter a submission")
+            raise Refused("mismatch", f"{act.name}: needs the plants, one letter per submission, from the coordinator")
     batch.outcomes = _count(state, batch, act.plants)
     batch.settled = state.ended = state.window
     state.unsettled -= 1
@@ -214,7 +216,9 @@ def _open_to_challenge(state: State, number: int, index: int, name: str) -> Batc
 
 def rule(state: State, author: str, act: Rule) -> None:
     if author != state.terms.arbiter:
-        raise Refused("not-allowed", f"{act.name}: {author} is not the arbiter, who alone rules on challenges")
+        raise Refused(
+            "not-allowed", f"{act.name}: {author} is not the arbiter, and only the arbiter rules on challenges"
+        )
     batch = _open_to_challenge(state, act.batch, act.index, act.name)
     challenge = batch.challenges.get((act.index, act.challenger))
     if challenge is None:

@@ -119,12 +119,12 @@ def _shown(entries: Iterable[Entry], show: Callable[[int], None]) -> Iterator[En
 
 def _check_kept(history: History, statement: Statement, head: Head) -> None:
     if statement.author not in history.state.judges:
-        raise LedgerError(f"head {head.number}: signed by {statement.author}, who is no validator here")
+        raise LedgerError(f"head {head.number}: signed by {statement.author}, who is not a validator of this run")
     if head.number > history.number:
         raise TamperedError(history.number + 1, f"is missing: {statement.author} signed entry {head.number}")
     if (own := history.hashes[head.number]) != head.hash:
         raise TamperedError(
             head.number,
             f"is {own[:12]} here; {statement.author} signed {head.hash[:12]} with {statement.signature}. "
-            "One of the two histories is not the first that was told",
+            "The two histories differ, so one of them was rewritten",
         )

@@ -29,7 +29,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Where the credits are that are no node's."""
+    """Credits that do not belong to a node, by where they are."""
 
     clock: int
     batches: int
@@ -103,7 +103,7 @@ class Ledger(Protocol):
         """Enters what its author signed elsewhere. A chain refuses it: there, authors send transactions."""
         ...
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on as they are stored, each a JSON string: as many as fit, and at least one if there is
         one. A chain refuses it: it is read there."""
         ...
@@ -121,7 +121,7 @@ class Ledger(Protocol):
         ...
 
     def judge(self, address: str) -> int | None:
-        """A validator's standing, 0 .. 100; None for an address that is no validator."""
+        """A validator's standing, 0 .. 100; None for an address that is not a validator's."""
         ...
 
     def jury(self, batch: int) -> tuple[str, ...]:

@@ -45,21 +45,6 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     return proof
 
 
-def merkle_holds(root: bytes, count: int, index: int, leaf: bytes, proof: Sequence[bytes]) -> bool:
-    """Whether a leaf is the one with this index among `count` leaves under the root."""
-    if not 0 <= index < count:
-        return False
-    above, neighbours = leaf, iter(proof)
-    while count > 1:
-        if (index ^ 1) < count:
-            beside = next(neighbours, None)
-            if beside is None:
-                return False
-            above = keccak_words(beside, above) if index & 1 else keccak_words(above, beside)
-        count, index = (count + 1) // 2, index // 2
-    return above == root and next(neighbours, None) is None
-
-
 def _above(level: Sequence[bytes]) -> list[bytes]:
     pairs = [keccak_words(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
     return pairs + list(level[len(level) - len(level) % 2 :])

@@ -1,6 +1,6 @@
 """Credits: deposits, stake, locked pay, slashes, unbonding and withdrawals.
 
-Stake + leaving + locked + earned + treasury + held = brought in - paid out, always. A node's gift is no part of it: it
+Stake + leaving + locked + earned + treasury + held = brought in - paid out, always. A node's gift is not part of it: it
 backs the node's word, and is owed to nobody.
 """
 
@@ -39,7 +39,9 @@ def deposit(state: State, author: str, act: Deposit) -> None:
 
 def _must_bring_in(state: State, author: str, name: str) -> None:
     if author != state.coordinator and not state.on_chain:
-        raise Refused("not-allowed", f"{name}: {author} is not the coordinator, who alone says what was paid in")
+        raise Refused(
+            "not-allowed", f"{name}: {author} is not the coordinator, and only the coordinator records deposits"
+        )
 
 
 def stake(state: State, author: str, act: Stake) -> None:

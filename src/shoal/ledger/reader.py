@@ -34,8 +34,8 @@ def ledger_file(path: Path) -> Path:
     """The ledger of a run's directory, or the file itself."""
     if is_on_chain(path):
         raise LedgerError(
-            f"run {path}: its ledger is a contract ({path / CONTRACT_FILE} says which), which is no file: everybody "
-            "reads it from the chain"
+            f"run {path}: its ledger is a contract ({path / CONTRACT_FILE} says which), not a file; read it from the "
+            "chain"
         )
     return path / LEDGER_FILE if path.is_dir() else path
 

@@ -92,12 +92,12 @@ def _enter(state: State, author: str, act: Act) -> None:
             court.rule(state, author, act)
         case Head():
             if author not in state.judges:
-                raise Refused("not-allowed", f"{act.name}: {author} is no validator, and only they sign heads")
+                raise Refused("not-allowed", f"{act.name}: {author} is not a validator, and only validators sign heads")
         case Open():
             raise Refused("taken", f"open: run {state.run} is open already")
 
 
-def most_judges(state: State) -> int:
+def max_judges(state: State) -> int:
     """How many validators a ledger may have: as many may come later as it began with, or as a jury needs."""
     return min(MAX_VALIDATORS, max(2 * len(state.terms.validators), state.terms.drawn))
 
@@ -107,8 +107,10 @@ def _register(state: State, author: str, act: Register) -> None:
         raise Refused("not-allowed", f"{act.name}: only the coordinator admits validators")
     if act.node in state.judges:
         raise Refused("taken", f"{act.name}: is a validator already")
-    if len(state.judges) >= most_judges(state):
-        raise Refused("full", f"{act.name}: this ledger may have {most_judges(state)} validators, and has as many")
+    if len(state.judges) >= max_judges(state):
+        raise Refused(
+            "full", f"{act.name}: this ledger may have {max_judges(state)} validators, and already has that many"
+        )
     # A node that does not trust the new judges can take its stake out before they are drawn.
     state.judges[act.node] = Judge(act.node, since=state.clock + state.leaving_steps)
     state.accounts.setdefault(act.node, Account(act.node))
@@ -116,7 +118,10 @@ def _register(state: State, author: str, act: Register) -> None:
 
 def _advance(state: State, act: Advance) -> None:
     if not state.on_chain:
-        raise Refused("not-allowed", f"{act.name}: a file's clock is moved by its coordinator alone, which enters work")
+        raise Refused(
+            "not-allowed",
+            f"{act.name}: only the coordinator advances the clock of a ledger that is a file, by entering work",
+        )
     if act.step != state.clock + 1:
         raise Refused("order", f"{act.name}: step {act.step} after step {state.clock}; steps come one by one")
     state.advanced += 1

@@ -58,7 +58,7 @@ class Account:
     stake: int = 0
     """Paid in, and still all there."""
     gift: int = 0
-    """Welcome credits: they can be slashed and put up as a bond, never withdrawn. They are no money."""
+    """Welcome credits: they can be slashed and put up as a bond, never withdrawn. They are not money."""
     welcomed: bool = False
     leaving: int = 0
     leaves_at: int = 0

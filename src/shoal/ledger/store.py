@@ -116,10 +116,6 @@ class SqliteLedger:
     def stop(self) -> None:
         """The disk is not waited for long."""
 
-    def cosign(self, key: Key) -> bool:
-        """Enters a validator's signature on the newest entry."""
-        return self.enter(key, self.head)
-
     def node(self, address: str) -> Standing | None:
         return self.look(lambda state: standing_of(state, address))
 
@@ -141,14 +137,14 @@ class SqliteLedger:
         with self._lock:
             return reader(self._history.state)
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:
         """Entries from a number on as they are on the disk, not parsed: the reader checks them."""
         found, size = list[str](), 0
         with _reading(self._path) as database:
             for (line,) in database.execute("SELECT line FROM entries WHERE number >= ? ORDER BY number", (first,)):
                 text = json.dumps(line)
                 size += len(text) + 1
-                if found and size > most_bytes:
+                if found and size > max_bytes:
                     break
                 found.append(text)
         return found
@@ -225,7 +221,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.Error as error:
         raise LedgerError(
-            f"ledger {path}: is no ledger, or cannot be read ({error}); give a run's ledger.db"
+            f"ledger {path}: is not a ledger or cannot be read ({error}); give a run's ledger.db"
         ) from error
 
 

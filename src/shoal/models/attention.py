@@ -44,7 +44,7 @@ class Packed:
     """Samples laid end to end in one row; each token sees its own sample up to itself and nothing else.
 
     A family's prompt stands in the row once and its answers follow it: every answer sees the prompt and itself, so the
-    group's common part is computed once instead of once a sample. Linear layers run on this row without any padding.
+    group's common part is computed once instead of once per sample. Linear layers run on this row without any padding.
 
     Attention knows two kinds of work. Every prompt and every answer is a segment that attends to itself causally;
     segments of similar length are gathered into batches, where padding stands behind every real token. And the answers

@@ -82,9 +82,11 @@ def _read(directory: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"model {directory}: {name} is not JSON ({type(error).__name__}); save it again") from None
+        raise ModelError(
+            f"model {directory}: {name} is not valid JSON ({type(error).__name__}); save it again"
+        ) from None
     if not isinstance(found, dict):
-        raise ModelError(f"model {directory}: {name} is no JSON object; save it again")
+        raise ModelError(f"model {directory}: {name} is not a JSON object; save it again")
     return found
 
 

@@ -42,21 +42,21 @@ def next_grant(
     async_level: int,
     steps: int,
     needed: int,
-    most_seen: int,
+    max_seen: int,
     submission_groups: int,
     first_step: int = 0,
     online_filter: bool = True,
 ) -> Grant | None:
     """The next piece of work, or None when everything that `version` may serve is provided for.
 
-    `needed` groups fill a step, with the online filter only those with signal; after `most_seen` groups no more are
+    `needed` groups fill a step, with the online filter only those with signal; after `max_seen` groups no more are
     asked for. Steps before `first_step` are trained, whatever they are short of.
     """
     rate = signal_rate(counts) if online_filter else 1.0
     for step in range(max(version, first_step), min(version + async_level, steps - 1) + 1):
         count = counts.get(step, StepCount())
         short = needed - count.filling(online_filter) - count.leased * rate
-        room = most_seen - count.seen - count.leased
+        room = max_seen - count.seen - count.leased
         if short > 0 and room > 0:
             # The tail of a step is split no finer than half a submission: small batches generate slowly.
             wanted = max(ceil(short / rate), ceil(submission_groups / 2))

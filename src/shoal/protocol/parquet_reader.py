@@ -47,8 +47,8 @@ class Reader:
         self._lock = threading.Lock()
         self._child: Child | None = None
 
-    def read(self, path: Path, most: int | None) -> Any:
-        """The file as an Arrow table of at most `most` bytes, without rows if None.
+    def read(self, path: Path, max_bytes: int | None) -> Any:
+        """The file as an Arrow table of at most `max_bytes` bytes, without rows if None.
 
         A RolloutError if its bytes show that it is not one, an UnreadError if they could not be read here. The footer
         is the metadata of its schema.
@@ -56,10 +56,10 @@ class Reader:
         import pyarrow as pa
 
         with self._lock:
-            header, data = self._ask(path, most, 1)
+            header, data = self._ask(path, max_bytes, 1)
             if "unread" in header and header["unread"] != TOO_LONG:
                 self.close()
-                header, data = self._ask(path, most, MORE_MEMORY)
+                header, data = self._ask(path, max_bytes, MORE_MEMORY)
         if "unread" in header:
             often = "" if header["unread"] == TOO_LONG else ", twice"
             raise UnreadError(f"{path.name}: could not be read here{often}: {header['unread']}", again=False)
@@ -72,15 +72,15 @@ class Reader:
             self._child = None
             child.close()
 
-    def _ask(self, path: Path, most: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
+    def _ask(self, path: Path, max_bytes: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
         deadline = time.monotonic() + READ_S
         if self._child is None:
             command = [sys.executable, "-m", "shoal.protocol.parquet_reader"]
             self._child = Child(command, {**os.environ, **FRUGAL}, show_stderr=False)
         child = self._child
         try:
-            seconds = MAX_CPU_S + (most or 0) // BYTES_PER_CPU_S
-            asked = {"path": str(path.absolute()), "most": most, "memory": memory, "seconds": seconds}
+            seconds = MAX_CPU_S + (max_bytes or 0) // BYTES_PER_CPU_S
+            asked = {"path": str(path.absolute()), "max_bytes": max_bytes, "memory": memory, "seconds": seconds}
             child.send([asked], READ_S)
             header = child.receive(deadline - time.monotonic())
             return header, child.read(header.get("size", 0), deadline - time.monotonic())
@@ -101,14 +101,14 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     idle = _address_space()
     for line in requests:
         request = json.loads(line)
-        _limit(idle, request["memory"] * (ROOM + 4 * (request["most"] or 0)))
+        _limit(idle, request["memory"] * (ROOM + 4 * (request["max_bytes"] or 0)))
         _limit_time(request["seconds"])
         data = b""
         try:
-            data = _unfold(request["path"], request["most"])
+            data = _unfold(request["path"], request["max_bytes"])
             header: dict[str, object] = {"size": len(data)}
         except Exception as error:  # the file decides what is raised
-            header = _said(error, request["most"] is None)
+            header = _said(error, request["max_bytes"] is None)
         say(answers, header, data)
 
 
@@ -122,7 +122,7 @@ def _said(error: Exception, footer: bool) -> dict[str, object]:
     return {"error": f"{what} ({str(error)[:500]})"}
 
 
-def _unfold(path: str, most: int | None) -> bytes:
+def _unfold(path: str, max_bytes: int | None) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -134,11 +134,11 @@ def _unfold(path: str, most: int | None) -> bytes:
             raise ValueError(f"footer of {size} bytes, at most {MAX_FOOTER} are read")
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         footer = {**(file.metadata.metadata or {}), b"shoal.rows": str(file.metadata.num_rows).encode()}
-        if most is not None and (least := _least_bytes(file.metadata)) > most:
-            raise ValueError(f"unfolds to {least} bytes, allowed {most}")
-        table = file.schema_arrow.empty_table() if most is None else file.read(use_threads=False)
-    if most is not None and table.nbytes > most:
-        raise ValueError(f"unfolds to {table.nbytes} bytes, allowed {most}")
+        if max_bytes is not None and (least := _min_bytes(file.metadata)) > max_bytes:
+            raise ValueError(f"unfolds to {least} bytes, allowed {max_bytes}")
+        table = file.schema_arrow.empty_table() if max_bytes is None else file.read(use_threads=False)
+    if max_bytes is not None and table.nbytes > max_bytes:
+        raise ValueError(f"unfolds to {table.nbytes} bytes, allowed {max_bytes}")
     table.validate(full=True)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema.with_metadata(footer)) as writer:
@@ -146,7 +146,7 @@ def _unfold(path: str, most: int | None) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _least_bytes(metadata: Any) -> int:
+def _min_bytes(metadata: Any) -> int:
     """What the values take at least that the footer counts: repeated ones take no room in a file."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     chunks = (group.column(number) for group in groups for number in range(group.num_columns))

@@ -49,8 +49,8 @@ class Card(BaseModel):
             raise SwarmError(f"run card of {self.run}: its config is of run {config.name}; do not join it")
         if (room := file_room(config)) > MAX_BYTES:
             raise SwarmError(
-                f"run card of {self.run}: asks for files of up to {room:,} bytes, and more than {MAX_BYTES:,} are read "
-                "by nobody; do not join it"
+                f"run card of {self.run}: asks for files of up to {room:,} bytes, but at most {MAX_BYTES:,} are "
+                "ever read; do not join it"
             )
         return config
 

@@ -33,11 +33,13 @@ class SignedLease:
 
     def check_fits(self, config: RunConfig) -> None:
         """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""
-        lease, most = self.lease, config.workers.groups_per_submission
-        if not 1 <= lease.groups <= most:
-            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {most}")
+        lease, max_groups = self.lease, config.workers.groups_per_submission
+        if not 1 <= lease.groups <= max_groups:
+            raise RolloutError(f"{lease}: is for {lease.groups} groups, a file of this run has 1 to {max_groups}")
         if not 0 <= lease.oldest <= lease.newest == lease.step < config.steps or lease.submission < 0:
-            raise RolloutError(f"{lease}: versions {lease.oldest}..{lease.newest} of {config.steps} steps; is no lease")
+            raise RolloutError(
+                f"{lease}: allows versions {lease.oldest}..{lease.newest}, this run has {config.steps} steps"
+            )
 
     def to_tree(self) -> dict[str, Any]:
         return {

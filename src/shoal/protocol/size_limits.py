@@ -27,6 +27,6 @@ def file_room(config: RunConfig) -> int:
     return samples * sample_room(sampling.max_prompt_tokens, sampling.max_new_tokens) + ROOM_FOR_FOOTER
 
 
-def most_file_bytes(config: RunConfig) -> int:
+def max_file_bytes(config: RunConfig) -> int:
     """Most bytes that are taken as a submission."""
     return min(MAX_BYTES, file_room(config))

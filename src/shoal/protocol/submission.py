@@ -230,25 +230,25 @@ def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> N
         raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
     for name in ("source", "error", "parts"):
         if (found := len(getattr(rollout, name))) > MAX_TEXT:
-            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are taken")
+            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are allowed")
     if rollout.finish not in ("eos", "length"):
         raise RolloutError(f'{where}: finish {rollout.finish!r:.80} is neither "eos" nor "length"')
     if rollout.reward is not None and not -MAX_REWARD <= rollout.reward <= MAX_REWARD:
         raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
     if not math.isfinite(rollout.advantage):
         raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
-    if len(rollout.proof) > (most := proof_room(limits.max_new_tokens)):
-        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {most} are needed")
+    if len(rollout.proof) > (max_count := proof_room(limits.max_new_tokens)):
+        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {max_count} are needed")
     try:
         read_parts(rollout.parts)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} are no JSON object of numbers") from None
+        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} is not a JSON object of numbers") from None
     if (rollout.reward is None) != bool(rollout.error):
         raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
 
 
-def _check_tokens(where: str, what: str, ids: Sequence[int | None], most: int, vocab: int) -> None:
-    if not 1 <= len(ids) <= most:
-        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{most}")
+def _check_tokens(where: str, what: str, ids: Sequence[int | None], max_count: int, vocab: int) -> None:
+    if not 1 <= len(ids) <= max_count:
+        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{max_count}")
     if bad := [i for i in ids if i is None or not 0 <= i < vocab]:
         raise RolloutError(f"{where}: {what} holds token {bad[0]}, allowed 0..{vocab - 1}")

@@ -50,7 +50,7 @@ class Verdict:
     """Whether the costly checks ran as well."""
     finding: Finding | None = None
     evidence: str = ""
-    """Where a rejected file's bundle lies, relative to the run."""
+    """Where a rejected file's bundle is stored, relative to the run."""
     samples: int = 0
     tokens: int = 0
     """Generated tokens in the file, as the judge counted them."""
@@ -77,7 +77,7 @@ class Verdict:
         return verdict
 
 
-def shown(values: Sequence[object], most: int = 8) -> str:
+def shown(values: Sequence[object], max_values: int = 8) -> str:
     """A list in a message, cut where it gets long."""
-    text = ", ".join(str(value) for value in values[:most])
-    return f"[{text}{', ...' if len(values) > most else ''}]"
+    text = ", ".join(str(value) for value in values[:max_values])
+    return f"[{text}{', ...' if len(values) > max_values else ''}]"

@@ -95,7 +95,7 @@ class DirectoryChannel:
                 if digest(hash_pieces(folder / name, piece)) != facts["blake3"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise WeightsError(f"version {version.number}: not here any more or damaged ({error})") from error
+            raise WeightsError(f"version {version.number}: no longer here or damaged ({error})") from error
         return folder
 
     def retract(self, after: int) -> list[int]:

@@ -47,7 +47,9 @@ def _score(
 ) -> tuple[Tensor, Tensor]:
     logits_RV = head(hidden_RD).float() / temperature
     if logits_RV.shape[-1] != vocab:
-        raise ValueError(f"head returned {logits_RV.shape[-1]} logits a token, vocab is {vocab}: pass the head's width")
+        raise ValueError(
+            f"head returned {logits_RV.shape[-1]} logits per token, vocab is {vocab}: pass the head's width"
+        )
     logp_RV = logits_RV.log_softmax(dim=-1)
     entropy_R = -(logp_RV.exp() * logp_RV).sum(dim=-1)
     return logp_RV.gather(1, targets_R[:, None]).squeeze(1), entropy_R

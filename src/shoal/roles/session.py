@@ -135,8 +135,8 @@ class JoinOptions:
                 yield link, heart
 
     def nearest(self) -> int:
-        """How near a relay of the run card may lie: as near as the coordinator, or strangers who join as relays would
-        have this machine ask for what lies inside its own network."""
+        """How near a relay of the run card may be: as near as the coordinator. Otherwise a stranger who joins as a
+        relay could make this machine send requests into its own network."""
         return distance_to(Join.parse(self.join).url)
 
     def own_key(self, run: RunDir, name: str) -> Key:
@@ -153,7 +153,7 @@ class JoinOptions:
 def _cast(
     run: RunDir, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int = 0
 ) -> Iterator[CastChannel]:
-    """Versions that `origin` signed, from relays, none of which lies nearer than `nearest`."""
+    """Versions that `origin` signed, from relays, none of which is nearer than `nearest`."""
     path, wait_s = run.path / "nodes" / role, run.config.wait_s
     with CastChannel(path, relays, origin, run.config.name, role, wait_s, metrics, nearest) as channel:
         yield channel

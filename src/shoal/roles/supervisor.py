@@ -70,7 +70,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         try:
             ports = ports_of(run)
             join = join_line(run, ports)
-            console.print(f"join from anywhere: shoal worker --join {join}", soft_wrap=True, highlight=False)
+            console.print(f"join with: shoal worker --join {join}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
                 children += start_roles(run, ports)
                 _watch(run, join, children, view, metrics)
@@ -251,7 +251,7 @@ def _tail(log: Path) -> str:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on from the last step")
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command continues from the last step")
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -112,7 +112,7 @@ class Trainer:
         a run that ended because of them would be anybody's to end.
         """
         needed = self.config.train.groups_per_step
-        most = self.config.train.most_groups
+        most = self.config.train.max_groups
         online_filter = self.config.train.online_filter
         wanted = "groups with signal" if online_filter else "groups"
         groups = sort_groups(submissions, normalise=self.config.train.advantage_std)

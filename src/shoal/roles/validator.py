@@ -294,7 +294,7 @@ class Validator:
     def _computed(self, submission: Submission, some: Sequence[int] = ()) -> Finding | None:
         """What computing a file again finds, or some of its answers, taken for a file of their own.
 
-        A finding about one of these answers stands; one about all of them (`sample` is None) is no verdict on the file.
+        A finding about one of these answers stands; one about all of them (`sample` is None) does not decide the file.
         """
         self._load(Version(submission.version, submission.weights))
         part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
@@ -415,7 +415,7 @@ class Validator:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
             oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
             prune_evidence(folder, oldest, oldest - config.async_level)
-        except (OSError, WeightsError) as error:  # no evidence is no reason to accept
+        except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""
         return str(target.relative_to(self.run_dir.path))

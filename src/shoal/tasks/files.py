@@ -43,7 +43,7 @@ def keep_bytes(data: bytes, name: str) -> str:
 
 
 def held(name: str, files: Mapping[str, str]) -> Path:
-    """Where a file lies that a task names: where its name says, or, once its hash is known, wherever that one is."""
+    """Where a file that a task names is stored: at its name, or, once its hash is known, wherever that hash is."""
     sha256 = files.get(name)
     if sha256 is None:
         return Path(name)
@@ -91,7 +91,7 @@ def check_foreign(tasks: Sequence[TaskConfig], whose: str, code: bool) -> None:
         if (called := code_of(task)) and not code:
             raise TaskError(
                 f"{whose}: its tasks have this machine run code of others, {', '.join(called)}, which can do whatever "
-                "you can; if you trust who wrote it, say so with --allow-code"
+                "you can; if you trust its author, give --allow-code"
             )
 
 

@@ -55,7 +55,7 @@ def check_packages(theirs: Mapping[str, str], tasks: Sequence[TaskConfig], whose
     fixes = [f"use Python {theirs[PYTHON]}"] if PYTHON in other and PYTHON in theirs else []
     fixes += [f"pip install shoal-rl {' '.join(pins)}"] if pins else []
     raise SwarmError(
-        f"{whose}: this machine would make other tasks or rewards than the run and be blamed; here is {said}; "
+        f"{whose}: this machine would make other tasks or rewards than the run and be blamed for it; it has {said}; "
         f"{' and '.join(fixes) or 'do not join it'}"
     )
 

@@ -109,7 +109,7 @@ def read_steps(path: Path, event: str, key: str = "step") -> list[Entry]:
 
 
 def number(entry: Entry, key: str) -> float | None:
-    """The value as a finite float; None if it is absent, null or no number."""
+    """The value as a finite float; None if it is absent, null or not a number."""
     value = entry.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)

@@ -123,7 +123,7 @@ class StatusFile:
 def read_status(run_dir: Path) -> list[RoleStatus]:
     """Every role of a run: the trainer, the workers in their order, then the rest.
 
-    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is no status is
+    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is not a status is
     reported as "unreadable", for a role that seems absent would be worse.
     """
     statuses = [_read(path) for path in run_dir.glob("status/*.json")]

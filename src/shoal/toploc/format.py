@@ -69,7 +69,7 @@ def decode(data: bytes, points: int = 128) -> list[Proof]:
         raise ToplocError(f"points {points}: a proof has at least one")
     if len(data) % 2 or len(data) % (2 + 2 * points) == 2:
         raise ToplocError(
-            f"{len(data)} bytes are no whole number of proofs of {2 + 2 * points} bytes and a shorter one"
+            f"{len(data)} bytes do not split into proofs of {2 + 2 * points} bytes, of which the last may be shorter"
         )
     numbers = np.frombuffer(data, dtype=">u2").tolist()
     size = 1 + points

@@ -51,7 +51,7 @@ def _array_bits(array: Any) -> Bits:
     if torch is not None and isinstance(array, torch.Tensor):
         return _tensor_bits(array, torch)
     if not isinstance(array, np.ndarray):
-        raise ToplocError(f"states are of type {type(array).__name__}; give {ACCEPTED}, or a list with one a token")
+        raise ToplocError(f"states are of type {type(array).__name__}; give {ACCEPTED}, or a list with one per token")
     native = array.dtype.newbyteorder("=")
     if native == np.uint16:
         return array.astype(np.uint16, copy=False)

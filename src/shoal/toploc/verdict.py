@@ -52,9 +52,9 @@ class Thresholds:
     # Signs agree where exponents do, save for the few points that the prover did not have: those hold random values.
     sign_mismatches: int = 8
     # An honest proof is nearer than this share of what guessing misses. Where a guess misses by less than
-    # `least_guess_error`, noise and guess cannot be told apart.
+    # `min_guess_error`, noise and guess cannot be told apart.
     share_of_guess: float = 0.5
-    least_guess_error: float = 4.0
+    min_guess_error: float = 4.0
 
 
 def refusal(result: ChunkResult, thresholds: Thresholds | None = None) -> str | None:
@@ -81,7 +81,7 @@ def refusal(result: ChunkResult, thresholds: Thresholds | None = None) -> str | 
     # A prover's modulus separates its points: of two that collide, one was not among them and holds a random value.
     if not result.collisions <= exponents:
         return f"{where}: {result.collisions} of {result.points} points collide under the modulus, {exponents} may"
-    if result.guessed >= MIN_GUESSED and not result.guess_error < limits.least_guess_error:
+    if result.guessed >= MIN_GUESSED and not result.guess_error < limits.min_guess_error:
         most = limits.share_of_guess * result.guess_error
         if not result.proof_error <= most:
             return (

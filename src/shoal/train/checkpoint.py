@@ -109,7 +109,7 @@ def _set_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: dict
 
 
 def _state(folder: Path, version: int) -> dict[str, Any]:
-    state = parse_json(read_regular(folder / STATE, most=1 << 30))
+    state = parse_json(read_regular(folder / STATE, max_bytes=1 << 30))
     if not isinstance(state, dict) or state["version"] != version:
         raise ValueError(f"its {STATE} is not that of version {version}")
     return state

@@ -129,7 +129,7 @@ def from_conversations(policy: Policy, path: Path) -> list[Group]:
         if line.strip():
             examples += _conversation(policy, line, f"sft {path}: line {number}")
     if not examples:
-        raise ConfigError(f"sft {path}: holds nothing that an assistant says; give turns whose role is assistant")
+        raise ConfigError(f"sft {path}: no conversation has an assistant's reply; give turns whose role is assistant")
     return examples
 
 
@@ -137,7 +137,7 @@ def _conversation(policy: Policy, line: str, where: str) -> list[Group]:
     try:
         row: Any = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where} is no JSON ({error})") from None
+        raise ConfigError(f"{where} is not valid JSON ({error})") from None
     match row:
         case {"messages": [*messages]} if all(
             isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
@@ -159,7 +159,7 @@ def _context(policy: Policy, messages: Sequence[Mapping[str, Any]], where: str) 
         return list(map(int, ids))
     if len(messages) > 1:
         raise ConfigError(
-            f"{where}: has several turns, and the model no chat template to tell them apart; give one turn"
+            f"{where}: has several turns, but the model has no chat template to tell them apart; give one turn"
         )
     return policy.encode(str(messages[0]["content"]))
 
@@ -173,7 +173,7 @@ def fit_model(
 ) -> None:
     """What the command does: loads, learns with a bar, and writes an ordinary model directory."""
     if out.exists():
-        raise ConfigError(f"--out {out}: is there already; give another name or remove it")
+        raise ConfigError(f"--out {out}: already exists; give another name or remove it")
     with console.status(f"loading {model}") as shown:
         policy = load(model)
         shown.update("reading examples")

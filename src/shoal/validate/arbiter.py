@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shoal.errors import RolloutError, WeightsError
+from shoal.errors import RolloutError
 from shoal.models.load import Policy, load_as, read_weights
 from shoal.protocol.lease import Lease, no_table
 from shoal.protocol.signed_lease import SignedLease
@@ -22,7 +22,7 @@ from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource
 from shoal.validate.checks import Checks
-from shoal.validate.evidence import find_version
+from shoal.validate.evidence import find_base_model, find_version
 
 TableOf = Callable[[Lease], Table | None]
 EVIDENCE = "evidence"
@@ -74,8 +74,6 @@ class Arbiter:
 @contextmanager
 def open_arbiter(run: RunDir) -> Iterator[Arbiter]:
     """An arbiter with the model, the tasks and the scorer of the run in a directory."""
-    base = run.base_model
-    if not base.is_dir():
-        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+    base = find_base_model(run.path / EVIDENCE)
     with Scorer(run.config.tasks) as scorer:
         yield Arbiter(run, load_as(base, run.config.model.dtype, "float32"), scorer.tasks, scorer)

@@ -236,7 +236,7 @@ def resolve(model: str, config: Path | None, dtype: str | None) -> tuple[RunConf
     elif config is not None:
         resolved, with_tasks = load_config(config, [f"model.source='{model}'"]), True
     elif model == "tiny":
-        raise ConfigError("calibrate tiny: what it is built for stands in a config; give one with --config")
+        raise ConfigError("calibrate tiny: a tiny model is built from a config; give one with --config")
     else:
         # Its tasks are never asked: prompts are random tokens.
         tasks = [{"source": "reasoning-gym/spell_backward"}]

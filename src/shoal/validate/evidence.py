@@ -142,7 +142,7 @@ def read_bundle(path: Path) -> Bundle:
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
         )
         if not ROOT.fullmatch(bundle.root):
-            raise ValueError(f"root {bundle.root[:80]!r} is no hash")
+            raise ValueError(f"root {bundle.root[:80]!r} is not a valid hash")
         if bundle.finding.check != "format" and not (bundle.lease and bundle.version is not None):
             raise ValueError(f"a finding of {bundle.finding.check} without a lease and a version")
         return bundle
@@ -203,6 +203,14 @@ def find_version(version: Version, folder: Path) -> Path:
         with suppress(WeightsError):
             return DirectoryChannel(place, keep=1).fetch(version)
     raise WeightsError(
-        f"version {version.number} (root {version.root[:12]}) is not here any more: without its weights nothing can be "
-        "computed again"
+        f"version {version.number} (root {version.root[:12]}) is no longer here: without its weights nothing can be "
+        "recomputed"
     )
+
+
+def find_base_model(folder: Path) -> Path:
+    """The directory of the base model of the run that a folder of evidence belongs to."""
+    base = folder.parent / "weights" / "v000000"
+    if not base.is_dir():
+        raise WeightsError(f"{base}: the run's base model is missing and its vocabulary is needed; copy it there")
+    return base

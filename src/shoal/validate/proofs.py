@@ -26,7 +26,7 @@ def check_computation(
 ) -> Finding | None:
     """Every chunk of every answer must have a proof, and every proof must fit.
 
-    `times` widens the bounds that are no thresholds of the run: those that guessed values are told from true ones by
+    `times` widens the bounds that are not thresholds of the run: those that guessed values are told from true ones by
     a quarter as much, for a guess is never far from the truth.
     """
     usual = toploc.Thresholds()
@@ -37,7 +37,7 @@ def check_computation(
         mantissa_median=thresholds.mantissa_median,
         sign_mismatches=int(usual.sign_mismatches * times),
         share_of_guess=usual.share_of_guess * near,
-        least_guess_error=usual.least_guess_error * near,
+        min_guess_error=usual.min_guess_error * near,
     )
     for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
         for result in toploc.verify(own.states_TD.bfloat16(), sample.proof):

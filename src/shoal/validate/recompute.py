@@ -38,7 +38,7 @@ class Replayed:
     """State t is the one token t was drawn from."""
     logprobs_T: Floats
     shortfalls_T: Floats | None
-    """How far each token lies below the best one under the lease's noise; None without noise to redraw."""
+    """How far each token is below the best one under the lease's noise; None without noise to redraw."""
     tilts_TL: Floats | None
     """log of the expected p^s of a token, for each s of TILTS; None where the noise is redrawn."""
     tails_TU: Floats | None

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from shoal.errors import RolloutError, WeightsError
+from shoal.errors import RolloutError
 from shoal.extras import require
 from shoal.models.load import load_as, read_weights
 from shoal.protocol.stores import Version
@@ -24,7 +24,7 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import layers
 from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks import Checks
-from shoal.validate.evidence import Bundle, find_version, read_bundle, rerun
+from shoal.validate.evidence import Bundle, find_base_model, find_version, read_bundle, rerun
 
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", "numbers", ROUNDING, MARGIN)
 
@@ -69,26 +69,22 @@ def bound_to(bundle: Bundle, run: Path) -> str:
     if lease != bundle.lease:
         raise RolloutError(f"{whose}: its lease is {bundle.lease}, the run gave {lease}, or with other terms")
     if sha256 != bundle.sha256:
-        raise RolloutError(f"{whose}: {lease} was handed in with file {sha256[:12]}; it is about another file")
+        raise RolloutError(f"{whose}: {lease} was submitted with file {sha256[:12]}; the bundle is about another file")
     return f"{whose}: bound to config, lease and hash of the run's record; its samples are as the validator copied them"
 
 
 def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     """The finding of the bundle's own check, run on its content."""
     if bundle.finding.check == "version":
-        raise RolloutError(
-            f"version {bundle.version}: whether it was published then is not something that a bundle can show"
-        )
-    base = folder.parent / "weights" / "v000000"
-    if not base.is_dir():
-        raise WeightsError(f"{base}: the run's base model is not there, whose vocabulary is needed; put it there")
+        raise RolloutError(f"version {bundle.version}: a bundle cannot show whether it had been published at that time")
+    base = find_base_model(folder)
     _check_tasks(bundle, folder.parent)
     policy = load_as(base, bundle.config.model.dtype, "float32")
     limits = limits_of(bundle.config, policy.vocab)
     if bundle.finding.check == "format":
         return _read_again(bundle, limits)
     if not bundle.rollouts:
-        raise RolloutError(f"bundle of file {bundle.sha256[:12]}: says what was found, and holds no samples")
+        raise RolloutError(f"bundle of file {bundle.sha256[:12]}: says what was found but holds no samples")
     assert bundle.version is not None
     for number, sample in enumerate(bundle.rollouts, bundle.first):
         check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
@@ -112,7 +108,7 @@ def _accused(bundle: Bundle) -> Bundle:
 
 
 def _check_tasks(bundle: Bundle, run: Path) -> None:
-    """Refuses a stranger's tasks that would read or run what lies here; a run's own, in its directory, are its own."""
+    """Refuses a stranger's tasks that would read or run files of this machine; the run's own tasks are trusted."""
     if (run / RUN_FILE).is_file() and open_run(run).config.tasks == bundle.config.tasks:
         return
     whose = f"bundle of file {bundle.sha256[:12]}"
@@ -125,7 +121,9 @@ def _check_tasks(bundle: Bundle, run: Path) -> None:
 def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:
     """A file that broke the format is read again, if the bundle holds it."""
     if bundle.file is None:
-        raise RolloutError(f"bundle of file {bundle.sha256[:12]}: does not hold it, so it cannot be read again from it")
+        raise RolloutError(
+            f"bundle of file {bundle.sha256[:12]}: does not contain the file, so it cannot be read again"
+        )
     if bundle.lease is None:
         raise RolloutError(f"file {bundle.sha256[:12]}: had no lease, which its bundle cannot show")
     with TemporaryDirectory(prefix="shoal-replay-") as scratch:

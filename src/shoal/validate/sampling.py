@@ -37,7 +37,7 @@ def check_seeded(submission: Submission, replayed: Sequence[Replayed], threshold
     """Each token is the argmax under the lease's noise, up to a margin, and nearly all are without any.
 
     The margin is for rounding, which decides between two tokens of equal score. What it leaves a cheater is to take the
-    second of two that are as near, a few times a file, and to go on from there with the noise that is given.
+    second of two that are as near, a few times per file, and to go on from there with the noise that is given.
     """
     inexact = tokens = 0
     for number, own in enumerate(replayed):

@@ -14,7 +14,7 @@ def check_termination(submission: Submission, eos_ids: frozenset[int], max_new_t
     return None
 
 
-def _check(number: int, sample: Rollout, eos_ids: frozenset[int], most: int) -> Finding | None:
+def _check(number: int, sample: Rollout, eos_ids: frozenset[int], max_tokens: int) -> Finding | None:
     ends = [place for place, token in enumerate(sample.completion) if token in eos_ids]
     length = len(sample.completion)
     if ends and ends[0] != length - 1:
@@ -22,7 +22,7 @@ def _check(number: int, sample: Rollout, eos_ids: frozenset[int], most: int) -> 
         return Finding(CHECK, rule, f"{length} tokens", f"an end token at {ends[0]}", number)
     if sample.finish == "eos" and not ends:
         return Finding(CHECK, "an answer that ended has an end token", "finish eos", "no end token", number)
-    if sample.finish == "length" and (ends or length != most):
-        rule = f"an answer is cut off at {most} tokens and not before"
+    if sample.finish == "length" and (ends or length != max_tokens):
+        rule = f"an answer is cut off at {max_tokens} tokens and not before"
         return Finding(CHECK, rule, "finish length", f"{length} tokens{', ended' if ends else ''}", number)
     return None

@@ -108,7 +108,7 @@ def call(*arguments):
     if libc.syscall(*arguments) < 0:
         raise OSError(ctypes.get_errno(), "refused")
 confine([table])
-resource.getrlimit(resource.RLIMIT_NOFILE)  # its own are no secret
+resource.getrlimit(resource.RLIMIT_NOFILE)  # its own limits are not secret
 print(json.dumps(table.read_text()), flush=True)
 tries = {
     "read": lambda: key.read_bytes(),
@@ -235,7 +235,7 @@ def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> Non
         "transformers",
     }
     for name in here:
-        with pytest.raises(SwarmError, match=f"here is {name} "):
+        with pytest.raises(SwarmError, match=f"it has {name} "):
             check_packages({other: here[other] for other in here if other != name}, tasks, "run card of x")
 
 
@@ -302,7 +302,7 @@ def test_a_file_is_not_sent_nearer_than_the_coordinator_lies(monkeypatch: pytest
     with CoordinatorClient(f"https://8.8.8.8:7000#{Key.create().address}", Key.create(), wait_s=1) as link:
         for inside in ("http://127.0.0.1:9200/index", "http://192.168.1.1/reboot", "http://[::1]:80/"):
             monkeypatch.setattr(link, "ask", lambda *_, url=inside: UploadOut(url=url, done=False))
-            with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator does; nothing was sent"):
+            with pytest.raises(SwarmError, match=r"nearer to this machine than the coordinator is; nothing was sent"):
                 link.put_direct("/v1/uploads/0/0", b"file", 1)
 
 

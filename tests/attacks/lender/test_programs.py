@@ -156,7 +156,7 @@ def _bubblewrap() -> None:
         pytest.skip(str(error))
 
 
-# Those that only take time are no different for a function.
+# Those that only take time do the same to a function.
 PAIRS = [
     (name, kind)
     for name, program in ATTACKS.items()
@@ -312,7 +312,7 @@ def test_where_there_is_no_sandbox_no_program_is_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     find_bubblewrap.cache_clear()
     try:
-        with pytest.raises(TaskError, match=r"bubblewrap is not there.*apt-get install bubblewrap"):
+        with pytest.raises(TaskError, match=r"bubblewrap is not installed.*apt-get install bubblewrap"):
             judge_program("print(1)", [TESTS["printed"]], BOUNDS)
         false = tmp_path / "bwrap"
         false.symlink_to("/bin/false")

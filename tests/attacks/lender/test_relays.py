@@ -1,4 +1,4 @@
-"""A relay can withhold, and nothing else: whoever reaches one honest relay besides gets the right bytes, in time."""
+"""A relay can withhold data but not alter it: a client that also reaches an honest relay gets the right bytes."""
 
 import json
 import os

@@ -76,7 +76,7 @@ class Trial:
         self.swarm.store(key_of(name)).put(submission.lease, data)
         node = key_of(name).address
         if node not in self.state.accounts:  # with something to lose
-            self.swarm.book._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
+            self.swarm.ledger_writer._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
         return submission.lease
 
     def judge(self) -> None:
@@ -87,9 +87,9 @@ class Trial:
         for number in (2, 3):
             self.announce(number)
         for _ in range(3):
-            self.swarm.book.keep(self.swarm.database)
+            self.swarm.ledger_writer.keep(self.swarm.database)
             self.juror.work()
-        self.swarm.book.keep(self.swarm.database)
+        self.swarm.ledger_writer.keep(self.swarm.database)
 
     def challenge(self, who: str, lease: Lease, claim: str, evidence: Path | None = None) -> None:
         place = f"{lease.step}/{lease.submission}"
@@ -105,7 +105,7 @@ class Trial:
 
     @property
     def state(self) -> State:
-        return self.swarm.book.look(lambda state: state)
+        return self.swarm.ledger_writer.look(lambda state: state)
 
     def outcome(self, lease: Lease) -> str:
         for batch in self.state.batches:
@@ -218,7 +218,7 @@ def test_a_bundle_with_other_thresholds_or_another_lease_never_slashes_an_honest
 
 
 def _beside_the_coordinators_records(trial: Trial, bundle: Path) -> Path:
-    """As it lies in a run whose coordinator keeps its records there."""
+    """As it is stored in a run whose coordinator keeps its records there."""
     home = trial.run.path / "coordinator"
     home.mkdir(exist_ok=True)
     for file in trial.swarm.path.glob("state.db*"):
@@ -260,7 +260,7 @@ def test_a_challenge_whose_bytes_are_gone_is_left_open(trial: Trial) -> None:
     trial.swarm.trainer.forget(before=lease.step + 1)
     trial.challenge("a", lease, "reject")
     assert trial.arbitrate() == Rulings(left_open=1)
-    assert "its bytes are not there" in trial.said.getvalue()
+    assert "its bytes are missing" in trial.said.getvalue()
     assert (trial.outcome(lease), trial.slashed("a")) == ("a", 0)
 
 
@@ -386,11 +386,11 @@ def test_rejected_bytes_go_when_the_window_is_over_or_the_budget_is_spent(trial:
         return sorted(path.stat().st_size for path in (trial.swarm.path / "uploads").rglob("*.parquet"))
 
     assert len(sizes()) == 2
-    assert trial.swarm.book.first_open() == 0
+    assert trial.swarm.ledger_writer.first_open() == 0
     ask = trial.swarm.database.ask
     assert ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()))) == []
     assert len(ask(lambda db: drop_rejected(db, 1, 0, sum(sizes()) - 1))) == 1
     trial.settle()
-    assert trial.swarm.book.first_open() == leases[0].step
+    assert trial.swarm.ledger_writer.first_open() == leases[0].step
     assert ask(lambda db: drop_rejected(db, 1, leases[0].step, 1 << 30)) == []
     assert len(ask(lambda db: drop_rejected(db, 1, leases[0].step + 1, 1 << 30))) == 1

@@ -136,4 +136,4 @@ def test_files_that_a_coordinator_enters_and_hides_keep_nobody_from_its_stake(
     assert found is not None
     assert (found.stake, found.leaving) == (0, 0)
     assert ledger.totals().paid_out == 1000
-    assert "its node leaves something out, or the coordinator" in console.export_text()
+    assert "the chain's node or the coordinator leaves something out" in console.export_text()

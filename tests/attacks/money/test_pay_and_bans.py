@@ -90,7 +90,7 @@ def test_an_outage_of_the_ledger_never_leaves_accepted_work_unpaid(
     terms = {} if count == 1 else {"drawn": count, "quorum": 2}
     with several(tmp_path, count, **terms) as (world, judges):
         with monkeypatch.context() as away:
-            away.setattr(world.book._ledger, "catch_up", _raise(AwayError("no node of the chain answers")))
+            away.setattr(world.ledger_writer._ledger, "catch_up", _raise(AwayError("no node of the chain answers")))
             for version in range(12):
                 hand_in(world, version, judges)
                 with pytest.raises(AwayError):
@@ -149,7 +149,7 @@ def test_bytes_are_never_removed_while_a_drawn_validator_is_yet_to_judge_them(tm
 def test_a_validator_that_never_speaks_cannot_stop_the_ledger(tmp_path: Path) -> None:
     now = 0.0
     with several(tmp_path, 3, drawn=3, quorum=2) as (world, judges):
-        world.book._patience = Patience(world.config.wait_s, lambda: now)
+        world.ledger_writer._patience = Patience(world.config.wait_s, lambda: now)
         for version in range(9):
             hand_in(world, version, judges)
         catch_up(world, judges[:2], 3)
@@ -213,7 +213,7 @@ def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
     worker, staked = key_of("worker"), 5000
     with several(tmp_path, 1, steps=3) as (world, judges):
         deposit = Deposit(id="paid-in", node=worker.address, amount=staked)
-        world.book._ledger.enter(COORDINATOR, deposit)
+        world.ledger_writer._ledger.enter(COORDINATOR, deposit)
         for version in range(3):
             hand_in(world, version, judges)
         announce(world, 3)
@@ -236,7 +236,7 @@ def test_a_short_run_never_keeps_anybodys_credits(tmp_path: Path) -> None:
 def test_a_run_whose_ledger_is_closed_never_goes_on_unpaid(tmp_path: Path) -> None:
     config = make_config(steps=3)
     coordinator, database = open_coordinator(config, tmp_path)
-    with closing(coordinator.book), closing(database):
+    with closing(coordinator.ledger_writer), closing(database):
         database.ask(lambda db: remember_end(db, 3))
     with pytest.raises(ConfigError, match="it was over after 3 and its ledger is closed"):
         open_coordinator(make_config(steps=4), tmp_path)

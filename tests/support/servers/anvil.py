@@ -1,4 +1,4 @@
-"""A development chain of one's own, for tests and benches: a real anvil on 127.0.0.1."""
+"""Private development chain for tests and benchmarks: a real anvil on 127.0.0.1."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ RICH = hex(10**24)
 
 
 class Anvil:
-    """The program with its port; it can be stopped and started again, and goes on where it was."""
+    """An anvil process and its port; it can be stopped and started again, and continues where it was."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

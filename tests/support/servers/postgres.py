@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, for tests and benches, whose data lie in a directory that goes again."""
+"""Private PostgreSQL server for tests and benchmarks; its data directory is temporary."""
 
 import os
 import pwd

@@ -1,7 +1,7 @@
 """Single-writer database with group commit: queued requests share one transaction and are answered after it commits.
 
 So nothing is acknowledged that could be lost, there is no race between two requests, and a busy coordinator commits a
-few hundred times a second however many nodes ask. One coordinator at a time owns a database: a second is refused.
+few hundred times per second however many nodes ask. One coordinator at a time owns a database: a second is refused.
 """
 
 import contextlib

@@ -59,7 +59,7 @@ versions = Table(
     Column("announced", Double, nullable=False),
 )
 
-# What leases draw tasks by, one a version; of old versions the hash alone is kept.
+# The table that leases draw tasks by, one per version; of old versions only the hash is kept.
 weights = Table(
     "weights",
     metadata,

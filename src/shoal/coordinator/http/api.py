@@ -389,7 +389,7 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
     )
     async def entries(first: First = 0) -> Response:
         try:
-            lines = await asyncio.to_thread(coordinator.book.stored_lines, first, MAX_LINES_BYTES)
+            lines = await asyncio.to_thread(coordinator.ledger_writer.stored_lines, first, MAX_LINES_BYTES)
         except Refused as error:
             raise Refusal("unknown", str(error)) from None
         # Each is one JSON string already: what is stored is handed out, neither parsed nor checked again.
@@ -397,7 +397,7 @@ def _ledger_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.get("/v1/ledger/nodes/{address}", summary="A node's stake, earnings and standing.")
     async def node(address: Address) -> m.StandingOut:
-        standing = coordinator.book.standing(address)
+        standing = coordinator.ledger_writer.standing(address)
         if standing is None:
             raise Refusal("unknown", f"{address}: is not registered on the ledger")
         return m.StandingOut.model_validate(asdict(standing))

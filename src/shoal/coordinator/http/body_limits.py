@@ -30,9 +30,9 @@ RETRY_AFTER = b"1"
 class Bounded:
     """Ends requests whose body is larger than it may be or comes too slowly, with a reason."""
 
-    def __init__(self, app: App, most_file: int, is_file: Callable[[Scope], bool], pause_s: float = PAUSE_S) -> None:
+    def __init__(self, app: App, max_file: int, is_file: Callable[[Scope], bool], pause_s: float = PAUSE_S) -> None:
         self._app = app
-        self._most_file = most_file
+        self._max_file = max_file
         self._is_file = is_file
         self._pause_s = pause_s
 
@@ -40,13 +40,13 @@ class Bounded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._most_file if self._is_file(scope) else MAX_JSON
+        max_bytes = self._max_file if self._is_file(scope) else MAX_JSON
         waited, came, over = 0.0, 0, False
         answered = False
 
         async def bounded() -> Message:
             nonlocal waited, came, over
-            if over:  # waiting for the end of the connection, which is no body any more
+            if over:  # the body has ended; this waits for the end of the connection
                 return await receive()
             allowed = self._pause_s + came / MIN_BYTES_PER_S - waited
             began = time.monotonic()  # what the coordinator itself takes is not the sender's fault
@@ -60,8 +60,8 @@ class Bounded:
                 ) from None
             waited += time.monotonic() - began
             came += len(message.get("body", b""))
-            if came > most:
-                raise Refusal("too-large", f"body: more than {most} bytes, which is the most that is taken here")
+            if came > max_bytes:
+                raise Refusal("too-large", f"body: more than the {max_bytes} bytes that are accepted here")
             over = not message.get("more_body", False)
             return message
 
@@ -75,8 +75,8 @@ class Bounded:
 
         try:
             length = dict(scope["headers"]).get(b"content-length", b"0")
-            if length.isdigit() and int(length) > most:
-                raise Refusal("too-large", f"body: {int(length)} bytes, at most {most} are taken here")
+            if length.isdigit() and int(length) > max_bytes:
+                raise Refusal("too-large", f"body: {int(length)} bytes, at most {max_bytes} are accepted here")
             if length == b"0" and b"transfer-encoding" not in dict(scope["headers"]):
                 over = True
             await self._app(scope, bounded, sending)

@@ -52,7 +52,7 @@ class Guard:
             who = signed.node if isinstance(signed, Signed) and signed.node in self._members else network_of(scope)
             if who not in self._trusted and not self._rates.take(who, self._tick()):
                 raise Refusal(
-                    "too-often", f"{who}: more than {self._per_s:g} requests a second; wait a second (Retry-After)"
+                    "too-often", f"{who}: more than {self._per_s:g} requests per second; wait a second (Retry-After)"
                 )
         await self._app(scope, receive, send)
 

@@ -36,8 +36,8 @@ class Slots:
     addresses in a few networks leaves room for everybody else. A network is an IPv4 /24 or an IPv6 /48.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
         self._held: dict[str, dict[object, asyncio.Transport]] = {}
         self._networks: dict[object, str] = {}
 
@@ -46,9 +46,9 @@ class Slots:
         network = self._networks[connection] = neighbours_of(scope) or network_of(scope)
         held = self._held.setdefault(network, {})
         held[connection] = transport
-        if len(held) > self._most // 2:
+        if len(held) > self._max_connections // 2:
             return False
-        if len(self._networks) <= self._most:
+        if len(self._networks) <= self._max_connections:
             return True
         crowd = max(self._held.values(), key=len)
         if len(crowd) <= len(held):
@@ -166,7 +166,7 @@ def server_of(
     coordinator: Coordinator, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
 ) -> uvicorn.Server:
     """The server of a coordinator; with a context it speaks TLS."""
-    slots = Slots(_most_connections())
+    slots = Slots(_max_connections())
     protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s, "slots": slots})
 
     def over_tls(below: asyncio.Transport, **options: Any) -> Patient:
@@ -195,8 +195,8 @@ def server_of(
     return uvicorn.Server(config)
 
 
-def _most_connections() -> int:
-    """As many as the system lets this process have files open; some are left for what is no connection."""
+def _max_connections() -> int:
+    """The limit of open files of this process, less some for files that are not connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

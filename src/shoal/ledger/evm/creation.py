@@ -49,7 +49,7 @@ def read_creation(chain: Chain, created: str, address: str, run: str) -> Creatio
     except TransactionNotFound:
         raise ChainError(
             f"{what}: the chain has no transaction {created}, which should have created it; is it the right chain, "
-            "not behind, and not started afresh?"
+            "up to date, and not reset?"
         ) from None
     made = receipt["contractAddress"]
     if sent["to"] is not None or receipt["status"] != 1 or made is None or made.lower() != address:

@@ -43,13 +43,13 @@ def way_to(rpc: str) -> str:
     return os.environ.get(OWN_RPC) or rpc
 
 
-def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, most_fee: int | None = None) -> Chain:
+def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, max_fee: int | None = None) -> Chain:
     """A run's chain with short waits, for roles that have other things to do."""
-    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, most_fee=most_fee)
+    return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, max_fee=max_fee)
 
 
 def remembered(run_dir: Path) -> Deployed | None:
-    """The contract of a run that lies here; None where the ledger is a file."""
+    """The contract that a run's directory names; None where the ledger is a file."""
     file = run_dir / CONTRACT_FILE
     try:
         return Deployed.model_validate_json(file.read_bytes())
@@ -68,8 +68,8 @@ def contract_of(
     """
     if (run_dir / LEDGER_FILE).exists():
         raise LedgerError(
-            f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; go on without ledger.rpc, or begin "
-            "another run"
+            f"run {run_dir}: was begun with a ledger of its own, in {LEDGER_FILE}; continue without ledger.rpc, or "
+            "start another run"
         )
     chain = chain_at(rpc, run_dir / JOURNAL, confirmations)
     known = remembered(run_dir)

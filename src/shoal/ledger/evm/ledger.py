@@ -147,7 +147,7 @@ class EvmLedger:
     def take(self, statement: Statement) -> bool:
         raise Refused("pointless", f"{statement.act.name}: this run's ledger is {self.place}; send a transaction there")
 
-    def stored_lines(self, first: int, most_bytes: int) -> list[str]:  # noqa: ARG002
+    def stored_lines(self, first: int, max_bytes: int) -> list[str]:  # noqa: ARG002
         raise Refused("pointless", f"entries: this run's ledger is {self.place}; read it there")
 
     # What others entered

@@ -130,7 +130,7 @@ class Log:
             found = self.chain.ask("a transaction", lambda: self.chain.web3.eth.get_transaction(HexBytes(digest)))
         except TransactionNotFound:
             raise ChainError(
-                f"chain {self.chain.url}: has the log of a transaction and not itself; asked again"
+                f"chain {self.chain.url}: has the log of a transaction but not the transaction; asked again"
             ) from None
         if found.get("to") != self._contract.address:
             raise LedgerError("the coordinator enters work with transactions of its own, not through another contract")

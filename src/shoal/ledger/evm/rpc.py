@@ -118,10 +118,10 @@ class Chain:
         wait_s: float = 120.0,
         answer_s: float = ANSWER_S,
         confirmations: int = 1,
-        most_fee: int | None = None,
+        max_fee: int | None = None,
     ) -> None:
         self.url, self._journal = url, journal
-        self._wait_s, self._confirmations, self._most_fee = wait_s, confirmations, most_fee
+        self._wait_s, self._confirmations, self._max_fee = wait_s, confirmations, max_fee
         kwargs = {"timeout": answer_s}
         provider = HTTPProvider(url, kwargs, session=Wary(), exception_retry_configuration=None)
         self.web3 = Web3(provider)
@@ -160,7 +160,7 @@ class Chain:
             except (RequestException, OSError) as error:
                 if not wait.pause():
                     raise ChainError(
-                        f"chain {self.url}: did not answer for {self._wait_s:.0f} s while asked for {what} "
+                        f"chain {self.url}: did not answer for {self._wait_s:.0f} s when asked for {what} "
                         f"({type(error).__name__}); is the node up?"
                     ) from error
             except (BlockNotFound, TransactionNotFound):
@@ -168,15 +168,15 @@ class Chain:
             except Web3RPCError as error:
                 if _has_no_money(error):
                     raise
-                raise ChainError(f"chain {self.url}: does not say {what} ({error})") from error
+                raise ChainError(f"chain {self.url}: refused to give {what} ({error})") from error
             except (Web3Exception, ValueError) as error:
                 raise ChainError(
-                    f"chain {self.url}: answers strangely when asked for {what} ({error!r:.200})"
+                    f"chain {self.url}: gave an invalid answer when asked for {what} ({error!r:.200})"
                 ) from error
 
     def _pause(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
-            raise ChainError(f"chain {self.url}: is waited for no longer, for this process ends")
+            raise ChainError(f"chain {self.url}: stopped waiting for it because this process is ending")
 
     def send(self, key: Key, what: str, transaction: TxParams) -> Sent:
         """Signs and sends, and waits until a block has it. `Reverted` if the contract refuses, then or before."""
@@ -192,7 +192,7 @@ class Chain:
             receipt = self._deliver(signed)
         except NotTaken as error:
             self._keep(one for one in self._sent if one != signed)
-            raise ChainError(f"{what}: the node of chain {self.url} does not take it ({error})") from error
+            raise ChainError(f"{what}: the node of chain {self.url} refused it ({error})") from error
         if receipt["status"] == 0:  # something came between asking and the block
             self._keep(one for one in self._sent if one != signed)
             raise Reverted(self._why(wanted, receipt))
@@ -221,10 +221,10 @@ class Chain:
                 f"{needed if gas else f'more than {max(has, needed)}'} for it; send it some (on a development chain: "
                 "shoal ledger gas RUN --dev). A run's coordinator gives its validators ledger.gas"
             )
-        if self._most_fee is not None and gas * price > self._most_fee:
+        if self._max_fee is not None and gas * price > self._max_fee:
             raise NoGasError(
                 f"{what}: chain {self.url} says that it costs up to {gas * price} wei, and for a node that a run card "
-                f"names no more than {self._most_fee} are spent; if that is right, set SHOAL_RPC to a node you trust"
+                f"names no more than {self._max_fee} are spent; if that is right, set SHOAL_RPC to a node you trust"
             )
         return {"gas": gas, "maxFeePerGas": Wei(price), "maxPriorityFeePerGas": tip}
 

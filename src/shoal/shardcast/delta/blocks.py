@@ -50,7 +50,7 @@ def encode_tensor(a: Bits, b: Bits) -> bytes:
 
 
 def apply_tensor(delta: bytes, a: Bits, out: Bits | None = None) -> Bits:
-    """The bits of the tensor that `encode_tensor` was given as b; DeltaError for bytes that are no delta for a.
+    """The bits of the tensor that `encode_tensor` was given as b; DeltaError for bytes that are not a delta for a.
 
     `out` is an array of a's shape to write them to.
     """

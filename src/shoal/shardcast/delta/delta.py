@@ -163,7 +163,7 @@ def _prelude(changes: io.BufferedReader, old: Layout, base: Path) -> tuple[Layou
     """The new file's layout, and the hash of the base that is due."""
     start = changes.read(PRELUDE.size)
     if len(start) < PRELUDE.size or not start.startswith(MAGIC):
-        raise DeltaError("it is no delta of format 1")
+        raise DeltaError("it is not a delta of format 1")
     _, old_size, new_size, known, size, packed_size = PRELUDE.unpack(start)
     if old_size != old.size:
         raise DeltaError(f"it is for a base of {old_size:,} bytes, {base} has {old.size:,}")

@@ -223,13 +223,13 @@ def _rice_parameter(values, n):
 
 
 @numba.njit
-def _golomb_parameter(values, n, least_value):
+def _golomb_parameter(values, n, min_value):
     best = 0
     least = np.int64(1) << 62
     for candidate in range(16):
         cost = 0
         for i in range(0, n, 1 + n // 1024):
-            value = values[i] - least_value + (1 << candidate)
+            value = values[i] - min_value + (1 << candidate)
             length = 0
             while value >> (length + candidate + 1):
                 length += 1

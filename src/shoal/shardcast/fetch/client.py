@@ -174,7 +174,7 @@ class Puller(Intake):
         return folder / FILES
 
     def _discard(self, error: DamagedError | UselessError) -> None:
-        """Forgets a damaged package, so that it is fetched again; one that is no use, or in use, is not looked at."""
+        """Forgets a damaged package, so that it is fetched again; one that is useless, or in use, is not looked at."""
         with self._changed:
             self._checked.discard(error.name)
             gone = False
@@ -236,7 +236,7 @@ def _check_offered(head: Head, number: int, root: str | None) -> None:
     """Raises ShardcastError if a version will not come any more; one that is newer than all may."""
     roots = {entry.root for entry in head.packages if entry.number == number}
     if root is not None and root not in roots:
-        raise ShardcastError(f"version {number} with root {root[:16]} is offered no more; {_numbers(head)} are")
+        raise ShardcastError(f"version {number} with root {root[:16]} is no longer offered; {_numbers(head)} are")
     newest = head.newest()
     if not roots and newest is not None and newest > number:
         raise ShardcastError(f"version {number} is not offered; {_numbers(head)} are")

@@ -25,7 +25,7 @@ MAX_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
 
 
 def distance(host: str) -> int:
-    """How far an address lies: 0 this machine, 1 its link, 2 its network, 3 the world. A name lies nowhere: 0."""
+    """How far away an address is: 0 this machine, 1 its link, 2 its network, 3 the world. For a name: 0."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -40,7 +40,7 @@ def distance(host: str) -> int:
 
 
 def distances(url: str) -> set[int]:
-    """How far the addresses of a URL's host lie; nothing for a host that has none."""
+    """How far away the addresses of a URL's host are; empty for a host that has none."""
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ def distances(url: str) -> set[int]:
 
 
 def distance_to(url: str) -> int:
-    """How far the nearest address of a URL's host lies; 0 for a host that has none."""
+    """How far away the nearest address of a URL's host is; 0 for a host that has none."""
     return min(distances(url), default=0)
 
 
@@ -63,11 +63,13 @@ class LieError(ShardcastError):
 
 
 class Pace:
-    """Says when a transfer is too slow to go on with: nothing for `stall_s`, or less than `least` bytes a second."""
+    """Says when a transfer is too slow to continue: nothing for `stall_s`, or less than `min_bytes_per_s`."""
 
-    def __init__(self, stall_s: float, least: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0) -> None:
+    def __init__(
+        self, stall_s: float, min_bytes_per_s: Callable[[], float] = lambda: 0.0, grace_s: float = 2.0
+    ) -> None:
         self.stall_s = stall_s
-        self._least = least
+        self._min_bytes_per_s = min_bytes_per_s
         self._grace_s = grace_s
         self.started = time.monotonic()
         self.count = 0
@@ -95,8 +97,8 @@ class Pace:
         if elapsed < self._grace_s:
             return
         # A thousandth of a usual link: a source that drips a byte now and then must not hold a piece for ever.
-        if self.count < max(self._least(), 4096.0) * (elapsed - self._grace_s):
-            raise SourceError(f"only {self.count / elapsed:,.0f} bytes a second")
+        if self.count < max(self._min_bytes_per_s(), 4096.0) * (elapsed - self._grace_s):
+            raise SourceError(f"only {self.count / elapsed:,.0f} bytes per second")
 
 
 class _Raw(io.RawIOBase):
@@ -216,7 +218,7 @@ class Connection:
         host = str(sock.getpeername()[0])
         if distance(host) < self._nearest:  # asked of the connection itself: a name may lead anywhere by then
             sock.close()
-            raise SourceError(f"leads to {host}, which lies inside this network; not asked")
+            raise SourceError(f"leads to {host}, which is inside this network; not asked")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
@@ -267,7 +269,7 @@ class Response:
             while view:
                 count = self._answer.readinto(view)
                 if not count:
-                    raise SourceError(f"{self._connection.url}: broke off in the middle")
+                    raise SourceError(f"{self._connection.url}: the connection broke in the middle of the answer")
                 view = view[count:]
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
@@ -278,11 +280,11 @@ class Response:
                 raise
             raise SourceError(f"{self._connection.url}: {error}") from None
 
-    def read(self, most: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         """The whole body, if it says its length and that is not too much."""
-        if self.length is None or self.length > most:
+        if self.length is None or self.length > max_bytes:
             self._connection.close()
-            raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {most:,}")
+            raise SourceError(f"{self._connection.url}: an answer of {self.length} bytes, more than {max_bytes:,}")
         data = bytearray(self.length)
         self.fill(memoryview(data))
         self._answer.close()  # an empty body too is over, or the connection takes no other request

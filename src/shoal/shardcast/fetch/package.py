@@ -173,12 +173,12 @@ class Job:
                 heappop(offer.queue)
             return bool(offer.queue)
 
-    def take_run(self, source: str, most: int) -> list[Piece]:
-        """The next pieces to ask a source for in one request: neighbours in one file, about `most` bytes."""
+    def take_run(self, source: str, max_bytes: int) -> list[Piece]:
+        """The next pieces to ask a source for in one request: neighbours in one file, about `max_bytes` bytes."""
         offer = self.offers[source]
         first = self.pieces[heappop(offer.queue)]
         run, size = [first], first.size
-        while size < most:
+        while size < max_bytes:
             following = self.pieces.get(run[-1].index + 1)
             if (
                 following is None
@@ -247,7 +247,7 @@ class Job:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageError(f"package {self.name}: it is not fetched any more")
+            raise StorageError(f"package {self.name}: it is no longer being fetched")
 
     @contextmanager
     def _descriptor(self, name: str) -> Iterator[int]:

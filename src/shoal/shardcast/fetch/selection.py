@@ -6,7 +6,7 @@ from random import Random
 
 ALPHA = 0.3  # weight of the newest observation
 HEAL = 0.01  # every update gives every source this much of its success rate back
-FLOOR = 1.0  # bytes a second: even the worst source is asked now and then
+FLOOR = 1.0  # bytes per second: even the worst source is asked now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Belief:
         return Belief(speed, self.success + ALPHA * (1 - self.success))
 
     def failed(self) -> "Belief":
-        """Less success and less speed, never more: a quick refusal is no sign of a fast relay."""
+        """Less success and less speed, never more: a quick refusal is not a sign of a fast relay."""
         speed = None if self.bytes_per_s is None else self.bytes_per_s * (1 - ALPHA)
         return Belief(speed, self.success * (1 - ALPHA))
 

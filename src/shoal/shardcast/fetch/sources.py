@@ -43,7 +43,7 @@ class Sources:
         on_note: Callable[[str], None],
         nearest: int = 0,
     ) -> None:
-        """No source is asked that lies nearer to this machine than `nearest` (`http.distance`)."""
+        """No source is asked that is nearer to this machine than `nearest` (`http.distance`)."""
         self.on_note = on_note
         self._nearest = nearest
         self._all = [Source(url.rstrip("/")) for url in dict.fromkeys(urls)]
@@ -109,7 +109,7 @@ class Sources:
         return min([1.0, *(s.paused_until - now for s in self._all if s.paused_until > now)])
 
     def least(self, source: Source, has: Callable[[str], bool]) -> float:
-        """Below this many bytes a second a transfer is given up: somebody else has the piece and is far faster."""
+        """Below this many bytes per second a transfer is given up: another source has the piece and is far faster."""
         now = time.monotonic()
         others = [
             other.belief.success * (other.belief.bytes_per_s or 0.0)

@@ -32,7 +32,7 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 def _file_name(name: str) -> str:
     parts = name.split("/")
     if len(name) > 200 or len(parts) > 4 or not all(_PART.fullmatch(part) for part in parts):
-        raise ValueError(f"{name[:60]!r} is no file name of a package: up to 4 parts of letters, digits and _.+-")
+        raise ValueError(f"{name[:60]!r} is not a valid file name of a package: up to 4 parts of letters, digits, _.+-")
     return name
 
 

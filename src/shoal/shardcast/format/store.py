@@ -115,7 +115,7 @@ class Store:
         """Keeps a package or a made version from being removed, by anybody, until the block or this process ends."""
         descriptor = take_hold(self.folder(name))
         if descriptor is None:
-            raise ShardcastError(f"store {self.path}: {name} is not here any more; fetch it again")
+            raise ShardcastError(f"store {self.path}: {name} is no longer here; fetch it again")
         try:
             yield self.folder(name)
         finally:

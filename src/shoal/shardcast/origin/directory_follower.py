@@ -166,7 +166,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 def version_number(name: str) -> int | None:
-    """12 for `12`, `v000012` and `v12.safetensors`; None for whatever is no version, half-written ones among them."""
+    """12 for `12`, `v000012` and `v12.safetensors`; None for any other name, such as that of a half-written one."""
     digits = name.split(".")[0].removeprefix("v")
     hidden = name.startswith(".") or name.endswith((".tmp", ".part", ".partial"))
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 and not hidden else None

@@ -264,13 +264,6 @@ class Publisher:
         finally:
             self._open.discard(opening.id)
 
-    def publish_directory(self, number: int, directory: Path) -> str:
-        """Publishes all files under a directory as a full version, linked rather than copied; its root."""
-        size = sum(path.stat().st_size for path in files_of(directory).values())
-        with self.publish(number, size=size) as package:
-            package.add_directory(directory)
-        return next(e.root or "" for e in self._entries if e.id == package.id)
-
     def retract(self, numbers: Collection[int]) -> None:
         """Takes versions back, and whatever stands on them; the numbers may be published again with other content."""
         with self._lock:

@@ -50,7 +50,9 @@ def nginx_config(store: Path, file: Path, host: str, port: int) -> str:
     """What to write to `file`; nginx's own state stands beside it."""
     for path in (store, file):
         if any(sign in str(path.absolute()) for sign in " \t\n\"';{}$#\\"):
-            raise ShardcastError(f"{path}: nginx cannot take a path with spaces, quotes or signs of its own language")
+            raise ShardcastError(
+                f"{path}: nginx does not accept a path with spaces, quotes or characters of its own syntax"
+            )
     listen = f"[{host}]" if ":" in host else host
     return CONFIG.format(
         store=store.absolute(), file=file.absolute(), state=file.absolute().parent, host=listen, port=port

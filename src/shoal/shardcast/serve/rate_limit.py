@@ -22,7 +22,7 @@ class Limits:
     burst: float = 1000.0
     idle_s: float = 15.0  # without a whole request
     wait_s: float = 30.0  # a long poll, at most
-    least_bytes_per_s: float = 16384.0  # a reader slower than this is cut off
+    min_bytes_per_s: float = 16384.0  # a reader slower than this is cut off
     grace_s: float = 10.0  # before that counts
     lease_s: float = 60.0  # a package that somebody asked for stays at least so long
 
@@ -33,7 +33,7 @@ class Rates:
 
     per_s: float
     burst: float
-    most: int = MAX_ADDRESSES
+    max_addresses: int = MAX_ADDRESSES
     _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def take(self, address: str, now: float) -> bool:
@@ -42,7 +42,7 @@ class Rates:
         left = min(self.burst, left + (now - then) * self.per_s)
         allowed = left >= 1
         self._buckets[address] = (left - 1 if allowed else left, now)
-        while len(self._buckets) > self.most:
+        while len(self._buckets) > self.max_addresses:
             self._buckets.popitem(last=False)
         return allowed
 

@@ -179,7 +179,7 @@ class Server:
                 return await self._manifest(request, package)
             case [package, folder, *name] if folder == FILES and PACKAGE_NAME.fullmatch(package):
                 return await self._bytes(request, child, package, "/".join(name))
-        raise Answer(404, "no such thing here")
+        raise Answer(404, "not found")
 
     async def _head(self, request: web.BaseRequest) -> web.StreamResponse:
         path = self.store.path / HEAD
@@ -262,7 +262,7 @@ class Server:
             if transport is None:
                 raise ConnectionResetError
             try:
-                async with asyncio.timeout(self.limits.grace_s + count / self.limits.least_bytes_per_s):
+                async with asyncio.timeout(self.limits.grace_s + count / self.limits.min_bytes_per_s):
                     if self._context is None:
                         await loop.sendfile(transport, file, start, count)
                     else:
@@ -283,7 +283,7 @@ class Server:
         index = self._indexes.get(package)
         if index is None:
             index = Index(self.store.folder(package))
-        with suppress(ShardcastError):  # a line that is no record: what stands before it counts
+        with suppress(ShardcastError):  # a line that is not a record: the lines before it count
             index.refresh()
         if index.opening is None or not index.folder.is_dir():
             self._indexes.pop(package, None)

@@ -2,7 +2,7 @@
 
 Landlock leaves it the files that it is told and no others, whatever it runs: Python's own and those that the tasks are
 made of; never the home directory, where keys are. A filter of system calls (`seccomp.py`) leaves it no sockets, no new
-processes and no signals to others. Neither needs rights, packages or name spaces. Where the kernel has no Landlock
+processes and no signals to others. Neither needs rights, packages or namespaces. Where the kernel has no Landlock
 nothing is confined, and no stranger's tasks are taken (`check_confinement`).
 """
 

@@ -1,7 +1,7 @@
 """bubblewrap sandbox for programs that answer code tasks: they can compute and nothing else.
 
 A program gets an input and gives an output, and sees neither the machine nor who judges it: bubblewrap puts it into
-name spaces of its own (no network, no other process, no file but Python's own, nothing that can be written), a filter
+namespaces of its own (no network, no other process, no file but Python's own, nothing that can be written), a filter
 leaves it the few calls to the kernel that computing takes (`seccomp.py`), and limits bound its time, memory and output.
 Where bubblewrap is missing, or the kernel lets nobody use it, no program is run at all.
 """
@@ -38,8 +38,8 @@ import resource, sys
 for limit, value in ((resource.RLIMIT_AS, {memory}), (resource.RLIMIT_CPU, {cpu}), (resource.RLIMIT_NOFILE, 32),
                      (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0),
                      (resource.RLIMIT_STACK, {stack}), (resource.RLIMIT_NPROC, {threads})):
-    most = resource.getrlimit(limit)[1]
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    hard = resource.getrlimit(limit)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(limit, (value, value))
 """
 MAIN = """
@@ -105,14 +105,14 @@ def find_bubblewrap() -> str:
             break
     else:
         raise TaskError(
-            "code tasks: bubblewrap is not there, and without it no stranger's program is run; install it "
-            "(apt-get install bubblewrap), or fetch it into the cache: python -m shoal.tasks.isolation.install"
+            "code tasks: bubblewrap is not installed, and untrusted programs run only inside it; install it "
+            "(apt-get install bubblewrap) or fetch it into the cache with python -m shoal.tasks.isolation.install"
         )
     outcome = _run(path, "print(6 * 7)", b"", Bounds(seconds=PROBE_S), MAIN)
     if outcome.output != b"42\n":
         raise TaskError(
-            f"code tasks: {path} cannot make a sandbox here ({outcome.end}); without one no stranger's program is run. "
-            "It needs user name spaces: look at sysctl user.max_user_namespaces, and at what the container forbids"
+            f"code tasks: {path} cannot make a sandbox here ({outcome.end}), and untrusted programs run only inside "
+            "one. It needs user namespaces: check sysctl user.max_user_namespaces and what the container forbids"
         )
     return path
 
@@ -179,7 +179,7 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
     return Outcome(end, output, time.monotonic() - began)
 
 
-def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, most: int) -> tuple[End, bytes]:
+def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, max_bytes: int) -> tuple[End, bytes]:
     """Gives the input and takes the output, both at the program's own pace, until it closes its end or goes too far."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -212,7 +212,7 @@ def _converse(process: subprocess.Popen[bytes], given: bytes, deadline: float, m
                 return _ended(process, deadline), b"".join(parts)
             parts.append(data)
             size += len(data)
-            if size > most:
+            if size > max_bytes:
                 return "wordy", b""
     return "late", b""
 

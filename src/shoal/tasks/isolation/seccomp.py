@@ -54,7 +54,7 @@ MACHINES = {
 
 def seccomp_filter(machine: str | None = None, alone: bool = True) -> bytes:
     """The filter for this machine's architecture; TaskError where it is not known. A process that is not alone in a
-    name space of its own may neither become another program nor signal others."""
+    namespace of its own may neither become another program nor signal others."""
     name = machine or platform.machine()
     if name not in MACHINES:
         known = ", ".join(MACHINES)

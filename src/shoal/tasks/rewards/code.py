@@ -24,7 +24,7 @@ RELATIVE, ABSOLUTE = 1e-6, 1e-9
 DOUBTFUL = 1 / 3
 # All tests of a program may take so many times what one may.
 TOTAL = 4
-# The program's own output goes nowhere; results go, one a line, where it used to go.
+# The program's own output is discarded; results go, one per line, where it used to go.
 CALLER = f"""
 import json, os
 told = os.fdopen(os.dup(1), "w")
@@ -181,7 +181,7 @@ def _statements(source: str, where: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise TaskError(f"{where}: test {source[:60]!r} is no Python ({error})") from None
+        raise TaskError(f"{where}: test {source[:60]!r} is not valid Python ({error})") from None
 
 
 def _assertion(statement: ast.stmt, where: str) -> Test:
@@ -198,7 +198,9 @@ def _assertion(statement: ast.stmt, where: str) -> Test:
             except (ValueError, TypeError):
                 pass
     text = ast.unparse(statement)[:80]
-    raise TaskError(f"{where}: test {text!r} is not of the form assert NAME(LITERALS) == LITERAL; rewrite it so")
+    raise TaskError(
+        f"{where}: test {text!r} is not of the form assert NAME(LITERALS) == LITERAL; rewrite it in that form"
+    )
 
 
 def _plain(value: Any) -> Any:

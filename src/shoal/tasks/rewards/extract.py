@@ -15,7 +15,7 @@ ASK_FOR: dict[Place, str] = {
 }
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# A fence is a line of its own. What follows the last one that is left open is no block.
+# A fence is a line of its own. Text after a fence that is never closed is not a block.
 BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 PYTHON = ("", "python", "py", "python3")
 

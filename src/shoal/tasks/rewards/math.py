@@ -48,7 +48,7 @@ _DIVIDED = re.compile(r"/|÷|\\(?:div|[dtc]?frac)(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\(?!(?:[dtc]?frac|times|cdot|div|circ|boxed)(?![A-Za-z]))[A-Za-z]+|(?<![\\A-Za-z])[A-Za-z]")
 # Behind it stands what something is said to be; in the bounds of a sum it says nothing.
 _SAID = re.compile(r"=(?![^{}]*\})|≈|\\approx(?![A-Za-z])|^\s*[A-Za-z]\s*\\in(?![A-Za-z])")
-# A sign, degrees and a bare unit are no work.
+# A sign, degrees and a bare unit do not count as work.
 _AROUND = re.compile(r"^\s*[-+−–]|\s*\^\s*\{?\s*\\circ\s*\}?(?:\s*[CF]\s*$)?|(?<=[\d})])(?:\s+[A-Za-z]+)+\s*$")
 _UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|≠|!=|<>")
 _CALCULATION = re.compile(r"[\d\s.,(){}+*/^−–-]*")

@@ -91,7 +91,7 @@ class Scorer:
                 self._proven = True
                 return tasks
             except (KeyError, TypeError, ValueError):
-                lost = "said what is no task"
+                lost = "did not reply with a valid task"
             except ChildError as error:
                 lost = str(error)
             fresh, words = not self._proven, self._child.last_words()
@@ -143,7 +143,7 @@ class Scorer:
             except (KeyError, TypeError, ValueError):
                 found = []
             if len(found) != len(split_up(self._lines)):
-                raise ChildError("said what are no sources")
+                raise ChildError("did not reply with the task sources it was given")
             self._sources = found
         self._unsent = []
 
@@ -221,4 +221,4 @@ def _score(reply: Any) -> tuple[Score, str]:
                 return Score(reward, "", {str(name): float(value) for name, value in parts.items()}, doubtful), left
         case [None, str() as error, _, _, str() as left] if error:
             return Score(None, error), left
-    raise ChildError("said what is no score")
+    raise ChildError("did not reply with a valid score")

@@ -41,7 +41,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def main() -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a scorer prints is no reply
+    os.dup2(2, 1)  # what a scorer prints must not be read as a reply
     if not (first := requests.readline()):
         return  # who started this was killed before it said anything
     spec = json.loads(first)
@@ -83,7 +83,7 @@ def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource
 
 def trusted(tasks: Sequence[TaskConfig]) -> TaskSource:
     """The sources, with code that is trusted with all that the user can do, or on a system that confines nothing."""
-    # Sandboxes are made of processes and name spaces, which cannot be had by who has given them up.
+    # A sandbox needs processes and namespaces, which a process that has given them up can no longer create.
     sandboxes = runs_programs(tasks)
     if not sandboxes:
         leave_network()
@@ -129,14 +129,14 @@ class Memory:
     def __init__(self) -> None:
         # Opened before it is too late to open anything.
         self._counts = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        self._most = MAX_MEMORY
+        self._max_memory = MAX_MEMORY
 
     def begin(self) -> None:
         """From now on half of what is free may be taken for good."""
-        self._most = (self._taken() + MAX_MEMORY) // 2
+        self._max_memory = (self._taken() + MAX_MEMORY) // 2
 
     def is_little(self) -> bool:
-        return self._taken() > self._most
+        return self._taken() > self._max_memory
 
     def _taken(self) -> int:
         return int(os.pread(self._counts, 100, 0).split()[0]) * PAGE if self._counts is not None else 0

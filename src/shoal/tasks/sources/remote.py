@@ -38,7 +38,7 @@ class Remote:
 
 
 def read_source(said: Any, number: int, make: Make) -> Remote:
-    """A source as the other process describes it; ValueError if that is no description."""
+    """A source as the other process describes it; ValueError for anything else."""
     match said:
         case {
             "name": str() as name,

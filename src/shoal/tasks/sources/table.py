@@ -129,9 +129,9 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
         try:
             row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            raise TaskError(f"task source file/{path}: line {number} is no JSON ({error})") from None
+            raise TaskError(f"task source file/{path}: line {number} is not valid JSON ({error})") from None
         if not isinstance(row, dict):
-            raise TaskError(f"task source file/{path}: line {number} is no JSON object but {line[:40]!r}")
+            raise TaskError(f"task source file/{path}: line {number} is not a JSON object but {line[:40]!r}")
         rows.append(row)
     return rows
 
@@ -144,9 +144,11 @@ def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
         rows = parse_json(text)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"task source file/{path}: is no JSON ({error})") from None
+        raise TaskError(f"task source file/{path}: is not valid JSON ({error})") from None
     if number := next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), 0):
-        raise TaskError(f"task source file/{path}: row {number} is no JSON object but {str(rows[number - 1])[:40]!r}")
+        raise TaskError(
+            f"task source file/{path}: row {number} is not a JSON object but {str(rows[number - 1])[:40]!r}"
+        )
     return list(rows)
 
 
@@ -157,7 +159,7 @@ def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     except pa.ArrowException as error:
-        raise TaskError(f"task source file/{path}: no Parquet file ({error})") from None
+        raise TaskError(f"task source file/{path}: is not a valid Parquet file ({error})") from None
     return rows
 
 

@@ -80,7 +80,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Any:
     except Exception as error:  # an environment is foreign code
         raise TaskError(f"{where}: cannot be loaded: {type(error).__name__}: {error}"[:500]) from error
     if not isinstance(environment, verifiers.SingleTurnEnv):
-        raise TaskError(f"{where}: is a {type(environment).__name__}; only single-turn environments are taken")
+        raise TaskError(f"{where}: is a {type(environment).__name__}; only single-turn environments are supported")
     return environment
 
 

@@ -13,7 +13,7 @@ from shoal.validate.numerics.bets import Floats, Noise, Observed
 
 # Where a token is all but certain, log-probs are rounded by more than logits move them.
 MIN_SPREAD = 0.01
-# How far off a chunk is whose proof is no proof at all.
+# How far off a chunk is whose proof is not a proof at all.
 NO_PROOF = 1e9
 
 

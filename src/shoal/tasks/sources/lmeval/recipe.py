@@ -108,7 +108,7 @@ def read_recipe(path: Path) -> Recipe:
     for key, code in _code_in(tree):
         raise TaskError(
             f"{where}: {key} is !function {code}, which is code and is not run; "
-            "only templates, column names and texts are taken"
+            "only templates, column names and texts are accepted"
         )
     if isinstance(tree.get("task"), list):
         raise TaskError(f"{where}: is a group of tasks; give the file of each")
@@ -158,7 +158,7 @@ def _load(path: Path, where: str, outer: Sequence[Path]) -> dict[str, Any]:
             f"{where}: {path} is not the YAML that is understood here: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(tree, dict):
-        raise TaskError(f"{where}: {path} holds no table of settings")
+        raise TaskError(f"{where}: {path} does not hold a table of settings")
     found = tree.pop("include", None) or []
     base: dict[str, Any] = {}
     for name in [found] if isinstance(found, str) else found:

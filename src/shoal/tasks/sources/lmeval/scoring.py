@@ -20,7 +20,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression ({error})") from None
+        raise ValueError(f"{text!r} is not a valid regular expression ({error})") from None
     return text
 
 
