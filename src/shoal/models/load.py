@@ -174,7 +174,7 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
 
 
 def load_as(directory: Path, held: str, computed: str) -> Policy:
-    """A policy whose weights are rounded to the format `held`, and that computes in `computed`, which is no narrower:
+    """A policy whose weights are rounded to the format `held`, and that computes in `computed`, which is as wide or wider:
     float32 on bfloat16 weights is how judges compute, and an honest way for workers."""
     policy = load(directory, computed)
     if held != computed:
