@@ -174,8 +174,8 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
 
 
 def load_as(directory: Path, held: str, computed: str) -> Policy:
-    """A policy whose weights are rounded to the format `held`, and that computes in `computed`, which is as wide or wider:
-    float32 on bfloat16 weights is how judges compute, and an honest way for workers."""
+    """A policy whose weights are rounded to the format `held`, and that computes in `computed`, which is at least as
+    wide: float32 on bfloat16 weights is how judges compute, and an honest way for workers."""
     policy = load(directory, computed)
     if held != computed:
         policy.set_weights(load(directory, held).weights(), f"model {directory} in {held}")
