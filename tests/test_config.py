@@ -130,14 +130,12 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(tree: dict[str, Any], 
     assert said in fault(tree)
 
 
-def test_bfloat16_with_thresholds_of_float32_is_refused_by_name() -> None:
-    """Honest workers that compute in bfloat16 break those: every file of theirs would be rejected."""
-    said = fault({"model": {"dtype": "bfloat16"}})
-    assert "model.dtype = 'bfloat16': honest workers would be rejected" in said
-    assert "audit.thresholds.shortfall, audit.thresholds.logprob, audit.thresholds.exponents" in said
-    assert "shoal calibrate MODEL --dtype bfloat16" in said
-    measured = {"shortfall": 0.25, "logprob": 0.51, "exponents": 21, "mantissa_mean": 3.1}
-    check_config(MINIMAL | {"model": {"dtype": "bfloat16"}, "audit": {"thresholds": measured}}, "test")
+def test_bfloat16_workers_of_a_float32_run_are_refused_by_name() -> None:
+    """Honest workers that compute in bfloat16 break thresholds of float32: every file of theirs would be rejected."""
+    said = fault({"workers": {"dtype": "bfloat16"}})
+    assert "workers.dtype = 'bfloat16': honest workers would be rejected" in said
+    check_config(MINIMAL | {"model": {"dtype": "bfloat16"}}, "test")
+    check_config(MINIMAL | {"model": {"dtype": "bfloat16"}, "workers": {"dtype": "float32"}}, "test")
 
 
 @pytest.mark.parametrize("key", ["name", "steps", "tasks"])

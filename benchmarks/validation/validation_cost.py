@@ -5,6 +5,7 @@ by default; the validator reads it, runs the cheap checks and computes some of i
 """
 
 import os
+import random
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from shoal.protocol.submission import read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.validate.audit import Audits
+from shoal.validate.audit import spot_draws
 from shoal.validate.calibrate import threads
 from shoal.validate.checks import Checks
 
@@ -33,25 +34,27 @@ SPOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ValidationCost:
-    """Seconds of CPU that one file costs its worker and its validator."""
+    """Seconds of CPU that one group costs its worker and its validator."""
 
     tokens: int
     generating: float
     proving: float
     reading: float
-    """The file and its cheap checks, which every file costs."""
+    """Reading it and its cheap checks, which are never left out."""
     spotting: float
-    """A spot check of it."""
+    """Its part of its file's spot check: answers of one length are drawn from all groups alike."""
     computing: float
     """All of it again."""
 
     def validating(self, rate: float) -> float:
-        """Of a file, on average, where so many are computed again whole and the others have a spot check."""
+        """On average, where so many files are computed again whole and the others have a spot check."""
         return self.reading + rate * self.computing + (1 - rate) * self.spotting
 
 
 def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
-    """One group of `samples` answers, generated up to `batch` side by side."""
+    """One group of `samples` answers, generated up to `batch` side by side, as one of the config's groups per file."""
+    groups = config.workers.groups_per_submission
+    spots_per_group = sum(spot_draws(config.audit, groups * samples)) / groups
     config = changed(config, {"sampling.group_size": samples, "workers.groups_per_submission": 1})
     policy = replace(load(base_model_dir(config)), eos_ids=frozenset())
     tasks = build_source(config.tasks)
@@ -86,10 +89,8 @@ def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
         reading = cpu_s() - began
         began = cpu_s()
         for _ in range(SPOTS):
-            lengths = [len(rollout.completion) for rollout in submission.rollouts]
-            some = [submission.rollouts[n] for n in Audits(config.audit).spot("", lengths)]
-            findings += checks.costly([replace(submission, rollouts=some)])
-        spotting = (cpu_s() - began) / SPOTS
+            findings += checks.costly([replace(submission, rollouts=random.sample(submission.rollouts, 1))])
+        spotting = (cpu_s() - began) / SPOTS * spots_per_group
         began = cpu_s()
         findings += checks.costly([submission])
         computing = cpu_s() - began

@@ -222,6 +222,9 @@ class WorkerConfig(_Table):
     batches: list[Batch] = Field(
         default_factory=list, description="max_batch for each worker of shoal run, if they differ."
     )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Number format that workers compute in; default: model.dtype."
+    )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
 
@@ -254,17 +257,6 @@ class ThresholdsConfig(_Table):
         "answers has more.",
     )
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
-
-    def float32_only(self, dtype: str) -> list[str]:
-        """Thresholds that were not measured for `dtype`; none if that of log-probs was, where rounding always shows."""
-        names = ("shortfall", "logprob", "exponents", "mantissa_mean")
-        if dtype == "float32" or self.logprob > DEFAULT_THRESHOLDS.logprob:
-            return []
-        same = [name for name in names if getattr(self, name) <= getattr(DEFAULT_THRESHOLDS, name)]
-        return [f"audit.thresholds.{name}" for name in same]
-
-
-DEFAULT_THRESHOLDS = ThresholdsConfig()
 
 
 class LengthConfig(_Table):
@@ -324,6 +316,17 @@ class AuditConfig(_Table):
     token_budget: Positive = Field(4096, description="Tokens recomputed in one forward pass.")
     threads: Threads = Field(1, description="CPU threads of the validator.")
     thresholds: ThresholdsConfig = ThresholdsConfig()
+    enforce: bool = Field(
+        True,
+        description="bfloat16 runs: whether numeric evidence drops files and bans nodes; false only reports it.",
+    )
+    shift_rate: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="bfloat16 runs: share of audited files that are also compared with another computation, such as "
+        "weights in 8 bits or the version before.",
+    )
 
 
 class CheaterConfig(_Table):
@@ -587,14 +590,6 @@ class RunConfig(_Table):
             return tree
         return {**tree, "ledger": {**ledger, "plants": PLANTS}}
 
-    def check_dtype(self, who: str) -> None:
-        """Refuses a number format in which honest workers would be rejected by this run's thresholds."""
-        if unfit := self.audit.thresholds.float32_only(self.model.dtype):
-            raise ValueError(
-                f"{who}: honest workers would be rejected, for {', '.join(unfit)} fit float32 alone; measure them with "
-                f"shoal calibrate MODEL --dtype {self.model.dtype} and paste its table into the config, or use float32"
-            )
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.train.token_budget < self.max_len:
@@ -615,7 +610,11 @@ class RunConfig(_Table):
                 f"train.optimizer_steps = {self.train.optimizer_steps}: each needs a group, and "
                 f"train.groups_per_step is {self.train.groups_per_step}; lower the first or raise the second"
             )
-        self.check_dtype(f"model.dtype = {self.model.dtype!r}")
+        if self.model.dtype == "float32" and self.workers.dtype == "bfloat16":
+            raise ValueError(
+                "workers.dtype = 'bfloat16': honest workers would be rejected, for model.dtype is 'float32', whose "
+                "thresholds bfloat16 does not keep; set model.dtype = 'bfloat16' too, or leave workers.dtype out"
+            )
         # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
         fewest = self.async_level + self.train.checkpoint_every + 1
         if self.keep.versions < fewest:

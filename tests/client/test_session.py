@@ -202,11 +202,11 @@ def test_a_command_that_cannot_be_meant_is_refused(
 
 def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:
     own = machine(run, 3, 2, "float32")
-    assert (own.config.workers.max_batch, own.config.workers.threads, own.config.model.dtype) == (3, 2, "float32")
+    assert (own.config.workers.max_batch, own.config.workers.threads, own.config.workers.dtype) == (3, 2, "float32")
     assert machine(run, None, None, None).config == run.config
     with pytest.raises(ConfigError, match="--dtype int8"):
         machine(run, None, None, "int8")
-    with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*shoal calibrate"):
+    with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*leave it out"):
         machine(run, None, None, "bfloat16")
 
 

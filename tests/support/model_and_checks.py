@@ -18,7 +18,7 @@ from shoal.config import RunConfig, TinyConfig
 from shoal.errors import RolloutError
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
-from shoal.models.load import Policy, load
+from shoal.models.load import DTYPES, Policy, load, load_as
 from shoal.models.tiny import build_tiny
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
@@ -118,13 +118,14 @@ def lease_of(world: World, submission: int = 0, **changes: Any) -> Lease:
     return make_lease(submission=submission, version=1, step=2, deadline=2e9, **changes)
 
 
-def build_world(kind: Kind, **sampling: Any) -> World:
-    config = make_config(model_dir(kind), sampling=SAMPLING[kind] | sampling, tasks=[TASKS])
-    policy = load(model_dir(kind))
-    policy.set_weights(weights(kind)[1], "version 1")
+def build_world(kind: Kind, dtype: str = "float32", **sampling: Any) -> World:
+    model = {"source": str(model_dir(kind)), "dtype": dtype}
+    config = make_config(model_dir(kind), model=model, sampling=SAMPLING[kind] | sampling, tasks=[TASKS])
+    policy = load_as(model_dir(kind), dtype, "float32")
+    policy.set_weights({name: w.to(DTYPES[dtype]) for name, w in weights(kind)[1].items()}, "version 1")
     roots = {version.number: version.root for version in VERSIONS}
     checks = Checks(config, policy, gym(), InProcess(gym()), roots.get)
-    return World(kind, config, checks, load(model_dir(kind)))
+    return World(kind, config, checks, load(model_dir(kind), dtype))
 
 
 def with_sample(submission: Submission, number: int, **changes: Any) -> Submission:

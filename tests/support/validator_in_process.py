@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from safetensors.torch import save_file
 
-from shoal.models.load import load
+from shoal.models.load import DTYPES, load_as
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
@@ -91,8 +91,9 @@ def open_court(path: Path, world: World, **changes: Any) -> Court:
     channel = run.channel()
     if channel.version(1) is None:
         with channel.publish(1) as staging:
-            save_file(weights("short")[1], staging / "model.safetensors")
-    policy = load(run.base_model)
+            own = {name: w.to(DTYPES[config.model.dtype]) for name, w in weights("short")[1].items()}
+            save_file(own, staging / "model.safetensors")
+    policy = load_as(run.base_model, config.model.dtype, "float32")
     store = memory_store(run, limits_of(config, policy.vocab))
 
     def root_of(number: int) -> str | None:

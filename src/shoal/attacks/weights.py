@@ -12,17 +12,10 @@ from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
+from shoal.validate.numerics.alternatives import int_rounded
 
 # A neighbour's weights differ by this share of a matrix's spread, as after a short fine-tuning.
 NEIGHBOUR = 0.01
-
-
-def quantised(levels: int, weights_RC: Tensor) -> Tensor:
-    """A matrix rounded to whole steps, each row by its own scale; anything else as it is."""
-    if weights_RC.ndim != 2:
-        return weights_RC
-    step_R1 = weights_RC.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
-    return (weights_RC / step_R1).round() * step_R1
 
 
 @attack
@@ -30,7 +23,7 @@ class Int8(Maker):
     """Weights in 8 bits: half the memory of bf16."""
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        with changed(self.policy, lambda _, w: quantised(127, w)):
+        with changed(self.policy, lambda _, w: int_rounded(127, w)):
             return Maker.answer(self, requests)
 
 
@@ -39,7 +32,7 @@ class Int4(Maker):
     """Weights in 4 bits: a quarter of the memory."""
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        with changed(self.policy, lambda _, w: quantised(7, w)):
+        with changed(self.policy, lambda _, w: int_rounded(7, w)):
             return Maker.answer(self, requests)
 
 

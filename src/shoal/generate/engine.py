@@ -18,7 +18,7 @@ from shoal.errors import ModelError
 from shoal.generate.kv_cache import NextToken, SlotCache
 from shoal.generate.sampling import NoiseStream, choose, greedy
 from shoal.models.attention import Packed, Recording
-from shoal.models.load import AGREEMENT, Policy
+from shoal.models.load import AGREEMENT, Policy, disagreement
 
 # A prefill pass takes at most this many prompt tokens, so that its activations stay small.
 PREFILL_TOKENS = 4096
@@ -210,6 +210,5 @@ def _check_decoding(policy: Policy) -> None:
         decoded_BV = policy.head(policy.hidden(last_B1, layout.positions_B1, layout)[:, 0])
     except (RuntimeError, LookupError) as error:
         raise ModelError(f"{name} is not supported: its keys and values do not fit our cache ({error})") from error
-    worst = float((expected_BV - decoded_BV).abs().max() / (expected_BV.std() + 1e-6))
-    if not worst <= AGREEMENT[expected_BV.dtype]:
-        raise ModelError(f"{name} is not supported: decoded logits differ by {worst:.3g} of their spread")
+    if not (off := disagreement(expected_BV, decoded_BV)) <= AGREEMENT[expected_BV.dtype]:
+        raise ModelError(f"{name} is not supported: decoded logits differ by {off:.3g} of their spread")

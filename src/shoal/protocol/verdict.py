@@ -12,9 +12,11 @@ from shoal.files import parse_json
 Value = float | int | str | None
 # Off by more than a threshold and by less than what blame takes: see `margin`.
 MARGIN = "margin"
+# Numbers that few honest machines would come to, and some do.
+ROUNDING = "rounding"
 # Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, a file that could
-# not be fetched or read here, a value near its threshold, and what the trainer turns down.
-NOBODYS_FAULT = ("version", "scorer", "unread", MARGIN, "trainer")
+# not be fetched or read here, a value near its threshold, unlikely rounding, and what the trainer turns down.
+NOBODYS_FAULT = ("version", "scorer", "unread", MARGIN, ROUNDING, "trainer")
 
 
 @dataclass(frozen=True, slots=True)

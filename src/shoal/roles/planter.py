@@ -230,7 +230,7 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         options.versions(run, NAME, link, status, metrics) as channel,
     ):
         status.working("loading the base model")
-        base, policy, engine = load_engine(run, channel)
+        base, policy, engine = load_engine(run, channel, computed="float32")  # as its own checks compute
         on_relays: OnRelays = channel.also_from if not options.relays else lambda _urls: None
         planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from shoal.client.client import CoordinatorClient
 from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, ShoalError, UnreadError, WeightsError
 from shoal.files import locked, sha256_file
-from shoal.models.load import load, read_weights
+from shoal.models.load import load_as, read_weights
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import MARGIN, Finding, Verdict, is_blame
@@ -44,6 +45,9 @@ from shoal.validate.evidence import (
     prune_evidence,
     write_bundle,
 )
+from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.evidence_log import EvidenceLog
+from shoal.validate.numerics.judge import VOID_NATS, Weighed, finding_of
 from shoal.validate.queue import PROVEN, TimeBudget, in_turn
 from shoal.validate.vote_log import Vote, Votes
 
@@ -86,8 +90,13 @@ class Validator:
     postponed: dict[tuple[int, int], Put] = field(default_factory=dict)
     budget: TimeBudget = field(default_factory=TimeBudget)
     votes: Votes | None = None
+    evidence: EvidenceLog = field(init=False)
+    """Numeric evidence against each node, over its life."""
     juror: Juror | None = None
     """Speaks for this validator on the ledger, where there is one."""
+
+    def __post_init__(self) -> None:
+        self.evidence = EvidenceLog(self.run_dir.path / "nodes" / "evidence.jsonl")
 
     def run(self) -> None:
         """Judges until the last version is out."""
@@ -195,6 +204,8 @@ class Validator:
         else:
             first = self.audits.first_look(sha256, len(submission.rollouts)) if upload.record < PROVEN else []
         try:
+            if self.checks.numbers is not None:
+                return self._judge_by_weight(upload, sha256, submission, first, whole, began)
             # Whether answers were drawn comes before what they earn: those that were made up can take long to score.
             if first and (finding := self._computed(submission, first)):
                 whole = True
@@ -207,8 +218,7 @@ class Validator:
             near = self._computed(submission) if whole else None
             if near and is_blame(near):
                 return self._reject(upload, sha256, submission, near, True, began)
-            seconds = inf if whole else max(0.0, self.budget.left(upload.node, upload.record))
-            finding = self.checks.rewards(submission, seconds)
+            finding = self.checks.rewards(submission, inf if whole else self._seconds_left(upload))
             if finding and finding.check in (SCORER, MARGIN) and not whole:
                 whole = True
                 finding = self._computed(submission) or self.checks.rewards(submission)
@@ -223,6 +233,63 @@ class Validator:
             return self._reject(upload, sha256, submission, finding, whole, began)
         self._accept(upload, sha256, submission, whole, began)
         return True
+
+    def _judge_by_weight(
+        self, upload: Upload, sha256: str, submission: Submission, first: Sequence[int], whole: bool, began: float
+    ) -> bool:
+        """A verdict where numbers are rounded: by the evidence in nats, of this file and of its node's life.
+
+        A file that looks odd in the answers that were drawn is weighed whole: nobody is judged by the odd ones alone.
+        """
+        weighed = self._weigh(submission, sha256, first) if first else None
+        if weighed is not None and weighed.total >= VOID_NATS:
+            whole = True
+        if whole:
+            weighed = self._weigh(submission, sha256)
+        account = self._count(upload, weighed) if weighed is not None else None
+        found = finding_of(weighed, account) if weighed is not None else None
+        if found is not None and not self.run_dir.config.audit.enforce:
+            self.metrics.write("note", text=f"not enforced: {upload.node}, {found}")
+            found = None
+        if account is not None and account.nats() >= BAN_NATS and found is not None:
+            self._ban(upload.node, "rounding", str(found))
+        if is_blame(found):
+            return self._reject(upload, sha256, submission, cast("Finding", found), True, began)
+        scored = self.checks.rewards(submission, inf if whole else self._seconds_left(upload))
+        if scored is not None and scored.check in (SCORER, MARGIN) and not whole:
+            scored = self.checks.rewards(submission)
+        found = scored if is_blame(scored) else found or scored
+        if found is not None:
+            return self._reject(upload, sha256, submission, found, whole, began)
+        self._accept(upload, sha256, submission, whole, began)
+        return True
+
+    def _weigh(self, submission: Submission, sha256: str, some: Sequence[int] = ()) -> Weighed:
+        """Numeric evidence against a file, or some of its answers."""
+        version = Version(submission.version, submission.weights)
+        self._load(version)
+        part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
+        older = next((kept for known, kept in self.kept.items() if known.number == version.number - 1), None)
+        return self.checks.weigh(part, self.audits.alternatives(sha256), older)
+
+    def _count(self, upload: Upload, weighed: Weighed) -> Account:
+        """Adds a file's evidence to what there is against its node."""
+        account = self.evidence.add(upload.node, upload.step, upload.submission, weighed)
+        self.metrics.write(
+            "weighed",
+            step=upload.step,
+            submission=upload.submission,
+            node=upload.node,
+            nats=weighed.total,
+            strongest=weighed.strongest,
+            tokens=weighed.tokens,
+            node_nats=account.nats(),
+            node_files=account.files,
+        )
+        return account
+
+    def _seconds_left(self, upload: Upload) -> float:
+        return max(0.0, self.budget.left(upload.node, upload.record))
 
     def _computed(self, submission: Submission, some: Sequence[int] = ()) -> Finding | None:
         """What computing a file again finds, or some of its answers, taken for a file of their own.
@@ -302,14 +369,18 @@ class Validator:
             if audited and not self.strikes[upload.node]:  # one alarm per node: afterwards none of its files is sampled
                 self.audits.alarm(upload.node, upload.step)
             self.strikes[upload.node] += 1
-            # Also beyond that number: who was killed between the last strike and the ban makes up for it.
-            if self.strikes[upload.node] >= self.run_dir.config.audit.strikes and upload.node not in self.put_out:
-                self.put_out.add(upload.node)
-                count = self.strikes[upload.node]
-                reason = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
-                self.store.ban(upload.node, reason)
-                self.metrics.write("banned", node=upload.node, check=finding.check, reason=reason)
+            # Also beyond that number: a validator that was killed between the last strike and the ban makes up for it.
+            if (count := self.strikes[upload.node]) >= self.run_dir.config.audit.strikes:
+                last = f"{count} files rejected, the last because of {finding}; evidence: {evidence}"
+                self._ban(upload.node, finding.check, last)
         return False
+
+    def _ban(self, node: str, check: str, reason: str) -> None:
+        """Tells the coordinator that a node gets no more leases, once."""
+        if node not in self.put_out:
+            self.put_out.add(node)
+            self.store.ban(node, reason)
+            self.metrics.write("banned", node=node, check=check, reason=reason)
 
     def _note(self, upload: Upload, vote: Vote) -> None:
         if self.votes is not None:
@@ -408,7 +479,7 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
         channel = session.weights
         status.working("loading the base model")
         base = run.base_version(channel)
-        policy = load(channel.fetch(base), config.model.dtype)
+        policy = load_as(channel.fetch(base), config.model.dtype, "float32")
         store = session.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         with Scorer(config.tasks) as judge, ExitStack() as lines:

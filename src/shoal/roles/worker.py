@@ -10,7 +10,7 @@ from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
-from shoal.models.load import Policy, load, read_weights
+from shoal.models.load import Policy, load_as, read_weights
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
 from shoal.roles.session import JoinOptions, ignore_refused
@@ -134,11 +134,12 @@ class Worker:
         )
 
 
-def load_engine(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, TorchEngine]:
-    """The run's base model, and an engine that answers with it as this machine's settings say."""
+def load_engine(run: RunDir, channel: WeightSource, computed: str | None = None) -> tuple[Version, Policy, TorchEngine]:
+    """The run's base model, and an engine that answers with it as this machine's settings say, or in another format."""
     config = run.config
     base = run.base_version(channel)
-    policy = load(channel.fetch(base), config.model.dtype)
+    held = config.model.dtype
+    policy = load_as(channel.fetch(base), held, computed or config.workers.dtype or held)
     engine = TorchEngine(
         policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import RolloutError
-from shoal.models.load import Policy, load, read_weights
+from shoal.models.load import Policy, load_as, read_weights
 from shoal.protocol.lease import Lease, no_table
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import Version
@@ -76,4 +76,4 @@ def open_arbiter(run: RunDir) -> Iterator[Arbiter]:
     """An arbiter with the model, the tasks and the scorer of the run in a directory."""
     base = find_base_model(run.path / EVIDENCE)
     with Scorer(run.config.tasks) as scorer:
-        yield Arbiter(run, load(base, run.config.model.dtype), scorer.tasks, scorer)
+        yield Arbiter(run, load_as(base, run.config.model.dtype, "float32"), scorer.tasks, scorer)

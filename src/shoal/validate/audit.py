@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from shoal.config import AuditConfig
+from shoal.validate.numerics.alternatives import OLDER, ROUNDED
 
 FIRST_LOOK = 2
+DRAWN = (*ROUNDED, OLDER)
 # One answer drawn by tokens and one by answers.
 MIN_SPOT = 2
 
@@ -78,6 +80,13 @@ class Audits:
         """Which answers of a newcomer's file are computed before the others, so that what is made up costs little."""
         count = min(FIRST_LOOK, answers) if self._config.rate > 0 else 0
         return sorted(random.Random(self._number("first look", sha256)).sample(range(answers), count))
+
+    def alternatives(self, sha256: str) -> list[str]:
+        """Which other computation a file is compared with, if any; by a draw that its maker does not know."""
+        number = self._number("alternative", sha256)
+        if number >= self._config.shift_rate * 2**64:
+            return []
+        return [DRAWN[number % len(DRAWN)]]
 
     def _number(self, what: str, sha256: str) -> int:
         digest = hmac.digest(self._secret, f"{what} {sha256}".encode(), hashlib.sha256)

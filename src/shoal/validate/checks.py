@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.config import RunConfig
 from shoal.errors import RolloutError
@@ -14,6 +14,10 @@ from shoal.tasks.difficulty import Table, check_fits
 from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, TaskSource, part_of
 from shoal.validate.blame_margin import graded, widened
+from shoal.validate.numerics.alternatives import ROUNDED, Weights
+from shoal.validate.numerics.bets import Bets
+from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
+from shoal.validate.numerics.rates_table import default_rates
 from shoal.validate.proofs import check_computation, check_lengths
 from shoal.validate.recompute import Replayed, replay
 from shoal.validate.rewards import CHECK as REWARDS
@@ -38,6 +42,12 @@ class Checks:
     judge: Judge
     root_of: Callable[[int], str | None]
     table_of: Callable[[Lease], Table | None] = no_table
+    numbers: NumericJudge | None = field(init=False)
+    """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
+
+    def __post_init__(self) -> None:
+        rounds = self.config.model.dtype == "bfloat16"
+        self.numbers = NumericJudge(self.config, self.policy, Bets(default_rates())) if rounds else None
 
     def cheap(self, submission: Submission) -> Finding | None:
         """What needs no model; every file must pass it."""
@@ -67,6 +77,9 @@ class Checks:
     def costly(self, submissions: Sequence[Submission]) -> Iterator[Finding | None]:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed."""
         config = self.config
+        if self.numbers is not None:
+            yield from (finding_of(self.weigh(submission)) for submission in submissions)
+            return
         samples = [sample for submission in submissions for sample in submission.rollouts]
         keys = [key for submission in submissions for key in noise_keys(submission, config)]
         seeded = config.sampling.mode == "seeded"
@@ -78,6 +91,20 @@ class Checks:
             own = replayed[begin : begin + len(submission.rollouts)]
             begin += len(submission.rollouts)
             yield self._compare(submission, own)
+
+    def weigh(
+        self, submission: Submission, alternatives: Sequence[str] = tuple(ROUNDED), older: Weights | None = None
+    ) -> Weighed:
+        """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed."""
+        assert self.numbers is not None
+        keys = noise_keys(submission, self.config)
+        self.numbers.measure(submission.weights, self._prompts)
+        return self.numbers.weigh(submission.rollouts, keys, alternatives, older)
+
+    def _prompts(self) -> list[list[int]]:
+        """Prompts of the run's own, for the judge to answer itself."""
+        most = self.config.sampling.max_prompt_tokens
+        return [self.policy.encode(self.tasks.task("train", number).prompt)[:most] for number in range(NOISE_ANSWERS)]
 
     def _compare(self, submission: Submission, own: Sequence[Replayed]) -> Finding | None:
         draws = check_seeded if self.config.sampling.mode == "seeded" else check_free

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from shoal.errors import RolloutError
 from shoal.extras import require
-from shoal.models.load import load, read_weights
+from shoal.models.load import load_as, read_weights
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Limits, check_sample, read_rollouts
-from shoal.protocol.verdict import MARGIN, Finding
+from shoal.protocol.verdict import MARGIN, ROUNDING, Finding
 from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
 from shoal.tasks.files import check_foreign
 from shoal.tasks.isolation.landlock import check_confinement
@@ -26,7 +26,7 @@ from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks import Checks
 from shoal.validate.evidence import Bundle, find_base_model, find_version, read_bundle, rerun
 
-NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", MARGIN)
+NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", "numbers", ROUNDING, MARGIN)
 
 
 def replay_bundle(path: Path, console: Console) -> bool:
@@ -79,7 +79,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
         raise RolloutError(f"version {bundle.version}: a bundle cannot show whether it had been published at that time")
     base = find_base_model(folder)
     _check_tasks(bundle, folder.parent)
-    policy = load(base, bundle.config.model.dtype)
+    policy = load_as(base, bundle.config.model.dtype, "float32")
     limits = limits_of(bundle.config, policy.vocab)
     if bundle.finding.check == "format":
         return _read_again(bundle, limits)

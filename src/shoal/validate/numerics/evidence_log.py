@@ -1,0 +1,48 @@
+"""Append-only log of numeric evidence: one line per file, from which the accounts of all nodes are rebuilt.
+
+A file is counted once, however often it is judged again after a crash. A torn last line is passed over.
+"""
+
+import json
+from pathlib import Path
+
+from shoal.files import disk_errors, make_directory, parse_json
+from shoal.validate.numerics.account import Account
+from shoal.validate.numerics.judge import BETS, Weighed
+
+
+class EvidenceLog:
+    """Accounts of nodes, on disk as the files they were made of."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._accounts: dict[str, Account] = {}
+        self._counted: set[tuple[int, int]] = set()
+        make_directory(path.parent)
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    tree = parse_json(line)
+                    weighed = Weighed({str(bet): float(won) for bet, won in tree["nats"].items()}, int(tree["tokens"]))
+                    self._count(str(tree["node"]), int(tree["step"]), int(tree["submission"]), weighed)
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                    continue
+
+    def of(self, node: str) -> Account:
+        """What there is against a node; an empty account if nothing was computed yet."""
+        return self._accounts.get(node, Account())
+
+    def add(self, node: str, step: int, submission: int, weighed: Weighed) -> Account:
+        """Counts a file against its node, on disk first; the same one again changes nothing."""
+        if (step, submission) not in self._counted:
+            tree = {"node": node, "step": step, "submission": submission, "tokens": weighed.tokens}
+            line = json.dumps({**tree, "nats": {bet: round(won, 4) for bet, won in weighed.nats.items()}})
+            with disk_errors(self._path), self._path.open("a") as file:
+                file.write(f"\n{line}\n")
+            self._count(node, step, submission, weighed)
+        return self.of(node)
+
+    def _count(self, node: str, step: int, submission: int, weighed: Weighed) -> None:
+        if (step, submission) not in self._counted:
+            self._counted.add((step, submission))
+            self._accounts.setdefault(node, Account()).add(weighed.nats, weighed.tokens, BETS)

@@ -1,0 +1,142 @@
+"""Numeric judge of bfloat16 runs: recomputes answers in float32, and weighs what they are off by in nats.
+
+The judge is its own referee: it computes in float32 on the version's bfloat16 weights, so nothing of what it finds is
+its own rounding. What honest rounding would look like on these weights it measures itself, once per version, on answers
+of its own to the run's tasks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from shoal.config import RunConfig
+from shoal.models.load import Policy
+from shoal.protocol.submission import Rollout
+from shoal.protocol.verdict import ROUNDING, Finding
+from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
+from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
+from shoal.validate.numerics.bets import Bets, Floats, Noise, Observed, bet_names
+from shoal.validate.numerics.honest_answers import claims, compare, draw_texts
+from shoal.validate.numerics.observe import observe, own_noise
+from shoal.validate.numerics.ways import WAYS
+from shoal.validate.recompute import logprobs, replay
+
+# A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
+VOID_NATS = -float(np.log(1e-3))
+BETS = bet_names(SHIFTS)
+# What the judge answers itself per version, to measure noise.
+NOISE_ANSWERS, NOISE_TOKENS = 8, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Evidence against one file: what each bet has won on it."""
+
+    nats: dict[str, float]
+    tokens: int
+
+    @property
+    def total(self) -> float:
+        return mean_of([self.nats.get(bet, 0.0) for bet in BETS])
+
+    @property
+    def strongest(self) -> str:
+        return max(self.nats, key=lambda bet: self.nats[bet])
+
+
+def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
+    """What a file's evidence comes to: nothing, a file that is dropped without blame, or blame.
+
+    Blame takes what no honest node ever has against it in its life, but for one in a million, and what this file shows
+    by itself to any judge: so an arbiter who has only the file comes to the same.
+    """
+    rule = "numbers are as honest machines round them"
+    against = f", {node.nats():.1f} against its node in {node.files} files" if node is not None else ""
+    found = f"{weighed.total:.1f} nats of evidence ({weighed.strongest}) in {weighed.tokens} tokens{against}"
+    if weighed.total >= BAN_NATS and (node is None or node.nats() >= BAN_NATS):
+        return Finding("numbers", f"{rule}; {BAN_NATS:.1f} nats are too many", "honest rounding", found)
+    if weighed.total >= VOID_NATS or (node is not None and node.nats() >= BAN_NATS):
+        return Finding(ROUNDING, f"{rule}; dropped from {VOID_NATS:.1f} nats on", "honest rounding", found)
+    return None
+
+
+@dataclass(slots=True)
+class NumericJudge:
+    """Use it with the weights of the file's version in `policy`, which is float32; `measure` noise on them first."""
+
+    config: RunConfig
+    policy: Policy
+    bets: Bets
+    noise: Noise | None = field(default=None, init=False)
+    _measured: str = field(default="", init=False)
+
+    def measure(self, root: str, prompts: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """Measures what honest rounding does on the weights that are loaded, whose root hash is this; once for each."""
+        if root != self._measured:
+            self.noise = own_noise(own_answers(self.policy, prompts(), self.config))
+            self._measured = root
+
+    def weigh(
+        self,
+        samples: Sequence[Rollout],
+        keys: Sequence[tuple[int, int]],
+        alternatives: Sequence[str],
+        older: Weights | None,
+    ) -> Weighed:
+        """Evidence against a file's answers, compared with these alternatives as well."""
+        assert self.noise is not None
+        known = [name for name in alternatives if name in ROUNDED or older is not None]
+        others = {name: self._logprobs(name, samples, older) for name in known}
+        answers = seen(self.policy, self.config, samples, keys, others)
+        return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) for sample in samples))
+
+    def _logprobs(self, name: str, samples: Sequence[Rollout], older: Weights | None) -> list[Floats]:
+        def change(parameter: str, weights: Tensor) -> Tensor:
+            if name != OLDER:
+                return ROUNDED[name](weights)
+            assert older is not None
+            return older[parameter].to(weights.dtype)
+
+        with with_weights(self.policy, change, name):
+            return logprobs(self.policy, samples, self.config.sampling.temperature, self.config.audit.token_budget)
+
+
+def seen(
+    policy: Policy,
+    config: RunConfig,
+    samples: Sequence[Rollout],
+    keys: Sequence[tuple[int, int]],
+    others: Mapping[str, Sequence[Floats]],
+) -> list[Observed]:
+    """Answers beside what the policy computes; `others` are their log-probs in other computations, by name."""
+    sampling = config.sampling
+    seeded = keys if sampling.mode == "seeded" else None
+    replayed = replay(policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True)
+    found = []
+    for number, (sample, own) in enumerate(zip(samples, replayed, strict=True)):
+        assert own.squares_T is not None
+        assert own.warmer_TW is not None
+        # With free sampling no token is the best one, and none is bet on.
+        none_T = np.zeros(len(own.logprobs_T))
+        found.append(
+            observe(
+                np.asarray(sample.logprobs, dtype=np.float64),
+                own.logprobs_T,
+                own.squares_T,
+                none_T if own.shortfalls_T is None else own.shortfalls_T,
+                own.states_TD,
+                sample.proof,
+                dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
+                | {name: columns[number] for name, columns in others.items()},
+            )
+        )
+    return found
+
+
+def own_answers(policy: Policy, prompts: Sequence[Sequence[int]], config: RunConfig) -> list[Observed]:
+    """Answers of the judge's own, computed as bfloat16 hardware would and seen in float32."""
+    temperature, new = config.sampling.temperature, min(NOISE_TOKENS, config.sampling.max_new_tokens)
+    texts = draw_texts(policy, config, prompts, NOISE_ANSWERS * NOISE_TOKENS // new, new)
+    return compare(policy, texts, claims(policy, WAYS["flash"], texts, temperature), temperature, {})

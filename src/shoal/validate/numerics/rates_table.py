@@ -1,0 +1,12 @@
+"""The table of honest rates that comes with Shoal, measured with `shoal calibrate` on its two presets."""
+
+from functools import cache
+from importlib import resources
+
+from shoal.validate.numerics.honest_rates import HonestRates
+
+
+@cache
+def default_rates() -> HonestRates:
+    text = resources.files("shoal.validate.numerics").joinpath("honest_rates.json").read_text()
+    return HonestRates.model_validate_json(text)
