@@ -36,8 +36,8 @@ class Court:
         assert found is not None
         return found
 
-    def lease(self, node: str) -> Lease:
-        lease = self.store.lease(node, 1)
+    def lease(self, node: str, version: int = 1) -> Lease:
+        lease = self.store.lease(node, version)
         assert lease is not None
         return lease
 

@@ -154,5 +154,6 @@ def test_the_file_of_one_lease_is_rejected_under_any_other(world: World, honest:
         finding = world.verdict(data, other)
         assert finding is not None
         assert finding.check == "format"
-        finding = world.verdict_on(replace(honest, lease=other)) if other.groups == 2 else finding
-        assert finding is not None
+        if other.groups != honest.lease.groups or "node" in change:
+            continue  # a draw belongs to no key; the coordinator takes a lease's file from its own node alone
+        assert world.verdict_on(replace(honest, lease=other)) is not None

@@ -194,7 +194,7 @@ def test_files_of_several_versions_are_judged_each_by_its_own(court: Court, worl
     leases = [court.hand_in("one")]
     maker: Maker = world.maker()
     maker.engine.set_weights(court.validator.checks.policy.weights(), "version 0")
-    lease = court.lease("zero")
+    lease = court.lease("zero", version=0)
     court.store.put(lease, maker.file(lease, court.version(0))[1])
     world.maker()
     leases += [lease, court.hand_in("one")]
