@@ -118,5 +118,5 @@ def test_files_without_end_are_not_taken(owner: Path, tmp_path: Path, monkeypatc
     tasks = lines({"source": f"file/{table}", "reward": "exact"})
     with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=tasks) as world:
         monkeypatch.setattr("shoal.roles.session.MAX_BYTES", 100)
-        with pytest.raises(SwarmError, match="more than 100 bytes"):
+        with pytest.raises(SwarmError, match="larger than the 100 bytes"):
             join(world, tmp_path / "node", monkeypatch)
