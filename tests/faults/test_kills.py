@@ -1,10 +1,15 @@
-"""Invariant 6: every role can be killed at any time; nothing counts twice and nothing is too old."""
+"""Invariant 6: every role can be killed at any time; nothing counts twice and nothing is too old.
+
+One run suffers everything: roles and supervisor are killed, Ctrl-C stops it, and the same command goes on each time.
+"""
 
 import os
 import random
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,7 @@ from shoal.rundir import key_path, open_run
 from shoal.telemetry.status import read_status
 from tests.faults.checks import Checker, People, read_lineage
 from tests.support.run_processes import STEPS, Runs, reward_at
+from tests.support.until import until
 
 # There are two workers.
 KILLS = {
@@ -27,7 +33,9 @@ KILLS = {
     "origin": 2,
     "relay": 2,
 }
-SUPERVISOR_KILLS = 3
+SUPERVISOR_ENDS = [signal.SIGKILL, signal.SIGKILL, signal.SIGINT]
+WITH_SUPERVISOR = {"coordinator", "trainer", "validator", "worker-0", "worker-1", "origin", "relay"}
+PAUSE_S = 0.75
 START_S = 60.0
 CHECKPOINT_S = 120.0
 
@@ -60,31 +68,67 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.timeout(900)
-def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(calm: Path, runs: Runs) -> None:
+@dataclass(frozen=True)
+class Interrupted:
+    """What a run did when Ctrl-C stopped it, once there was a checkpoint to go on from."""
+
+    code: int
+    left_behind: bool
+    said: str
+
+
+def interrupt(run: subprocess.Popen[bytes], out: Path) -> Interrupted:
+    until(lambda: list((out / "checkpoints").glob("step-*")), CHECKPOINT_S)
+    log, pids = out.with_suffix(".log"), list(role_pids(out).values())
+    had = log.stat().st_size
+    assert len(pids) >= 3
+    run.send_signal(signal.SIGINT)
+    return Interrupted(run.wait(30), not gone_within(pids, 1), log.read_bytes()[had:].decode())
+
+
+def has_gone_on(notes: Path, had: int) -> bool:
+    """Whether a trainer went on from a checkpoint since its notes were `had` bytes long."""
+    return b"going on with step" in notes.read_bytes()[had:]
+
+
+@pytest.fixture(scope="module")
+def killed(calm: Path) -> tuple[Path, Interrupted]:
+    """The directory of a run that was disturbed in every way and came to its end, and what Ctrl-C did meanwhile."""
     config, out = calm.parent / "config.toml", calm.parent / "killed"
+    notes = out / "metrics" / "trainer.jsonl"
     rng = random.Random(7)
-    run = runs.start(config, out)
-    victims = [role for role, count in KILLS.items() for _ in range(count)] + SUPERVISOR_KILLS * ["supervisor"]
+    victims: list[str | signal.Signals] = [role for role, count in KILLS.items() for _ in range(count)]
+    victims += SUPERVISOR_ENDS
     rng.shuffle(victims)
-    for victim in victims:
-        # A role that is just starting is as good a target as one at work; the supervisor is killed with all roles up.
-        needed = (
-            {victim}
-            if victim != "supervisor"
-            else {"coordinator", "trainer", "validator", "worker-0", "worker-1", "origin", "relay"}
-        )
-        wait_for(out, needed, run)
-        time.sleep(rng.uniform(0.0, 1.5))
-        pids = wait_for(out, needed, run)
-        if victim == "supervisor":
-            run.kill()
-            run.wait()
-            assert gone_within(list(pids.values()), 10), "a role outlived its supervisor"
-            run = runs.start(config, out)
-        else:
-            os.kill(pids[victim], signal.SIGKILL)
-    assert run.wait(500) == 0, (calm.parent / "killed.log").read_text()[-3000:]
+    with Runs(calm.parent / "cache") as runs:
+        run = runs.start(config, out)
+        for victim in victims:
+            # A role that is just starting is as good a target as one at work; the supervisor ends with all roles up.
+            needed = {victim} if isinstance(victim, str) else WITH_SUPERVISOR
+            wait_for(out, needed, run)
+            time.sleep(rng.uniform(0.0, PAUSE_S))
+            pids = wait_for(out, needed, run)
+            if isinstance(victim, str):
+                os.kill(pids[victim], signal.SIGKILL)
+            elif victim == signal.SIGINT:
+                interrupted = interrupt(run, out)
+                had = notes.stat().st_size
+                run = runs.start(config, out)
+                until(partial(has_gone_on, notes, had), CHECKPOINT_S)
+            else:
+                run.kill()
+                run.wait()
+                assert gone_within(list(pids.values()), 10), "a role outlived its supervisor"
+                run = runs.start(config, out)
+        assert run.wait(500) == 0, out.with_suffix(".log").read_text()[-3000:]
+    return out, interrupted
+
+
+@pytest.mark.timeout(900)
+def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_left_alone(
+    calm: Path, killed: tuple[Path, Interrupted]
+) -> None:
+    out, _ = killed
     used = read_lineage(out / "checkpoints")
     assert sorted(used) == list(range(STEPS)), "each step was trained exactly once in the lineage of the final weights"
     known = {name: Key.load(key_path(out, name)).address for name in ("trainer", "validator", "worker-0", "worker-1")}
@@ -94,28 +138,11 @@ def test_a_run_whose_roles_are_killed_two_dozen_times_ends_like_one_that_was_lef
     assert abs(reward_at(out, STEPS) - reward_at(calm, STEPS)) < 0.12
 
 
-@pytest.mark.timeout(1200)
-def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(calm: Path, runs: Runs) -> None:
-    config, out = calm.parent / "config.toml", calm.parent / "interrupted"
-    run = runs.start(config, out)
-    deadline = time.monotonic() + CHECKPOINT_S
-    while not list((out / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    pids = list(role_pids(out).values())
-    assert len(pids) >= 3
-    run.send_signal(signal.SIGINT)
-    assert run.wait(30) != 0
-    assert gone_within(pids, 1), "a role was left behind"
-    log = (calm.parent / "interrupted.log").read_text()
-    assert "stopped by SIGINT; the same command continues from the last step" in log
-    assert "Traceback" not in log
-
-    run = runs.start(config, out)
-    deadline = time.monotonic() + CHECKPOINT_S
-    notes = ""
-    while "going on with step" not in notes and time.monotonic() < deadline:
-        time.sleep(0.1)
-        notes = (out / "metrics" / "trainer.jsonl").read_text()
-    assert "going on with step" in notes
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(30) != 0
+@pytest.mark.timeout(900)
+def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(killed: tuple[Path, Interrupted]) -> None:
+    """The fixture waits until it went on from a checkpoint."""
+    _, interrupted = killed
+    assert interrupted.code != 0
+    assert not interrupted.left_behind
+    assert "stopped by SIGINT; the same command continues from the last step" in interrupted.said
+    assert "Traceback" not in interrupted.said

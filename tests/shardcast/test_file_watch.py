@@ -29,7 +29,7 @@ def test_files_that_never_come_are_not_looked_at_for_ever(tmp_path: Path) -> Non
         loop = asyncio.get_running_loop()
         watch = Watch()
         names = [tmp_path / f"{number:06d}" for number in range(200)]
-        waiting = [asyncio.ensure_future(watch.changed(name, (0, 0), loop.time() + 1)) for name in names]
+        waiting = [asyncio.ensure_future(watch.changed(name, (0, 0), loop.time() + 4)) for name in names]
         gone = asyncio.ensure_future(watch.changed(tmp_path / "other", (0, 0), loop.time() + 60))
         await asyncio.sleep(0)
         most = watch.watched

@@ -1,11 +1,9 @@
 """Registry of attacks by name, and the helpers that several of them share."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.generate.engine import Completion, Request
@@ -30,17 +28,6 @@ def attack_named(name: str) -> type[Maker]:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"attack {name!r}: unknown{hint} Known: {', '.join(ATTACKS)}")
     return ATTACKS[name]
-
-
-@contextmanager
-def changed(policy: Policy, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """The policy with other weights, for a while."""
-    honest = {name: tensor.clone() for name, tensor in policy.weights().items()}
-    policy.set_weights({name: change(name, tensor) for name, tensor in honest.items()}, "an attack")
-    try:
-        yield
-    finally:
-        policy.set_weights(honest, "an attack")
 
 
 @contextmanager

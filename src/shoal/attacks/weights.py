@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.attacks.base import attack, changed, fewer_layers
+from shoal.attacks.base import attack, fewer_layers
 from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
-from shoal.validate.numerics.alternatives import int_rounded
+from shoal.validate.numerics.alternatives import int_rounded, with_weights
 
 # A neighbour's weights differ by this share of a matrix's spread, as after a short fine-tuning.
 NEIGHBOUR = 0.01
@@ -23,7 +23,7 @@ class Int8(Maker):
     """Weights in 8 bits: half the memory of bf16."""
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        with changed(self.policy, lambda _, w: int_rounded(127, w)):
+        with with_weights(self.policy, lambda _, w: int_rounded(127, w), "an attack"):
             return Maker.answer(self, requests)
 
 
@@ -32,7 +32,7 @@ class Int4(Maker):
     """Weights in 4 bits: a quarter of the memory."""
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        with changed(self.policy, lambda _, w: int_rounded(7, w)):
+        with with_weights(self.policy, lambda _, w: int_rounded(7, w), "an attack"):
             return Maker.answer(self, requests)
 
 
@@ -58,7 +58,7 @@ class Neighbour(Maker):
             noise = torch.randn(weights.shape, generator=generator)
             return weights + (NEIGHBOUR * weights.float().std() * noise).to(weights.dtype)
 
-        with changed(self.policy, nudge):
+        with with_weights(self.policy, nudge, "an attack"):
             return Maker.answer(self, requests)
 
 
@@ -79,5 +79,5 @@ class OlderVersion(Maker):
         return Maker.make(self, lease, version)
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        with changed(self.policy, lambda name, w: self.before.get(name, w)):
+        with with_weights(self.policy, lambda name, w: self.before.get(name, w), "an attack"):
             return Maker.answer(self, requests)

@@ -268,9 +268,8 @@ class Validator:
         """Numeric evidence against a file, or some of its answers."""
         version = Version(submission.version, submission.weights)
         self._load(version)
-        part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
         older = next((kept for known, kept in self.kept.items() if known.number == version.number - 1), None)
-        return self.checks.weigh(part, self.audits.alternatives(sha256), older)
+        return self.checks.weigh(_part(submission, some), self.audits.alternatives(sha256), older)
 
     def _count(self, upload: Upload, weighed: Weighed) -> Account:
         """Adds a file's evidence to what there is against its node."""
@@ -297,8 +296,7 @@ class Validator:
         A finding about one of these answers stands; one about all of them (`sample` is None) does not decide the file.
         """
         self._load(Version(submission.version, submission.weights))
-        part = replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
-        (finding,) = self.checks.costly([part])
+        (finding,) = self.checks.costly([_part(submission, some)])
         if finding is None or finding.sample is None or not some:
             return finding
         return replace(finding, sample=some[finding.sample])
@@ -449,6 +447,11 @@ class Validator:
             cpu_s=time.process_time() - began,
             **self.status.shares(),
         )
+
+
+def _part(submission: Submission, some: Sequence[int]) -> Submission:
+    """Some answers of a file, as a file of their own; all of them if none is named."""
+    return replace(submission, rollouts=[submission.rollouts[n] for n in some]) if some else submission
 
 
 def _tokens_of(submission: Submission) -> int:

@@ -108,6 +108,15 @@ def logprobs(policy: Policy, samples: Sequence[Rollout], temperature: float, bud
     return [own.logprobs_T for own in replay(policy, samples, None, temperature, budget, only_logprobs=True)]
 
 
+def numeric_columns(scaled_RV: Tensor, tokens_R: Tensor) -> tuple[Floats, Floats, Floats]:
+    """Log-probs of tokens, the sums of p^2 and log-probs at each of WARMER times the temperature."""
+    norm_R = torch.logsumexp(scaled_RV, dim=1)
+    own_R = scaled_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
+    squares_R = (torch.logsumexp(2 * scaled_RV, dim=1) - 2 * norm_R).exp()
+    warmer_RW = torch.stack([own_R / times - torch.logsumexp(scaled_RV / times, dim=1) for times in WARMER], dim=1)
+    return (own_R - norm_R).double().numpy(), squares_R.double().numpy(), warmer_RW.double().numpy()
+
+
 def _columns(
     policy: Policy,
     states_AD: Tensor,
@@ -127,12 +136,11 @@ def _columns(
     for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
         scaled_RV = policy.head(states_RD).float().div_(temperature)
         norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
-        own_R = scaled_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
-        logp.append((own_R - norm_R1.squeeze(1)).double().numpy())
+        logp.append((scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy())
         if numeric:
-            squares.append((torch.logsumexp(2 * scaled_RV, dim=1) - 2 * norm_R1.squeeze(1)).exp().double().numpy())
-            at = [own_R / times - torch.logsumexp(scaled_RV / times, dim=1) for times in WARMER]
-            warmer.append(torch.stack(at, dim=1).double().numpy())
+            _, squares_R, warmer_RW = numeric_columns(scaled_RV, tokens_R)
+            squares.append(squares_R)
+            warmer.append(warmer_RW)
         if bits is not None:
             below.append(shortfalls(scaled_RV, [next(bits) for _ in range(len(tokens_R))], tokens_R))
         if not free:

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import toploc
-from shoal.generate.sampling import NoiseStream, choose, shortfalls
 from shoal.models.load import Policy, load
 from shoal.validate.numerics.bets import Bets, Observed, histograms
+from shoal.validate.numerics.honest_answers import Drawn, claims, compare
 from shoal.validate.numerics.honest_rates import HonestRates
-from shoal.validate.numerics.observe import observe, own_noise
-from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, logits_of, states_of
+from shoal.validate.numerics.observe import own_noise
+from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, states_of
 from tests.support.model_and_checks import model_dir
 
 ANSWERS, PROMPT, TOKENS = 8, 6, 64
@@ -36,27 +35,8 @@ def sequences(policy: Policy) -> list[list[int]]:
 def made(policy: Policy, way: Way, sequences: list[list[int]]) -> list[Observed]:
     """Answers as a worker computes them in a way, seen by a judge in float32. Prompts are continued as they are: which
     token is drawn at each place is the worker's choice, what comes before it is not."""
-    found = []
-    theirs, ours = (states_of(policy, kind, sequences) for kind in (way, EXACT))
-    for number, (their_TD, our_TD) in enumerate(zip(theirs, ours, strict=True)):
-        their_TD, our_TD = their_TD[PROMPT:], our_TD[PROMPT:]
-        stream = NoiseStream(7, number, policy.vocab)
-        bits = [stream.next() for _ in range(TOKENS)]
-        tokens_T, claimed_T = choose(logits_of(policy, way, their_TD).contiguous(), bits)
-        logits_TV = logits_of(policy, EXACT, our_TD).contiguous()
-        logp_TV = torch.log_softmax(logits_TV, 1).double()
-        found.append(
-            observe(
-                claimed_T.double().numpy(),
-                logp_TV.gather(1, tokens_T[:, None])[:, 0].numpy(),
-                (2 * logp_TV).exp().sum(1).numpy(),
-                shortfalls(logits_TV, bits, tokens_T),
-                our_TD,
-                toploc.build(their_TD.bfloat16()),
-                {},
-            )
-        )
-    return found
+    texts = [Drawn(row[: PROMPT + 1], [*row[PROMPT + 1 :], 0], (7, number)) for number, row in enumerate(sequences)]
+    return compare(policy, texts, claims(policy, way, texts, 1.0), 1.0, {})
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ all machines, so one forward pass yields all claims; as a draw it is as good as 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from shoal import toploc
@@ -20,7 +19,7 @@ from shoal.validate.numerics.alternatives import COOLER, WARMER
 from shoal.validate.numerics.bets import Floats, Observed
 from shoal.validate.numerics.observe import observe
 from shoal.validate.numerics.ways import WAYS, Way, logits_of, states_of
-from shoal.validate.recompute import WARMER as TIMES
+from shoal.validate.recompute import numeric_columns
 
 EXACT = WAYS["float32"]
 
@@ -70,16 +69,6 @@ def claims(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: float)
     return found
 
 
-def logprobs_of(policy: Policy, texts: Sequence[Drawn], claimed: Sequence[Claim], temperature: float) -> list[Floats]:
-    """Log-probs of the claimed tokens under the weights that are loaded, in float32."""
-    found = []
-    for claim, states_TD in zip(claimed, _states(policy, EXACT, texts), strict=True):
-        scaled_TV = logits_of(policy, EXACT, states_TD).float().div(temperature)
-        own_T = scaled_TV.gather(1, claim.tokens_T.unsqueeze(1)).squeeze(1)
-        found.append((own_T - torch.logsumexp(scaled_TV, dim=1)).double().numpy())
-    return found
-
-
 def compare(
     policy: Policy,
     texts: Sequence[Drawn],
@@ -93,18 +82,16 @@ def compare(
     for number, (text, states_TD) in enumerate(zip(texts, _states(policy, EXACT, texts), strict=True)):
         tokens_T = claimed[number].tokens_T
         scaled_TV = logits_of(policy, EXACT, states_TD).float().div(temperature).contiguous()
-        norm_T = torch.logsumexp(scaled_TV, dim=1)
-        own_T = scaled_TV.gather(1, tokens_T.unsqueeze(1)).squeeze(1)
-        warmer = [own_T / times - torch.logsumexp(scaled_TV / times, dim=1) for times in TIMES]
+        logprobs_T, squares_T, warmer_TW = numeric_columns(scaled_TV, tokens_T)
         found.append(
             observe(
                 claimed[number].logprobs_T.double().numpy(),
-                (own_T - norm_T).double().numpy(),
-                (torch.logsumexp(2 * scaled_TV, dim=1) - 2 * norm_T).exp().double().numpy(),
+                logprobs_T,
+                squares_T,
                 shortfalls(scaled_TV, _noise(text, policy.vocab), tokens_T),
                 states_TD,
                 claimed[number].proof,
-                {name: logp_T.double().numpy() for name, logp_T in zip((COOLER, WARMER), warmer, strict=True)}
+                dict(zip((COOLER, WARMER), warmer_TW.T, strict=True))
                 | {name: columns[number] for name, columns in others.items()},
             )
         )

@@ -1,4 +1,4 @@
-"""The table of honest rates that comes with Shoal, measured with `shoal calibrate` on its two presets."""
+"""The table of honest rates that comes with Shoal, measured on its tiny model."""
 
 from functools import cache
 from importlib import resources
