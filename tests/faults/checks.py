@@ -38,6 +38,8 @@ LOOK_AGAIN_S = 0.5
 # Strangers can keep files away, and with them versions: these are waited for as long as the coordinator answers.
 COMES_LATE = re.compile(r"\b(files|rollouts|version)\b")
 ATTEMPTS = 20
+# What became of leases for which there is a file.
+FILED = ("used", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,9 @@ def lease_faults(records: Records, async_level: int) -> list[str]:
             faults.append(f"{name}: issued {row.issued}, deadline {row.deadline}, good until {row.until}")
     for place, file in records.named().items():
         lease = held.get(place)
-        if lease is None or lease.node != file.node or lease.status != "used" or lease.groups != file.groups:
+        if lease is None or lease.node != file.node or lease.status not in FILED or lease.groups != file.groups:
             faults.append(f"submission {place[0]}/{place[1]}: there is no used lease of its node for it")
-    used = {place for place, row in held.items() if row.status == "used"}
+    used = {place for place, row in held.items() if row.status in FILED}
     faults += [f"lease {step}/{n}: is used, and there is no file" for step, n in used - records.named().keys()]
     return faults
 

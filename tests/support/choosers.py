@@ -25,7 +25,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
-from shoal.protocol.verdict import Verdict
+from shoal.protocol.verdict import MARGIN, Finding, Verdict
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, VALIDATOR, key_of
 
 MEAN, SPREAD, KEPT = 0.5, 0.12, 0.9
@@ -33,6 +33,7 @@ ROUND_S = 40.0
 ROUNDS_PER_STEP = 4
 SYBIL, HONEST = "198.51.100.0/24", "203.0.113.0/24"
 HONEST_NODE = "honest"
+OFF_BY_LITTLE = Finding(MARGIN, "a claimed log-prob is near the recomputed one", -1.003, -1.0, 0)
 
 
 def reward(lease: Lease) -> float:
@@ -54,6 +55,8 @@ class Market:
     likes: Likes
     """Whether the Sybil hands in a lease with one of its keys."""
     keys: list[str]
+    spoils: bool = False
+    """Whether it hands in what it does not like so that it is rejected without blame, instead of letting it go."""
     now: float = 1e6
     version: int = 0
     rounds: int = 0
@@ -102,6 +105,8 @@ class Market:
             if name != HONEST_NODE:
                 self.seen.setdefault(lease.seed, reward(lease))
                 if not self.likes(self, name, lease):
+                    if self.spoils:
+                        self._hand_in(db, name, lease, OFF_BY_LITTLE)
                     continue
             self._hand_in(db, name, lease)
 
@@ -116,13 +121,15 @@ class Market:
             return None
         return answer.lease if isinstance(answer, SignedLease) else None
 
-    def _hand_in(self, db: Connection, name: str, lease: Lease) -> None:
+    def _hand_in(self, db: Connection, name: str, lease: Lease, fault: Finding | None = None) -> None:
         node = registry.known(db, key_of(name).address)
         sha256 = hashlib.sha256(f"{lease.step}/{lease.submission}".encode()).hexdigest()
         leasing.take_upload(db, node, lease.step, lease.submission, sha256, 1, lease.groups, self.now, self.now)
         judge = registry.known(db, VALIDATOR.address)
-        judging.judge(db, self.terms, judge, lease.step, lease.submission, Verdict(True, sha256, True), self.now)
-        self.handed_in.setdefault(name, []).append(reward(lease))
+        verdict = Verdict(fault is None, sha256, True, fault)
+        judging.judge(db, self.terms, judge, lease.step, lease.submission, verdict, self.now)
+        if fault is None:
+            self.handed_in.setdefault(name, []).append(reward(lease))
 
     def of_sybil(self) -> list[float]:
         return [reward for name in self.keys for reward in self.handed_in.get(name, [])]

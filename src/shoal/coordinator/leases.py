@@ -219,8 +219,7 @@ def grant(
     stake allows, `network` where it asks from, empty for this machine.
     """
     newest = newest_version(db)
-    is_late = draws.expire(db, now)
-    if draws.miss(db, node.address, newest or 0, holding, now) or is_late:
+    if draws.expire(db, now):
         node = known(db, node.address)
     if node.role != "worker":
         raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
@@ -231,10 +230,13 @@ def grant(
         return NoLease(f"version {version} is not announced by the trainer yet")
     last = min(version + terms.async_level, terms.steps - 1)
     first = max(version, newest)
-    own = db.execute(queries.OWN_LEASES, {"who": node.address}).all()
-    for row in own:
-        if (row.step, row.submission) not in holding:
+    held = db.execute(queries.OWN_LEASES, {"who": node.address}).all()
+    idle = [row for row in held if (row.step, row.submission) not in holding]
+    for row in idle:
+        if row.step >= newest:
             return _signed(db, terms, key, row)
+    missed = draws.missed(idle, newest)
+    own = [row for row in held if row not in missed]
     if len(own) >= may_hold:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
     # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
@@ -265,16 +267,16 @@ def grant(
             return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     here = found.get(granted.step, StepCount())
     room = terms.max_groups - here.seen - here.leased
-    again = draws.waiting_for(db, terms, node.address, network, room, now)
+    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, now)
     if again is None:
         if why := draws.why_no_other(db, terms, node, own, network, now):
             return NoLease(why)
         # Drawn now: nobody can choose an address, or a lease, that suits it.
         drawn = draws.Draw(secrets.randbits(63), granted.groups)
-    elif again.groups > room:
-        return NoLease(f"step {granted.step}: takes {room} groups more, and a draw of {again.groups} comes first")
     else:
-        drawn = draws.give_again(db, again, node.address, network)
+        drawn = draws.give_again(db, again, node.address, network, room)
+        if again.node == node.address and again.version >= granted.step - terms.async_level:
+            version = again.version  # another one would answer otherwise, and be waited for if these do not suit
     return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, now)
 
 
@@ -364,7 +366,7 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
     if row.node != node.address:
         raise Refusal("not-yours", f"{name}: was issued to {row.node}, not to {node.address}")
     status = LeaseStatus(row.status)
-    if status == LeaseStatus.USED:
+    if status in (LeaseStatus.USED, LeaseStatus.REFUSED):
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network, status)
@@ -373,6 +375,8 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
         raise Refusal("expired", f"{name}: {late}; ask for a lease to make it good")
     if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED):
         raise Refusal("expired", draws.became_of(db, row))
+    if step < (newest_version(db) or 0):  # no verdict comes any more: what does not suit is not handed in late instead
+        raise Refusal("expired", f"{name}: step {step} is over; its draw is given again, ask for a lease")
     if signal > row.groups:
         raise Refusal("malformed", f"{name}: is for {row.groups} groups, so {signal} groups with signal are too many")
     return Ticket(row.groups, False, row.network, status)
@@ -391,7 +395,8 @@ def take_upload(
 ) -> bool:
     """Makes a file in the store the lease's one; False if it was that already.
 
-    What counts is when it began to come: an honest file is not lost to a slow line.
+    What counts is when it began to come: an honest file is not lost to a slow line, unless its step is over or its draw
+    was given again meanwhile.
     """
     ticket = may_upload(db, node, step, submission, sha256, signal, began)
     if ticket.done:

@@ -11,9 +11,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, select, true
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from shoal.coordinator import draws
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, submissions, votes
-from shoal.coordinator.draws import became_of
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.nodes import Node, must_judge
 from shoal.coordinator.policy import Terms
@@ -123,12 +123,15 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         .values(**found, **counted)
     )
     if not revokes:  # what the trainer turns down is not the node's fault
+        lease = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).one()
         if verdict.accept:
             more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
             db.execute(queries.ACCEPTED, {"who": row.node, **more})
+            draws.accepted(db, lease)
         else:
             why = f"{step}/{submission}: {verdict.reason[:MAX_WHY]}"
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
+            draws.refused(db, lease, verdict.finding)
     return True
 
 
@@ -178,8 +181,8 @@ def explain(db: Connection, step: int, submission: int) -> Explanation:
     """What became of a submission; a Refusal says what became of a lease without one."""
     place = {"at_step": step, "at_submission": submission}
     lease = db.execute(queries.LEASE, place).first()
-    if lease is not None and lease.status != LeaseStatus.USED:
-        raise Refusal("unknown", became_of(db, lease))
+    if lease is not None and lease.status not in (LeaseStatus.USED, LeaseStatus.REFUSED):
+        raise Refusal("unknown", draws.became_of(db, lease))
     row = _find(db, step, submission)
     verdict = Verdict.from_json(row.verdict) if row.verdict else None
     return Explanation(step, submission, row.node, row.sha256, row.received, verdict, row.judge or "", row.judged)

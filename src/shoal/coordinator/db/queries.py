@@ -84,34 +84,34 @@ ENDED = (
     .limit(bindparam("most"))
 )
 _mine, _near = leases.c.node == bindparam("who"), leases.c.network == bindparam("network")
-_kept_enough = (leases.c.until < bindparam("before")) & (leases.c.groups <= bindparam("room"))
+_waits = select(leases).where(leases.c.status == LeaseStatus.EXPIRED).limit(1)
+_oldest_first = leases.c.until, leases.c.step, leases.c.submission
+# Draws that were let go, in the order in which a node gets them: its own, those of its network, those kept long enough.
 LET_GO = (
-    select(leases)
-    .where(leases.c.status == LeaseStatus.EXPIRED, or_(_mine, _near, _kept_enough))
-    .order_by(case((_mine, 0), (_near, 1), else_=2), leases.c.issued, leases.c.step, leases.c.submission)
-    .limit(1)
+    _waits.where(_mine).order_by(*_oldest_first),
+    _waits.where(_near).order_by(*_oldest_first),
+    _waits.where(leases.c.until < bindparam("before")).order_by(*_oldest_first),
 )
+_draw = or_(leases.c.draw_of == bindparam("first"), _lease)
 GIVEN_NEXT = select(leases).where(leases.c.draw_of == bindparam("first"), leases.c.given == bindparam("times"))
+# Who let a draw go before its network did it after all.
+DEBTORS = select(leases.c.node).where(_draw, leases.c.status == LeaseStatus.AGAIN, or_(_mine, _near))
+OWES = nodes.update().where(_own).values(owed=nodes.c.owed + 1)
 MADE_GOOD = nodes.update().where(_own, nodes.c.owed > 0).values(owed=nodes.c.owed - 1)
-# Of one network: draws that were let go and are not done, files that were accepted, and when a node that answers for
-# its neighbours got its last new draw.
+# Of one network lately: draws that it took and did not do, and those that it handed in.
+_near_lately = _near & (leases.c.until > bindparam("since"))
 UNDONE = (
     select(func.count())
     .select_from(leases)
     .where(
-        _near,
+        _near_lately,
         or_(
-            leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.LOST)),
+            leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.LOST, LeaseStatus.REFUSED)),
             (leases.c.status == LeaseStatus.OPEN) & (leases.c.draw_of != ""),
         ),
     )
 )
-ACCEPTED_NEAR = select(func.coalesce(func.sum(nodes.c.accepted), 0)).where(nodes.c.network == bindparam("network"))
-LAST_NEAR = (
-    select(func.max(leases.c.issued))
-    .join(nodes, nodes.c.address == leases.c.node)
-    .where(_near, leases.c.draw_of == "", nodes.c.accepted < FILES_PER_DRAW * (nodes.c.owed + 1))
-)
+HANDED_IN = select(func.count()).select_from(leases).where(_near_lately, leases.c.status == LeaseStatus.USED)
 # Leases of a node that let its last ones expire count for its like alone, whatever it did before.
 _lease_record = case((nodes.c.expired > 0, 0), else_=RECORD)
 LEASED = (
@@ -149,6 +149,7 @@ NEWCOMERS_LEASES = (
         leases.c.network == bindparam("network"),
         leases.c.status == LeaseStatus.OPEN,
         leases.c.until >= bindparam("now"),
+        leases.c.step >= bindparam("first"),
         RECORD < 2,
     )
 )

@@ -21,10 +21,12 @@ metadata = MetaData()
 
 
 class LeaseStatus(StrEnum):
-    """What became of a lease. All but the first two are without a file."""
+    """What became of a lease. There is a file for the used and the refused ones only."""
 
     OPEN = "open"
     USED = "used"
+    REFUSED = "refused"
+    """Used, and the file was rejected for something that its maker can bring about."""
     EXPIRED = "expired"
     """Let go; its draw waits to be given again."""
     AGAIN = "again"
@@ -32,7 +34,7 @@ class LeaseStatus(StrEnum):
     LOST = "lost"
     """Let go; its draw was given to another network, or given up."""
     VOID = "void"
-    """Its version was taken back."""
+    """Ended by nobody's fault: its version was taken back, or its step was over and its draw was given again."""
 
 
 facts = Table(
@@ -64,7 +66,7 @@ nodes = Table(
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
-    Column("owed", Integer, nullable=False),  # draws that it let go, and that nobody of its network made good
+    Column("owed", Integer, nullable=False),  # draws that it let go or spoiled, and that nobody near it made good
     Column("network", String(64), nullable=False),  # where it asked for a lease last; see `rate_limit.neighbours_of`
     Index("nodes_by_seen", "state", "seen"),
     Index("nodes_by_network", "network"),
@@ -106,7 +108,8 @@ leases = Table(
     PrimaryKeyConstraint("step", "submission"),
     Index("leases_of_node", "node", "status"),
     Index("leases_by_end", "status", "until"),
-    Index("leases_of_network", "network", "status"),
+    Index("leases_of_network", "network", "status", "until"),
+    Index("leases_of_draw", "draw_of"),
 )
 
 submissions = Table(
