@@ -8,6 +8,7 @@ from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
+from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
@@ -17,7 +18,6 @@ from shoal.validate.blame_margin import graded, widened
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.numerics.rates_table import default_rates
 from shoal.validate.proofs import check_computation, check_lengths
 from shoal.validate.recompute import Replayed, replay
 from shoal.validate.rewards import CHECK as REWARDS
