@@ -8,6 +8,7 @@ from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
+from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
@@ -25,7 +26,6 @@ from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.numerics.rates_table import default_rates
 from shoal.validate.recompute import Replayed, replay
 
 # How often an answer is scored again before its reward is called a lie.
