@@ -114,10 +114,12 @@ def test_a_heart_says_what_its_role_does_and_hears_what_became_of_its_files(
     heart = Heartbeat(small_world.link(key_of("a")), status, said.append)
     heart.version = lambda: 7
     with heart:
-        until(lambda: len(said) >= 2)
+        until(lambda: len(said) >= 3)
     assert said == [
         "0 files accepted, 1 rejected; now: policy version 1",
         f"the last one that was rejected: {lease.step}/{lease.submission}: {finding}",
+        "this node owes 1 draw that it let go or had rejected: counts as a newcomer until 62 more files are accepted, "
+        "or what was let go is done",
     ]
     (node,) = [node for node in small_world.link(key_of("a")).get("/v1/status")["nodes"] if node["role"] == "worker"]
     assert (node["doing"], node["waits_on"], node["version"]) == ("policy version 1", "trainer", 7)

@@ -40,7 +40,7 @@ class NodeView:
     abandoned: int
     """Leases that it let expire, in all."""
     owed: int
-    """Draws of these that nobody of its network made good."""
+    """Draws that it let go or had rejected, and that are not done."""
     samples: int
     """In accepted files."""
     tokens: int

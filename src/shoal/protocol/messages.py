@@ -205,7 +205,7 @@ class NodeOut(BaseModel):
     accepted: int
     rejected: int
     abandoned: int = Field(description="Leases that it let expire, in all.")
-    owed: int = Field(0, description="Draws that it let go, and that nobody of its network made good.")
+    owed: int = Field(0, description="Draws that it let go or had rejected, and that are not done.")
     samples: int
     tokens: int
 
