@@ -111,9 +111,10 @@ class HonestRates(BaseModel):
         return type(self)(**{name: _merged(getattr(self, name), getattr(other, name)) for name in fields})
 
     def without(self, way: str) -> Self:
+        """What is known without a way, on any model."""
         return type(self)(
             **{
-                name: {key: value for key, value in getattr(self, name).items() if key != way}
+                name: {key: value for key, value in getattr(self, name).items() if key.rpartition("/")[2] != way}
                 for name in type(self).model_fields
             }
         )
