@@ -1,8 +1,8 @@
 """Testbed of the verification benchmark for one model: what a judge sees of honest machines and of cheats, in bfloat16.
 
 Texts are drawn once. Every way of computing, honest or not, is one forward pass over them, from which follow the
-tokens, log-probs and proofs that such a machine would claim (`numerics.honest_answers`). So all machines answer the same tasks
-with the same noise: files of one machine are independent of each other, files of two machines are not.
+tokens, log-probs and proofs that such a machine would claim (`numerics.honest_answers`). So all machines answer the
+same tasks with the same noise: files of one machine are independent of each other, files of two machines are not.
 
 Version 1 is what everybody claims. It is trained from version 0 by the trainer's own steps, and both are rounded to
 bfloat16 as a run publishes them.
@@ -24,6 +24,7 @@ from benchmarks.common.progress import Progress
 from benchmarks.validation.attack_testbed import build_testbed
 from shoal.attacks.base import fewer_layers
 from shoal.config import RunConfig
+from shoal.errors import BenchError
 from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
@@ -63,8 +64,8 @@ class Size:
     """Texts that each cheat answers on each kind of hardware."""
     cheat_ways: Sequence[str]
     steps: int
-    """Training steps from version 0; the last one leads from the older version to the claimed one."""
-    trained_on: int
+    """Training steps from the base model, each on as many files as the config's; the last one leads from the older
+    version to the claimed one."""
 
 
 @dataclass(slots=True)
@@ -116,9 +117,11 @@ def trained(name: str, config: RunConfig, size: Size, progress: Progress) -> tup
     policy = load(directory)
     with tempfile.TemporaryDirectory(prefix="shoal-verification-") as scratch, Scorer(config.tasks) as judge:
         tasks = build_source(config.tasks)
-        testbed = build_testbed(
-            config, policy, tasks, judge, Path(scratch), size.trained_on, config.train.lr, steps=size.steps
-        )
+        files = max(1, config.train.groups_per_step // config.workers.groups_per_submission)
+        lr = config.train.lr
+        testbed = build_testbed(config, policy, tasks, judge, Path(scratch), files, lr, steps=size.steps)
+    if all(torch.equal(rounded(w), rounded(testbed.before[name])) for name, w in policy.weights().items()):
+        raise BenchError(f"{name}: {files} files taught the model nothing in bfloat16: there is no older version")
     policy.set_weights({name: rounded(w) for name, w in policy.weights().items()}, "version 1")
     return policy, {name: rounded(w) for name, w in testbed.before.items()}
 

@@ -17,6 +17,7 @@ import torch
 from benchmarks.common.configs import changed, checkout_config, hardly_trained, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
+from benchmarks.validation.file_cost import measure_file_cost
 from benchmarks.validation.numeric_lives import (
     files_until_ban,
     live,
@@ -26,14 +27,23 @@ from benchmarks.validation.numeric_lives import (
 )
 from benchmarks.validation.numeric_testbed import CHEATS, EDITED, Sight, Size, look
 from shoal.config import AuditConfig
+from shoal.protocol.rates.shipped import default_rates
 from shoal.validate.numerics.bets import Bets, Observed
 from shoal.validate.numerics.judge import Weighed
-from shoal.validate.numerics.rates_table import default_rates
 from shoal.validate.numerics.ways import WAYS
 
-TINY = Size(1024, 64, 8, 256, tuple(WAYS), steps=4, trained_on=32)
-SMOLLM2 = Size(32, 64, 4, 32, ("flash", "tp8-eager"), steps=2, trained_on=16)
-QUICK = Size(16, 64, 8, 16, ("flash",), steps=1, trained_on=8)
+TINY = Size(1024, 64, 8, 256, tuple(WAYS), steps=4)
+SMOLLM2 = Size(16, 128, 2, 16, ("flash", "tp8-eager"), steps=2)
+QUICK = Size(16, 64, 8, 16, ("flash",), steps=1)
+# The file whose cost is measured has the default size.
+COST = {
+    "sampling.group_size": 16,
+    "sampling.max_new_tokens": 256,
+    "workers.groups_per_submission": 8,
+    "workers.max_batch": 128,
+    "train.groups_per_step": 32,
+}
+Costs = tuple[dict[str, float], dict[str, float]]
 NODES = 15
 # Tokens of a file in which a cheat edits one: 16 answers of 256.
 EDITED_FILE = 4096
@@ -65,14 +75,16 @@ def bench_verification(quick: bool, progress: Progress) -> BenchResult:
         smollm2 = changed(checkout_config("smollm2.toml"), {"model.dtype": "bfloat16", "sampling.temperature": 1.0})
         configs = {"tiny": laptop, "smollm2": smollm2}
     sights = {name: look(name, configs[name], size, progress) for name, size in sizes.items()}
-    return result(sights, sizes, {}, progress)
+    costs = None if quick else measure_file_cost(changed(configs["smollm2"], COST), progress)
+    return result(sights, sizes, costs, progress)
 
 
 def result(
-    sights: Mapping[str, Sight], sizes: Mapping[str, Size], ratios: Mapping[str, float], progress: Progress
+    sights: Mapping[str, Sight], sizes: Mapping[str, Size], costs: Costs | None, progress: Progress
 ) -> BenchResult:
     """Judges what is seen of the machines."""
-    values: dict[str, Figure] = {}
+    ratios, values = (costs[0], dict[str, Figure](costs[1])) if costs else ({}, {})
+    bars = BARS | ({"validation_vs_generation_cpu": ("<=", 0.08)} if costs else {})
     left_out: list[Weighed] = []
     for name, sight in sights.items():
         progress.stage(f"{name}: judging")
@@ -88,7 +100,7 @@ def result(
     values["validity"] = validity(left_out)
     for figure in (*(f"tokens_{cheat}" for cheat in CHEATS), "edited_files"):
         values[figure] = max(int(values[f"{figure}.{USUAL}.{name}"]) for name in sights)
-    return BenchResult("verification", ratios, values, BARS)
+    return BenchResult("verification", ratios, values, bars)
 
 
 def _honest(sight: Sight, size: Size) -> tuple[dict[str, Figure], list[Weighed]]:

@@ -31,8 +31,8 @@ from shoal.models.base import ensure_base_model
 from shoal.models.load import Policy, load
 from shoal.protocol.submission import Rollout
 from shoal.tasks.build import build_source
+from shoal.validate.checks.sampling import surprise
 from shoal.validate.recompute import Replayed, replay
-from shoal.validate.sampling import surprise
 
 # Thresholds are the worst that was seen, times this: a calibration sees some thousand tokens on one machine, a run sees
 # millions on many.

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates, bounds, upper_bound
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.bets import TILTS, Bets, Noise, Observed, bet_names, histograms
-from shoal.validate.numerics.honest_rates import EDGES, Histogram, HonestRates, bounds, upper_bound
 
 TOKENS = 256
 NOISE = Noise(0.02, 0.5)

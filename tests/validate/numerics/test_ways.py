@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from shoal.models.load import Policy, load
+from shoal.protocol.rates.honest_rates import HonestRates
 from shoal.validate.numerics.bets import Bets, Observed, histograms
 from shoal.validate.numerics.honest_answers import Drawn, honest_answers
-from shoal.validate.numerics.honest_rates import HonestRates
 from shoal.validate.numerics.observe import own_noise
 from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, states_of
 from tests.support.model_and_checks import model_dir

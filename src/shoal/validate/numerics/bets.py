@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shoal.validate.numerics.honest_rates import EDGES, Histogram, HonestRates, bounds
+from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates, bounds
 
 Floats = npt.NDArray[np.float64]
 UNIT = 64

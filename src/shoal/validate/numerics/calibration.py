@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.config import RunConfig
 from shoal.models.load import Policy
+from shoal.protocol.rates.honest_rates import Histogram, HonestRates
 from shoal.validate.numerics.bets import Noise, histograms
 from shoal.validate.numerics.honest_answers import EXACT, Drawn, beside, blocks, computed, noise_of, picked
-from shoal.validate.numerics.honest_rates import Histogram, HonestRates
 from shoal.validate.numerics.ways import WAYS, Way
 
 

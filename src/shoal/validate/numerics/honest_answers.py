@@ -65,7 +65,7 @@ def draw_texts(
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a machine computes on some texts: the state that each token is drawn from, and its logits over temperature."""
+    """What a machine computes on some texts: the states that tokens are drawn from, and logits over temperature."""
 
     states: list[Tensor]
     scaled: list[Tensor]

@@ -3,10 +3,10 @@
 from functools import cache
 from importlib import resources
 
-from shoal.validate.numerics.honest_rates import HonestRates
+from shoal.protocol.rates.honest_rates import HonestRates
 
 
 @cache
 def default_rates() -> HonestRates:
-    text = resources.files("shoal.validate.numerics").joinpath("honest_rates.json").read_text()
+    text = resources.files("shoal.protocol.rates").joinpath("honest_rates.json").read_text()
     return HonestRates.model_validate_json(text)
