@@ -29,8 +29,8 @@ from shoal.rundir import limits_of
 from shoal.tasks.source import Judge, TaskSource
 from shoal.train.batch import sort_groups
 from shoal.train.step import train_step
-from shoal.validate import checks as checks_module
-from shoal.validate.checks import Checks
+from shoal.validate.checks import all_checks as checks_module
+from shoal.validate.checks.all_checks import Checks
 from shoal.validate.recompute import Replayed, replay
 
 Memory: TypeAlias = dict[tuple[object, ...], Replayed]

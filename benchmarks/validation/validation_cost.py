@@ -26,7 +26,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.validate.audit import spot_draws
 from shoal.validate.calibrate.thresholds import threads
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 
 # Spot checks that are averaged over.
 SPOTS = 4

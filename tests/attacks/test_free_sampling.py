@@ -4,8 +4,8 @@ cannot be seen."""
 import numpy as np
 import pytest
 
+from shoal.validate.checks.sampling import check_free, surprise
 from shoal.validate.recompute import replay
-from shoal.validate.sampling import check_free, surprise
 from tests.support.model_and_checks import World, build_world, lease_of, with_sample
 
 FILES = 200

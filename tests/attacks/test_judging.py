@@ -15,8 +15,8 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Upload
 from shoal.protocol.submission import Submission
 from shoal.tasks.source import Score, Split, Task
+from shoal.validate.evidence.vote_log import Votes
 from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
-from shoal.validate.vote_log import Votes
 from tests.support.coordinator_in_process import good_file, key_of, world_at
 from tests.support.model_and_checks import World, build_world, gym
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, train, working

@@ -12,7 +12,7 @@ from shoal.coordinator import ledger_writer
 from shoal.crypto.keys import checksummed
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
-from shoal.validate.vote_log import Votes
+from shoal.validate.evidence.vote_log import Votes
 from tests.conftest import chain_or_skip
 from tests.support.command import shoal
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at

@@ -22,7 +22,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 from tests.support.ledger_of_a_run import (
     BAD,

@@ -32,7 +32,7 @@ from shoal.ledger.state import State
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 from shoal.rundir import RunDir
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.conftest import chain_or_skip
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 from tests.support.ledger_of_a_run import EVIDENCE, STAKE, TOKENS, announce, cost, judge, keep, pay_in, speak

@@ -20,7 +20,7 @@ from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import role_key
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
 from tests.support.ledger_of_a_run import keep
 from tests.support.submissions import ROOT

@@ -18,7 +18,7 @@ from shoal.roles.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker,
 from shoal.roles.session import JoinOptions
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 from tests.support.coordinator_in_process import VALIDATOR, good_file, key_of, world_at
 from tests.support.coordinator_in_process import World as Swarm
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, weights

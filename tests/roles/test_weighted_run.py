@@ -15,7 +15,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Table
 from shoal.tasks.source import InProcess
 from shoal.validate.audit import Audits
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 from tests.support.coordinator_in_process import TRAINER, VALIDATOR, World, key_of
 from tests.support.roles_in_process import base_version, entries, make_config, make_run, make_worker, mixed_tasks
 

@@ -7,7 +7,7 @@ from shoal.ledger.acts import Deposit
 from shoal.ledger.export import verify_file
 from shoal.ledger.state import State
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of
 
 BAD = Finding("sampling", "tokens are the best", 5, 7, 0)

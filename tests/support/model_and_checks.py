@@ -27,7 +27,7 @@ from shoal.protocol.verdict import Finding
 from shoal.rundir import limits_of
 from shoal.tasks.source import InProcess
 from shoal.tasks.sources.gym.source import ReasoningGym
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 from tests.support.roles_in_process import make_config
 from tests.support.submissions import WORDS, make_lease
 

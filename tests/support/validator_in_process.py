@@ -16,7 +16,7 @@ from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 from tests.support.memory_store import MemoryStore, memory_store
 from tests.support.model_and_checks import SAMPLING, TASKS, World, gym, model_dir, weights
 from tests.support.roles_in_process import base_version, make_config, make_run

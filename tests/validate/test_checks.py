@@ -15,14 +15,14 @@ from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, Verdict, shown
 from shoal.rl.advantages import group_advantages
 from shoal.tasks.source import Score, Split, Task
-from shoal.validate.checks import noise_keys
-from shoal.validate.proofs import check_computation, check_lengths
+from shoal.validate.checks.all_checks import noise_keys
+from shoal.validate.checks.proofs import check_computation, check_lengths
+from shoal.validate.checks.rewards import check_rewards
+from shoal.validate.checks.sampling import check_free, check_logprobs, check_seeded, surprise
+from shoal.validate.checks.tasks import check_tasks
+from shoal.validate.checks.termination import check_termination
+from shoal.validate.checks.version import check_version
 from shoal.validate.recompute import TILTS, UNLIKELY, Replayed, replay
-from shoal.validate.rewards import check_rewards
-from shoal.validate.sampling import check_free, check_logprobs, check_seeded, surprise
-from shoal.validate.tasks import check_tasks
-from shoal.validate.termination import check_termination
-from shoal.validate.version import check_version
 from tests.support.model_and_checks import VERSIONS, World, gym, with_sample
 from tests.support.submissions import make_lease, make_submission
 

@@ -22,7 +22,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess, Score, Split, Task
 from shoal.tasks.sources.gym.safe_answers import in_form
-from shoal.validate.checks import noise_keys
+from shoal.validate.checks.all_checks import noise_keys
 from shoal.validate.recompute import replay
 from tests.support.model_and_checks import World, gym
 from tests.support.validator_in_process import Court, open_court

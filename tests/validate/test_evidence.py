@@ -18,10 +18,10 @@ from shoal.cli import app
 from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
 from shoal.protocol.verdict import Finding
 from shoal.tasks.source import InProcess
-from shoal.validate import evidence
-from shoal.validate import replay as again
-from shoal.validate.evidence import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
-from shoal.validate.replay import replay_bundle
+from shoal.validate.evidence import bundle as evidence
+from shoal.validate.evidence import replay as again
+from shoal.validate.evidence.bundle import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
+from shoal.validate.evidence.replay import replay_bundle
 from tests.support.model_and_checks import World, gym, with_sample
 from tests.support.validator_in_process import Court, InThisProcess, open_court
 

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import RolloutError
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
-from shoal.validate.proofs import check_computation, check_lengths
+from shoal.validate.checks.proofs import check_computation, check_lengths
 from shoal.validate.recompute import replay
 from tests.support.model_and_checks import World
 

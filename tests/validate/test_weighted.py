@@ -24,9 +24,9 @@ from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Sampler, Table
 from shoal.tasks.source import InProcess, TaskSource
 from shoal.validate.audit import Audits
-from shoal.validate.checks import Checks
-from shoal.validate.evidence import read_bundle
-from shoal.validate.replay import judge_again, replay_bundle
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.bundle import read_bundle
+from shoal.validate.evidence.replay import judge_again, replay_bundle
 from tests.support.memory_store import MemoryStore, memory_store
 from tests.support.model_and_checks import SAMPLING, model_dir, weights
 from tests.support.roles_in_process import base_version, make_config, make_run, make_worker, mixed_tasks

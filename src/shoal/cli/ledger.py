@@ -151,7 +151,7 @@ def arbitrate(
     from shoal.client.challenge import arbitrate as rule
     from shoal.crypto.keys import Key
     from shoal.rundir import key_path, open_run
-    from shoal.validate.arbiter import open_arbiter
+    from shoal.validate.evidence.arbiter import open_arbiter
 
     own = Key.load(key or key_path(run, "coordinator"))
     with open_arbiter(open_run(run)) as arbiter:

@@ -69,7 +69,7 @@ def replay(
     """
     if not bundle.is_file():
         raise ConfigError(f"replay {bundle}: no such file; give a bundle from a run's evidence directory")
-    from shoal.validate.replay import replay_bundle
+    from shoal.validate.evidence.replay import replay_bundle
 
     sys.exit(0 if replay_bundle(bundle, console) else 1)
 

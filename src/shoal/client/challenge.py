@@ -34,8 +34,8 @@ from shoal.protocol.verdict import Finding
 from shoal.rundir import DECIDES_NO_VERDICT, RunDir, changes
 from shoal.tasks.difficulty import Table
 from shoal.text import one_line
-from shoal.validate.arbiter import EVIDENCE, TableOf, ruling
-from shoal.validate.evidence import bundle_name, read_bundle
+from shoal.validate.evidence.arbiter import EVIDENCE, TableOf, ruling
+from shoal.validate.evidence.bundle import bundle_name, read_bundle
 
 JudgeFile = Callable[[Path, SignedLease, TableOf], Finding | None]
 

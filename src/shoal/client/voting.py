@@ -20,7 +20,7 @@ from shoal.ledger.refusal import Refused
 from shoal.ledger.state import Batch, State
 from shoal.protocol import messages as m
 from shoal.protocol.refusal import Refusal
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from shoal.wait import Wait
 
 LOG = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import RoleStatus, StatusFile
-from shoal.validate.checks import Checks
+from shoal.validate.checks.all_checks import Checks
 
 OnRelays = Callable[[Sequence[str]], None]
 NAME = "planter"

@@ -36,8 +36,8 @@ from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from shoal.telemetry.waiting import Patience
 from shoal.validate.audit import Audits
-from shoal.validate.checks import Checks
-from shoal.validate.evidence import (
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.bundle import (
     bundle_name,
     bundle_of,
     has_room,
@@ -45,11 +45,11 @@ from shoal.validate.evidence import (
     prune_evidence,
     write_bundle,
 )
+from shoal.validate.evidence.vote_log import Vote, Votes
 from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import VOID_NATS, Weighed, finding_of
 from shoal.validate.queue import PROVEN, TimeBudget, in_turn
-from shoal.validate.vote_log import Vote, Votes
 
 POLL_S = 0.02
 # How long files are judged before it is asked whether better ones have come.

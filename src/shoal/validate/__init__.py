@@ -1,1 +1,1 @@
-"""Validation of untrusted files before the trainer may use them: one module per check, from cheap to costly."""
+"""Validation of untrusted files before the trainer may use them: checks from cheap to costly, and what they leave."""

@@ -27,13 +27,13 @@ from shoal.protocol.verdict import Finding
 from shoal.roles.validator import Validator
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import InProcess
-from shoal.validate import replay as again
-from shoal.validate.arbiter import Arbiter
 from shoal.validate.audit import Audits
-from shoal.validate.checks import Checks
-from shoal.validate.evidence import bundle_name, read_bundle
-from shoal.validate.replay import replay_bundle
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence import replay as again
+from shoal.validate.evidence.arbiter import Arbiter
+from shoal.validate.evidence.bundle import bundle_name, read_bundle
+from shoal.validate.evidence.replay import replay_bundle
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, key_of, world_at
 from tests.support.coordinator_in_process import World as Swarm
 from tests.support.model_and_checks import SAMPLING, TASKS, World, build_world, gym, model_dir, weights, with_sample

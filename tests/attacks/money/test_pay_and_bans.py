@@ -20,7 +20,7 @@ from shoal.errors import AwayError, BannedError, ConfigError
 from shoal.ledger.acts import Deposit, Unbond
 from shoal.ledger.state import State
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.validate.vote_log import Vote, Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 from tests.support.ledger_of_a_run import announce, history, keep
 

@@ -25,8 +25,8 @@ from shoal.generate.engine import Completion, Engine, Request, TorchEngine
 from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import Policy
 from shoal.protocol.submission import Rollout
+from shoal.validate.checks.sampling import surprise
 from shoal.validate.recompute import Replayed, replay
-from shoal.validate.sampling import surprise
 
 # Thresholds are the worst that was seen, times this: a calibration sees some thousand tokens on one machine, a run sees
 # millions on many.

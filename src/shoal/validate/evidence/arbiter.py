@@ -21,8 +21,8 @@ from shoal.rundir import RunDir, limits_of
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource
-from shoal.validate.checks import Checks
-from shoal.validate.evidence import find_base_model, find_version
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.bundle import find_base_model, find_version
 
 TableOf = Callable[[Lease], Table | None]
 EVIDENCE = "evidence"

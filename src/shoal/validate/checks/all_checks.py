@@ -14,19 +14,19 @@ from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
 from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, TaskSource, part_of
-from shoal.validate.blame_margin import graded, widened
+from shoal.validate.checks.blame_margin import graded, widened
+from shoal.validate.checks.proofs import check_computation, check_lengths
+from shoal.validate.checks.rewards import CHECK as REWARDS
+from shoal.validate.checks.rewards import check_rewards
+from shoal.validate.checks.sampling import check_free, check_logprobs, check_seeded
+from shoal.validate.checks.tasks import check_tasks
+from shoal.validate.checks.termination import check_termination
+from shoal.validate.checks.version import CHECK as VERSION
+from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.proofs import check_computation, check_lengths
 from shoal.validate.recompute import Replayed, replay
-from shoal.validate.rewards import CHECK as REWARDS
-from shoal.validate.rewards import check_rewards
-from shoal.validate.sampling import check_free, check_logprobs, check_seeded
-from shoal.validate.tasks import check_tasks
-from shoal.validate.termination import check_termination
-from shoal.validate.version import CHECK as VERSION
-from shoal.validate.version import check_version
 
 # How often an answer is scored again before its reward is called a lie.
 TRIES = 4

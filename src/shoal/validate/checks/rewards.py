@@ -9,7 +9,7 @@ from shoal.protocol.submission import Submission, read_parts, write_parts
 from shoal.protocol.verdict import Finding
 from shoal.rl.advantages import group_advantages
 from shoal.tasks.source import Score
-from shoal.validate.blame_margin import graded
+from shoal.validate.checks.blame_margin import graded
 
 CHECK = "rewards"
 # Trainers recompute advantages, so those in a file may be off by what summing in another order does.

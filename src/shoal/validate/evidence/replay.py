@@ -23,8 +23,8 @@ from shoal.tasks.isolation.landlock import check_confinement
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import layers
 from shoal.tasks.untrusted import try_tasks
-from shoal.validate.checks import Checks
-from shoal.validate.evidence import Bundle, find_base_model, find_version, read_bundle, rerun
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.bundle import Bundle, find_base_model, find_version, read_bundle, rerun
 
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", "numbers", ROUNDING, MARGIN)
 
