@@ -18,9 +18,9 @@ from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import load
 from shoal.models.this_machine import this_profile
 from shoal.protocol.rates.honest_rates import EDGES
-from shoal.protocol.rates.rates_file import RatesFile
+from shoal.protocol.rates.rates_file import RatesFile, read_architecture
 from shoal.validate.calibrate.command import calibrate, merge
-from shoal.validate.calibrate.target import architecture_of, resolve
+from shoal.validate.calibrate.target import resolve
 from shoal.validate.calibrate.thresholds import FLOORS, SAFETY, UNITS, Measured, to_toml
 from shoal.validate.numerics.bets import UNIT
 from shoal.validate.numerics.ways import WAYS
@@ -96,7 +96,7 @@ def test_in_bfloat16_all_ways_and_this_machine_are_measured(rates: tuple[Path, s
     found = RatesFile.read(path)
     own = this_profile("bfloat16").name
     assert set(found.tokens) == {*WAYS, own}
-    assert found.architecture == architecture_of(model_dir("long"))
+    assert found.architecture == read_architecture(model_dir("long"))
     assert all(name in said for name in WAYS)
     assert min(found.tokens.values()) > 100
     for way, units in found.rates.gaps.items():
@@ -122,9 +122,7 @@ def test_rates_of_another_model_or_format_do_not_add_up(rates: tuple[Path, str],
     other, newer = tmp_path / "other.json", tmp_path / "newer.json"
     other.write_text(json.dumps({**tree, "model": "big", "architecture": {**tree["architecture"], "layers": 99}}))
     newer.write_text(json.dumps({**tree, "format": 2}))
-    with pytest.raises(
-        ConfigError, match=r"other.json: measured on big \(.* 99 layers.* but rates .*rates.json on .* 3 la"
-    ):
+    with pytest.raises(ConfigError, match=r"other.json: measured on big .* 99 layers.* rates.json on .* 3 layers"):
         merge([rates[0], other], tmp_path / "sum.json", Console())
     with pytest.raises(ConfigError, match=r"newer.json: has format 2, this release reads 1"):
         merge([rates[0], newer], tmp_path / "sum.json", Console())

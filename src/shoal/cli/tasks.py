@@ -166,7 +166,7 @@ def calibrate(
     model: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL | merge FILES...",
+            metavar="MODEL | RUN --answers FILES... | merge FILES...",
             help="A model directory, smollm2, tiny, or a config; or merge, and rates files to add up.",
         ),
     ],
@@ -178,14 +178,33 @@ def calibrate(
         Path | None, typer.Option(help="File to write: [audit.thresholds] of a float32 run, rates of a bfloat16 run.")
     ] = None,
     samples: Annotated[int, typer.Option(min=16, help="Answers per comparison.")] = 256,
+    answers: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILES...", help="Measure files that honest machines handed in to the run RUN instead."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="With --answers: how these machines compute; default: as each has declared.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="With --answers: folder of the versions, if RUN/weights no longer has them.")
+    ] = None,
 ) -> None:
     """Measure how far honest workers deviate: thresholds of a float32 run, honest rates of a bfloat16 run.
 
-    Rates of several machines add up: shoal calibrate merge A.json B.json --out C.json
+    From files of other machines: shoal calibrate RUN --answers RUN/coordinator/uploads/step-000012/*.parquet --out
+    A.json. Rates of several machines add up: shoal calibrate merge A.json B.json --out C.json
     """
     target, *files = model
+    measured = ("dtype", "config", "samples")
+    if answers:
+        refuse_flags(context, "calibrate --answers", measured, "the run's own config and the files say it")
+        from shoal.validate.calibrate.command import calibrate_answers
+
+        calibrate_answers(Path(target), [*answers, *map(Path, files)], profile, weights, out, console)
+        return
+    refuse_flags(context, f"calibrate {target}", ("profile", "weights"), "only calibrate --answers does")
     if target == "merge":
-        refuse_flags(context, "calibrate merge", ("dtype", "config", "samples"), "it only adds up what was measured")
+        refuse_flags(context, "calibrate merge", measured, "it only adds up what was measured")
         from shoal.validate.calibrate.command import merge
 
         merge([Path(file) for file in files], out, console)

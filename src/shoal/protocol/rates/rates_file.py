@@ -126,6 +126,15 @@ class RatesFile(BaseModel):
             )
 
 
+def read_architecture(model: Path) -> Architecture:
+    """The architecture of a model directory."""
+    try:
+        tree = parse_json(read_regular(model / "config.json"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"model {model}: no readable config.json there ({error})") from None
+    return Architecture.of(tree if isinstance(tree, dict) else {}, f"model {model}")
+
+
 def merge_files(paths: list[Path]) -> RatesFile:
     """The sum of rates files of one model."""
     first, *others = paths

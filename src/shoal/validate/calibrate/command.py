@@ -13,10 +13,14 @@ from shoal.files import write_whole
 from shoal.generate.engine import Request
 from shoal.models.base import ensure_base_model
 from shoal.models.load import load
-from shoal.protocol.rates.rates_file import RatesFile, merge_files
-from shoal.validate.calibrate.rates import measure_rates, print_rates
-from shoal.validate.calibrate.target import architecture_of, make_requests, resolve
+from shoal.protocol.rates.rates_file import RatesFile, merge_files, read_architecture
+from shoal.rundir import open_run
+from shoal.validate.calibrate.answers import Answers
+from shoal.validate.calibrate.rates import OWN, measure_rates
+from shoal.validate.calibrate.tally import print_tallies, to_rates_file
+from shoal.validate.calibrate.target import make_requests, resolve
 from shoal.validate.calibrate.thresholds import measure, print_differences, to_toml
+from shoal.validate.numerics.judge import VOID_NATS
 
 Say = Callable[[float, str], None]
 
@@ -63,10 +67,52 @@ def _rates(
     say: Say,
     console: Console,
 ) -> None:
-    found = measure_rates(directory, config, requests, say)
-    print_rates(found, console)
+    tallies, noise = measure_rates(directory, config, requests, say)
+    print_tallies(tallies, console)
+    console.print(
+        f"the judge's own noise ({OWN}): log-prob gaps of {noise.gap:.3g} per unit of spread, mantissas "
+        f"{noise.mantissa:.3g} in the last place",
+        highlight=False,
+        soft_wrap=True,
+    )
     if out is not None:
-        found.to_file(model, architecture_of(directory)).write(out)
+        to_rates_file(tallies, model, read_architecture(directory)).write(out)
+        _say_written(out, console)
+
+
+def calibrate_answers(
+    target: Path,
+    files: Sequence[Path],
+    profile: str | None,
+    weights: Path | None,
+    out: Path | None,
+    console: Console,
+) -> None:
+    """`shoal calibrate RUN --answers FILES`: rates of the machines that made these files."""
+    answers = Answers(open_run(target), profile, weights)
+    with progress(Console(stderr=True)) as say:
+        answers.add(files, say)
+    print_tallies(answers.tallies, console)
+    worst = max(answers.nats, key=lambda name: answers.nats[name])
+    console.print(
+        f"{len(files)} files; the run's odds have at most {answers.nats[worst]:.1f} nats against one ({worst})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if answers.nats[worst] >= VOID_NATS:
+        console.print(
+            f"a file with {VOID_NATS:.1f} nats or more is dropped as dishonest today; are its machine's weights, "
+            "temperature and engine what you think?",
+            style="bold red",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if out is not None:
+        rates = to_rates_file(
+            answers.tallies, answers.run.config.model.source, read_architecture(answers.run.base_model)
+        )
+        rates.write(out)
         _say_written(out, console)
 
 

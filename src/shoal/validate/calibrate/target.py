@@ -6,10 +6,8 @@ from pathlib import Path
 from shoal.config import RunConfig
 from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError
-from shoal.files import parse_json
 from shoal.generate.engine import Request
 from shoal.models.load import Policy
-from shoal.protocol.rates.rates_file import Architecture
 from shoal.tasks.build import build_source
 
 RANDOM_PROMPT = 16
@@ -49,9 +47,3 @@ def resolve(model: str, config: Path | None, dtype: str | None) -> tuple[RunConf
         model_config = resolved.model.model_copy(update={"dtype": dtype})
         resolved = resolved.model_copy(update={"model": model_config})
     return resolved, with_tasks
-
-
-def architecture_of(directory: Path) -> Architecture:
-    """The architecture of a model directory."""
-    path = directory / "config.json"
-    return Architecture.of(parse_json(path.read_bytes()), f"model {directory}")
