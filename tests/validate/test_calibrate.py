@@ -122,7 +122,7 @@ def test_rates_of_another_model_or_format_do_not_add_up(rates: tuple[Path, str],
     other, newer = tmp_path / "other.json", tmp_path / "newer.json"
     other.write_text(json.dumps({**tree, "model": "big", "architecture": {**tree["architecture"], "layers": 99}}))
     newer.write_text(json.dumps({**tree, "format": 2}))
-    with pytest.raises(ConfigError, match=r"other.json: measured on big .* 99 layers.* rates.json on .* 3 layers"):
+    with pytest.raises(ConfigError, match=r"other.json: measured on big .* 99 layers.*rates.json on .* 3 layers"):
         merge([rates[0], other], tmp_path / "sum.json", Console())
     with pytest.raises(ConfigError, match=r"newer.json: has format 2, this release reads 1"):
         merge([rates[0], newer], tmp_path / "sum.json", Console())

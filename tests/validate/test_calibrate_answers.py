@@ -1,6 +1,7 @@
 """Files of other machines become rates, and looser rates acquit without ever convicting."""
 
 import io
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +175,7 @@ def test_looser_rates_never_add_evidence() -> None:
         chunks_C = 0.5 * scale * rng.uniform(0.5, 2.0, 8)
         file = [Observed(gaps_T, np.maximum(0, short_T), np.abs(close_T).clip(0, 1), chunks_C)]
         won = [bets.nats(file, noise) for bets in odds]
-        for before, after in zip(won, won[1:], strict=False):
+        for before, after in itertools.pairwise(won):
             assert all(after[bet] <= before[bet] + 1e-9 for bet in before), scale
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from shoal.client.client import CoordinatorClient
@@ -97,7 +98,7 @@ def changes(before: HonestRates, after: HonestRates) -> list[str]:
         if (raised := int((new > old * (1 + 1e-9)).sum())) == 0:
             lines.append(f"{what}: as before")
             continue
-        at = int(max(range(len(EDGES)), key=lambda edge: new[edge] / max(old[edge], 1e-300)))
+        at = int(np.argmax(new / np.maximum(old, 1e-300)))
         lines.append(
             f"{what}: looser at {raised} of {len(EDGES)} distances, most at {EDGES[at]:.2g} times the judge's own "
             f"noise, from {old[at]:.2g} to {new[at]:.2g}"

@@ -66,7 +66,7 @@ class RatesFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     model: str = Field(max_length=200, description="What people call it.")
     architecture: Architecture
     tokens: Mapping[Way, Count] = Field(min_length=1, max_length=MAX_WAYS, description="By way or profile.")
