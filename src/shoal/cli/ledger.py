@@ -50,10 +50,11 @@ def node(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or its first characters.")],
     run: AnyLedger,
 ) -> None:
-    """Show one contributor's history: stake, work, verdicts, earnings."""
+    """Show one contributor's history: how it computes, stake, work, verdicts, earnings."""
     from shoal.cli.ledger_views import show_node
+    from shoal.client.run_status import declared_profile
 
-    show_node(_record(run), address, console)
+    show_node(_record(run), address, console, lambda who: declared_profile(run, who))
 
 
 @ledger.command("verify")
