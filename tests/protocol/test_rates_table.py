@@ -83,7 +83,7 @@ def test_additions_have_an_end() -> None:
 
 
 def test_a_run_of_some_profiles_has_the_odds_of_those_alone() -> None:
-    """The noise of all others is no excuse there: so an owner of equal machines is strict."""
+    """The noise of others excuses nobody there: so an owner of equal machines is strict."""
     table = TABLE.loosened(rates_file(0.2, HERE), "rates").loosened(rates_file(8.0, H100), "rates")
     everyone, only = all_bounds(table)[0], all_bounds(table, "x86-64-*")[0]
     at = int(np.searchsorted(EDGES, 2.0))

@@ -62,7 +62,7 @@ def bound_to(bundle: Bundle, run: Path) -> str:
         raise RolloutError(f"{whose}: its config is not that of the run in {run}\n" + "\n".join(differs))
     if bundle.rates and (current := rates_of(own)) and not current.continues(bundle.rates):
         raise RolloutError(
-            f"{whose}: its honest rates, version {bundle.rates.version}, are no version of those of the run in {run}"
+            f"{whose}: its honest rates, version {bundle.rates.version}, are not a version of those of the run in {run}"
         )
     found = handed_in(own, bundle.lease.step, bundle.lease.submission) if bundle.lease else None
     if found is None:
