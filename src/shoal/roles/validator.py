@@ -506,7 +506,9 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
             # A connection of its own: votes are sent while files are judged.
             own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.wait_s))
             if config.model.dtype == "bfloat16":
-                validator.rates = RatesFollower(own.rates, read_architecture(channel.fetch(base)), _noter(metrics))
+                validator.rates = RatesFollower(
+                    session.link.rates, read_architecture(channel.fetch(base)), _noter(metrics)
+                )
                 checks.judge_by(validator.rates.table)
             validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()
