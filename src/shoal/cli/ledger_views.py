@@ -1,7 +1,7 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
+from shoal.text import one_line
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
@@ -184,13 +185,17 @@ def _meant(state: State, address: str) -> Account:
     return all_[found[0]]
 
 
-def show_node(record: Record, address: str, console: Console) -> None:
+def show_node(
+    record: Record, address: str, console: Console, profile_of: Callable[[str], str] = lambda _who: ""
+) -> None:
     """One contributor's history."""
     state = record.state
     account = _meant(state, address)
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
+    if profile := profile_of(who):
+        console.print(f"declared profile {one_line(profile)}", markup=False, highlight=False)
     if who not in state.accounts:
         console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(
