@@ -28,7 +28,7 @@ from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.validate.audit import Audits
-from shoal.validate.calibrate import threads
+from shoal.validate.calibrate.thresholds import threads
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.numerics.alternatives import ROUNDED
 from shoal.validate.numerics.judge import VOID_NATS
