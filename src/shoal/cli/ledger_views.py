@@ -186,14 +186,20 @@ def _meant(state: State, address: str) -> Account:
 
 
 def show_node(
-    record: Record, address: str, console: Console, leases_of: Callable[[str], str] = lambda _address: ""
+    record: Record,
+    address: str,
+    console: Console,
+    profile_of: Callable[[str], str] = lambda _who: "",
+    leases_of: Callable[[str], str] = lambda _who: "",
 ) -> None:
-    """One contributor's history; `leases_of` says what its coordinator has on its leases, which no ledger has."""
+    """One contributor's history; its coordinator says how it computes and what became of its leases, no ledger does."""
     state = record.state
     account = _meant(state, address)
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
+    if profile := profile_of(who):
+        console.print(f"declared profile {one_line(profile)}", markup=False, highlight=False)
     if who not in state.accounts:
         console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(

@@ -94,6 +94,21 @@ def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
         return ["its step is not entered yet"]
 
 
+def declared_profile(where: str, address: str) -> str:
+    """How a node said that it computes, by a coordinator's URL or a run's directory; empty if that is not known."""
+    if where.startswith(("http://", "https://")):
+        with _link(where) as link:
+            nodes = link.look(m.StatusOut, "/v1/status").nodes
+        return next((node.profile for node in nodes if node.address == address), "")
+    if not (Path(where) / RUN_FILE).is_file():
+        return ""
+    require("coordinator", f"run {where}: reading its coordinator's records")
+    from shoal.coordinator.archive import has_records, profile_of
+
+    run = open_run(Path(where))
+    return profile_of(run, address) if has_records(run) else ""
+
+
 def named_submission(submission: str) -> tuple[int, int]:
     named = SUBMISSION.fullmatch(submission)
     if named is None:

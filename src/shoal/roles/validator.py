@@ -10,7 +10,7 @@ Only what a file's bytes show is blame. A file that cannot be fetched or read he
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from shoal.client.client import CoordinatorClient
+from shoal.client.honest_rates import RatesFollower
 from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, ShoalError, UnreadError, WeightsError
 from shoal.files import locked, sha256_file
 from shoal.models.load import load_as, read_weights
+from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
-from shoal.protocol.verdict import MARGIN, Finding, Verdict, is_blame
+from shoal.protocol.verdict import MARGIN, ROUNDING, Finding, Verdict, is_blame
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.tasks.difficulty import Table
@@ -92,6 +94,8 @@ class Validator:
     votes: Votes | None = None
     evidence: EvidenceLog = field(init=False)
     """Numeric evidence against each node, over its life."""
+    rates: RatesFollower | None = None
+    """Brings newer honest rates, where numbers are judged by them."""
     juror: Juror | None = None
     """Speaks for this validator on the ledger, where there is one."""
 
@@ -112,6 +116,9 @@ class Validator:
                 return
             if self.juror:
                 self.juror.prompt(newest.number)
+            if self.rates and (newer := self.rates.newer()):
+                self.checks.judge_by(newer)
+                self.metrics.write("note", text=f"numbers are judged by version {newer.version} of the honest rates")
             uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
@@ -269,7 +276,9 @@ class Validator:
         version = Version(submission.version, submission.weights)
         self._load(version)
         older = next((kept for known, kept in self.kept.items() if known.number == version.number - 1), None)
-        return self.checks.weigh(_part(submission, some), self.audits.alternatives(sha256), older)
+        return self.checks.weigh(
+            _part(submission, some), self.audits.alternatives(submission.lease.node, sha256), older
+        )
 
     def _count(self, upload: Upload, weighed: Weighed) -> Account:
         """Adds a file's evidence to what there is against its node."""
@@ -407,7 +416,8 @@ class Validator:
         whole = self.strikes[upload.node] < 2 * config.audit.strikes and has_room(folder)
         try:
             table = self._table_of(submission)
-            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole)
+            rates = self.checks.rates if finding.check in ("numbers", ROUNDING) else None
+            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
             write_bundle(bundle, target)
             if audited and submission is not None:
                 keep_version(folder, self.channel.fetch(self.loaded), self.loaded)
@@ -469,6 +479,10 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
+def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
+    return lambda text: metrics.write("note", text=text)
+
+
 def start_validator(run: RunDir, options: JoinOptions) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
@@ -493,5 +507,10 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
             validator.votes = Votes(run.path / "nodes" / "votes.jsonl")
             # A connection of its own: votes are sent while files are judged.
             own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.wait_s))
+            if config.model.dtype == "bfloat16":
+                validator.rates = RatesFollower(
+                    session.link.rates, read_architecture(channel.fetch(base)), _noter(metrics)
+                )
+                checks.judge_by(validator.rates.table)
             validator.juror = Juror(own, validator.votes, run.path / "nodes" / "head.json")
             validator.run()

@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "6"
 metadata = MetaData()
 
 
@@ -68,6 +68,7 @@ nodes = Table(
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
     Column("owed", Integer, nullable=False),  # draws that it let go or spoiled, and that nobody near it made good
     Column("network", String(64), nullable=False),  # where it asked for a lease last; see `rate_limit.neighbours_of`
+    Column("profile", String(180), nullable=False),  # how it says that it computes
     Index("nodes_by_seen", "state", "seen"),
     Index("nodes_by_network", "network"),
 )
