@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,8 +55,7 @@ def node(
     from shoal.cli.ledger_views import show_node
     from shoal.client.run_status import declared_profile, leases_of
 
-    said_of = (lambda who: declared_profile(run, who), lambda who: leases_of(run, who))
-    show_node(_record(run), address, console, *said_of)
+    show_node(_record(run), address, console, partial(declared_profile, run), partial(leases_of, run))
 
 
 @ledger.command("verify")
