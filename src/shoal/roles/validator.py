@@ -276,7 +276,9 @@ class Validator:
         version = Version(submission.version, submission.weights)
         self._load(version)
         older = next((kept for known, kept in self.kept.items() if known.number == version.number - 1), None)
-        return self.checks.weigh(_part(submission, some), self.audits.alternatives(sha256), older)
+        return self.checks.weigh(
+            _part(submission, some), self.audits.alternatives(submission.lease.node, sha256), older
+        )
 
     def _count(self, upload: Upload, weighed: Weighed) -> Account:
         """Adds a file's evidence to what there is against its node."""
