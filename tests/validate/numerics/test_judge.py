@@ -114,6 +114,7 @@ def test_a_validator_accepts_honest_nodes_and_bans_a_cheat_for_its_numbers(court
     assert court.store.lease("honest", 1) is not None
     weighed = entries(court.run, "validator", "weighed")
     assert max(entry["node_nats"] for entry in weighed if entry["node"] == "honest") < 0
+    assert court.validator.evidence is not None
     assert court.validator.evidence.of("cheat").nats() >= BAN_NATS
 
 

@@ -55,9 +55,9 @@ def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
     rule = "numbers are as honest machines round them"
     against = f", {node.nats():.1f} against its node in {node.files} files" if node is not None else ""
     found = f"{weighed.total:.1f} nats of evidence ({weighed.strongest}) in {weighed.tokens} tokens{against}"
-    if weighed.total >= BAN_NATS and (node is None or node.nats() >= BAN_NATS):
+    if weighed.total >= BAN_NATS and (node is None or node.is_over):
         return Finding("numbers", f"{rule}; {BAN_NATS:.1f} nats are too many", "honest rounding", found)
-    if weighed.total >= VOID_NATS or (node is not None and node.nats() >= BAN_NATS):
+    if weighed.total >= VOID_NATS or (node is not None and node.is_over):
         return Finding(ROUNDING, f"{rule}; dropped from {VOID_NATS:.1f} nats on", "honest rounding", found)
     return None
 
