@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from benchmarks.common.cpu_usage import cpu_of
 from shoal.errors import BenchError, WaitError
 from shoal.process import Child, stop_all
-from shoal.roles.supervisor import ports_of, start_roles
+from shoal.roles.supervisor import forking, ports_of, start_roles
 from shoal.rundir import RunDir
 from shoal.telemetry.metrics import Entry, Tail
 
@@ -43,16 +44,19 @@ class Roles:
         self._run = run
         self._steps = Tail(run.path / "metrics" / "trainer.jsonl")
         self._children: list[Child] = []
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
-        self._children = start_roles(self._run, ports_of(self._run), without=("evaluator",))
+        server = self._held.enter_context(forking(self._run))
         try:
+            self._children = start_roles(self._run, ports_of(self._run), without=("evaluator",), fork_server=server)
             pids = [str(child.process.pid) for child in self._children]
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-c", GUARD, *pids], stdin=subprocess.PIPE, start_new_session=True
             )
         except BaseException:
             stop_all(self._children)
+            self._held.close()
             raise
         return self
 
@@ -61,6 +65,7 @@ class Roles:
             assert guard.stdin
             guard.stdin.close()  # it wakes the roles and ends
         stop_all(self._children)
+        self._held.close()
 
     def pause(self) -> None:
         """Stops every role: first those that ask, so that the services can answer what was asked of them."""

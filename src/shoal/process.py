@@ -16,9 +16,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from shoal.files import disk_errors, make_directory
+from shoal.fork_server import ForkedProcess, ForkServer, ForkServerError
 
 PARENT_PIPE = "SHOAL_PARENT_PIPE"
 LAST_WORDS = "SHOAL_LAST_WORDS"
+OMP_THREADS = "OMP_NUM_THREADS"
 MAX_WORDS = 4096  # bytes; any pipe takes them without a reader
 _last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
@@ -50,45 +52,42 @@ def set_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
+def role_environment(threads: int) -> dict[str, str]:
+    """Environment of a role with so many threads; the user's own settings are left alone."""
+    return {**KEEP_FREED_MEMORY, **SLEEP_WHEN_IDLE, **NO_HUB, **os.environ, OMP_THREADS: str(threads)}
+
+
 class Child:
     """A role in a process of its own, in a session of its own: Ctrl-C reaches the supervisor alone."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], threads: int, log: Path, *, is_service: bool = False
+        self,
+        name: str,
+        arguments: Sequence[str],
+        threads: int,
+        log: Path,
+        *,
+        is_service: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
+        """The fork server starts it, if there is one and as long as that lives."""
         self.name = name
         self.arguments = list(arguments)
         self.threads = threads
         self.log = log
         self.is_service = is_service
         """A service works for the others and has no end of its own."""
+        self._fork_server = fork_server
         self._start()
 
     def _start(self) -> None:
         ours, theirs = self._pipe()
         heard, said = os.pipe()
         os.set_blocking(heard, False)
-        environment: Mapping[str, str] = {
-            **KEEP_FREED_MEMORY,
-            **SLEEP_WHEN_IDLE,
-            **NO_HUB,
-            **os.environ,
-            "OMP_NUM_THREADS": str(self.threads),
-            PARENT_PIPE: str(theirs),
-            LAST_WORDS: str(said),
-        }
         try:
             make_directory(self.log.parent)
             with disk_errors(self.log), self.log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "shoal", *self.arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    pass_fds=[theirs, said],
-                    start_new_session=True,
-                )
+                self.process = self._process(log.fileno(), {PARENT_PIPE: theirs, LAST_WORDS: said})
         except BaseException:
             os.close(ours)
             os.close(heard)
@@ -97,6 +96,20 @@ class Child:
             os.close(theirs)
             os.close(said)
         self._ours, self._heard = ours, heard
+
+    def _process(self, log: int, pipes: Mapping[str, int]) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._fork_server is not None:
+            with suppress(ForkServerError):
+                return self._fork_server.start(self.arguments, {OMP_THREADS: str(self.threads)}, log, pipes)
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=role_environment(self.threads) | {name: str(number) for name, number in pipes.items()},
+            pass_fds=list(pipes.values()),
+            start_new_session=True,
+        )
 
     @staticmethod
     def _pipe() -> tuple[int, int]:

@@ -32,11 +32,12 @@ from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.coordinator.uploads import object_name
 from shoal.crypto.keys import Key
 from shoal.errors import BannedError, RolloutError
-from shoal.process import EXIT_BANNED, KEEP_FREED_MEMORY, NO_HUB, PARENT_PIPE, SLEEP_WHEN_IDLE, free_ports
+from shoal.fork_server import ForkedProcess, ForkServer
+from shoal.process import EXIT_BANNED, PARENT_PIPE, free_ports, role_environment
 from shoal.protocol.lease import Lease
+from shoal.roles.supervisor import PRELOAD
 from shoal.rundir import key_path, prepare_run
 from tests.faults.checks import Checker, People, read_lineage, read_records
-from tests.faults.fork_server import ForkedRole, ForkServer
 from tests.support.faulty_network import Cutter, Network, Proxy
 from tests.support.small_disk import own_mounts
 
@@ -89,7 +90,7 @@ class StormError(AssertionError):
 
 
 def environment() -> dict[str, str]:
-    return {**KEEP_FREED_MEMORY, **SLEEP_WHEN_IDLE, **NO_HUB, **os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return role_environment(1) | {"COLUMNS": "200"}
 
 
 class Role:
@@ -107,10 +108,10 @@ class Role:
         log.parent.mkdir(exist_ok=True)
         self.process = self._popen()
 
-    def _popen(self) -> subprocess.Popen[bytes] | ForkedRole:
-        if self._fork_server is not None:
-            return self._fork_server.start(self._arguments, self._log)
+    def _popen(self) -> subprocess.Popen[bytes] | ForkedProcess:
         with self._log.open("ab") as log:
+            if self._fork_server is not None:
+                return self._fork_server.start(self._arguments, {}, log.fileno(), {PARENT_PIPE: self._theirs})
             return subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "shoal", *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -196,7 +197,9 @@ class Storm:
         self._held.close()
 
     def _start(self) -> None:
-        self.fork_server = self._held.enter_context(ForkServer(environment())) if self.hurry else None
+        self.fork_server = ForkServer(PRELOAD, environment(), self.folder / "fork_server.log") if self.hurry else None
+        if self.fork_server is not None:
+            self._held.callback(self.fork_server.close)
         self.run = prepare_run(self.config, self.folder / "run", QUIET)
         run, path = self.run.path, str(self.run.path)
         ports = dict(zip(SERVICES, free_ports([0] * len(SERVICES)), strict=True))

@@ -21,9 +21,10 @@ from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.node_states import State
 from shoal.crypto.keys import Key
 from shoal.errors import MissingExtraError, ShoalError, StorageError
-from shoal.files import parse_json, read_regular, write_whole
+from shoal.files import disk_errors, make_directory, parse_json, read_regular, write_whole
+from shoal.fork_server import ForkServer, can_fork
 from shoal.ledger.reader import read_record
-from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, stop_all
+from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, role_key, run_removed
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.watch.contributions import CONTRIBUTIONS
@@ -40,6 +41,8 @@ MAX_CRASHES = 3
 CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
 SERVICES = ("coordinator", "origin", "relay")
+# What all roles that compute import; services import a tenth of it, and are started by themselves.
+PRELOAD = ("shoal.roles.trainer", "shoal.roles.worker", "shoal.roles.validator", "shoal.roles.evaluator")
 PORTS = "ports.json"
 ASK_S = 5.0
 AT_WORK = (State.JOINED, State.HEALTHY)
@@ -64,7 +67,7 @@ def run_config(target: Path, settings: list[str], out: Path | None, console: Con
 
 def run_swarm(run: RunDir, console: Console) -> None:
     """Runs all roles to the end of the run, or until interrupted."""
-    with run.metrics("supervisor") as metrics, _interruptible():
+    with run.metrics("supervisor") as metrics, _interruptible(), forking(run) as fork_server:
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
         try:
@@ -72,7 +75,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
             join = join_line(run, ports)
             console.print(f"join with: shoal worker --join {join}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
-                children += start_roles(run, ports)
+                children += start_roles(run, ports, fork_server=fork_server)
                 _watch(run, join, children, view, metrics)
                 _note_contributions(run, join, metrics)
         finally:
@@ -98,8 +101,25 @@ def join_line(run: RunDir, ports: dict[str, int]) -> str:
     return f"{swarm.scheme}://{swarm.public_host}:{ports['coordinator']}#{address}"
 
 
-def start_roles(run: RunDir, ports: dict[str, int], without: Collection[str] = ()) -> list[Child]:
-    """One process per role, the trainer's first, but for the roles named in `without`.
+@contextmanager
+def forking(run: RunDir) -> Iterator[ForkServer | None]:
+    """A fork server for the run's roles, where roles can be forked."""
+    if not can_fork():
+        yield None
+        return
+    make_directory(run.path / "logs")
+    with disk_errors(run.path / "logs"):
+        server = ForkServer(PRELOAD, role_environment(1), run.path / "logs" / "fork_server.log")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def start_roles(
+    run: RunDir, ports: dict[str, int], without: Collection[str] = (), fork_server: ForkServer | None = None
+) -> list[Child]:
+    """One process per role, services first, but for the roles named in `without`.
 
     They meet over the network, as they would on machines of their own.
     """
@@ -116,10 +136,10 @@ def start_roles(run: RunDir, ports: dict[str, int], without: Collection[str] = (
 
     batches = [config.workers.batch_of(i) for i in range(config.workers.count)]
     roles = [
-        ("trainer", ["trainer", path, *join], config.train.threads),
         ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
         ("origin", ["origin", path, *port["origin"]], 1),
         ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
+        ("trainer", ["trainer", path, *join], config.train.threads),
         ("validator", ["validator", path, *join], config.audit.threads),
         *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
@@ -132,7 +152,8 @@ def start_roles(run: RunDir, ports: dict[str, int], without: Collection[str] = (
             if name in without:
                 continue
             log, service = run.path / "logs" / f"{name}.log", name in SERVICES
-            children.append(Child(name, arguments, threads, log, is_service=service))
+            server = None if service else fork_server
+            children.append(Child(name, arguments, threads, log, is_service=service, fork_server=server))
     except BaseException:
         stop_all(children)
         raise
