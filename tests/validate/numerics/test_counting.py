@@ -15,7 +15,7 @@ from shoal.errors import BannedError
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import ROUNDING, Finding
 from shoal.roles.validator import Validator
-from shoal.tasks.source import InProcess, Score
+from shoal.tasks.source import InProcess, Score, Split
 from shoal.validate.audit import MIN_SPOT
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.numerics.account import BAN_NATS
@@ -141,7 +141,7 @@ def test_a_spot_check_and_a_later_weighing_of_the_whole_file_are_counted_once(
     """The scorer fails in the time that answers have which may be made up: then the file is weighed whole first."""
 
     class Hesitant(InProcess):
-        def scores(self, split: str, answers: Sequence[Any], seconds: float = math.inf) -> list[Score]:
+        def scores(self, split: Split, answers: Sequence[Any], seconds: float = math.inf) -> list[Score]:
             if math.isfinite(seconds):
                 return [Score(None, "too slow")] * len(answers)
             scales.weighed.append(("scored", len(answers)))
