@@ -1,4 +1,4 @@
-"""Numeric evidence for people: the verdict carries it, the coordinator keeps it, and `why`, `node` and `status` show it.
+"""Numeric evidence for people: verdicts carry it, the coordinator keeps it; `why`, `node` and `status` show it.
 
 The arithmetic behind it is tested in `tests/validate/numerics`.
 """

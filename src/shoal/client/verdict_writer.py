@@ -90,8 +90,8 @@ class VerdictWriter:
     def ban(self, node: str, check: str, reason: str) -> None:
         """Tells the coordinator that a node gets no more leases, once in a life of this process."""
         if node not in self.banned:
-            self.banned.add(node)
             self.store.ban(node, reason)
+            self.banned.add(node)
             self.metrics.write("banned", node=node, check=check, reason=reason)
 
     def _note(self, upload: Upload, vote: Vote) -> None:

@@ -59,8 +59,8 @@ def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
     found = f"{weighed.total:.1f} nats of evidence in {weighed.tokens:,} tokens: {meaning(weighed.strongest)}{against}"
     is_over = node is not None and node.is_over
     if weighed.total >= BAN_NATS and (node is None or is_over):
-        who = "file and node have" if node is not None else "a file has"
-        return Finding(NUMBERS, f"{rule}; to blame from {BAN_NATS:.1f} nats on, which {who}", HONEST, found)
+        where = "in a file and against its node" if node is not None else "in a file"
+        return Finding(NUMBERS, f"{rule}; {BAN_NATS:.1f} nats {where} are blame", HONEST, found)
     if weighed.total >= VOID_NATS:
         return Finding(ROUNDING, f"{rule}; a file is dropped from {VOID_NATS:.1f} nats on", HONEST, found)
     if is_over:
