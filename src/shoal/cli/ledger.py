@@ -52,8 +52,9 @@ def node(
 ) -> None:
     """Show one contributor's history: stake, work, verdicts, earnings."""
     from shoal.cli.ledger_views import show_node
+    from shoal.client.run_status import evidence_at
 
-    show_node(_record(run), address, console)
+    show_node(_record(run), address, console, lambda node: evidence_at(run, node))
 
 
 @ledger.command("verify")

@@ -1,7 +1,7 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -184,8 +184,8 @@ def _meant(state: State, address: str) -> Account:
     return all_[found[0]]
 
 
-def show_node(record: Record, address: str, console: Console) -> None:
-    """One contributor's history."""
+def show_node(record: Record, address: str, console: Console, evidence_of: Callable[[str], str] = lambda _: "") -> None:
+    """One contributor's history; `evidence_of` says what numeric evidence there is against it, if any."""
     state = record.state
     account = _meant(state, address)
     who = account.address
@@ -200,6 +200,8 @@ def show_node(record: Record, address: str, console: Console) -> None:
     console.print(
         f"slashed {account.slashed:,}, voided {account.voided:,}, rejects {account.offences}", highlight=False
     )
+    if against := evidence_of(who):
+        console.print(f"{against}; from that many on, a node is banned", highlight=False)
     if who in state.judges:
         console.print(f"validator: {_standing(state.judges[who])}", highlight=False)
     for line in record.lines:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shoal.errors import ShoalError, WeightsError
 from shoal.files import sha256_file
+from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, Verdict, is_blame
@@ -35,6 +36,7 @@ class Judged:
     audited: bool
     began: float
     """CPU time of this process when its turn came."""
+    numbers: NumericEvidence | None = None
 
     @property
     def tokens(self) -> int:
@@ -58,7 +60,9 @@ class VerdictWriter:
         assert judged.submission is not None
         samples = len(judged.submission.rollouts)
         self._note(judged.upload, Vote("a", judged.sha256, judged.tokens))
-        verdict = Verdict(True, judged.sha256, judged.audited, samples=samples, tokens=judged.tokens)
+        verdict = Verdict(
+            True, judged.sha256, judged.audited, samples=samples, tokens=judged.tokens, numbers=judged.numbers
+        )
         self._give(judged, verdict, blamed=False)
 
     def void(self, judged: Judged) -> None:
@@ -77,15 +81,17 @@ class VerdictWriter:
         # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
         tokens = judged.tokens
         self._note(judged.upload, Vote("r" if proof else "v", judged.sha256, tokens, proof))
-        verdict = Verdict(False, judged.sha256, judged.audited, judged.finding, evidence, tokens=tokens)
+        verdict = Verdict(
+            False, judged.sha256, judged.audited, judged.finding, evidence, tokens=tokens, numbers=judged.numbers
+        )
         self._give(judged, verdict, blamed=blamed)
         return blamed, evidence
 
     def ban(self, node: str, check: str, reason: str) -> None:
         """Tells the coordinator that a node gets no more leases, once in a life of this process."""
         if node not in self.banned:
-            self.banned.add(node)
             self.store.ban(node, reason)
+            self.banned.add(node)
             self.metrics.write("banned", node=node, check=check, reason=reason)
 
     def _note(self, upload: Upload, vote: Vote) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
 from shoal.files import locked
 from shoal.models.load import load_as
+from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -37,7 +38,7 @@ from shoal.validate.checks.all_checks import Checks
 from shoal.validate.evidence.vote_log import Votes
 from shoal.validate.judging.file_judge import FileJudge, Judgement
 from shoal.validate.judging.version_cache import VersionCache
-from shoal.validate.numerics.account import Account
+from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import Weighed, finding_of
 from shoal.validate.queue import TimeBudget, in_turn
@@ -205,9 +206,8 @@ class Validator:
                 return self._postpone(upload, UnreadError(str(error), again=True), began)
             rule = "a file is made with a version that is published"
             found = Judgement(Finding("version", rule, submission.version, str(error)), audited=False)
-        if found.weighed is not None:
-            self._count(upload, found.weighed)
-        judged = Judged(upload, submission, sha256, found.finding, found.audited, began)
+        numbers = self._count(upload, found.weighed) if found.weighed is not None else None
+        judged = Judged(upload, submission, sha256, found.finding, found.audited, began, numbers)
         if found.finding is not None:
             return self._reject(judged)
         self.verdicts.accept(judged)
@@ -223,7 +223,7 @@ class Validator:
         assert self.evidence is not None
         return self.evidence.with_file(upload.node, upload.step, upload.submission, weighed)
 
-    def _count(self, upload: Upload, weighed: Weighed) -> None:
+    def _count(self, upload: Upload, weighed: Weighed) -> NumericEvidence:
         """Adds a file's evidence to what there is against its node, and bans the node if that is too much.
 
         Before the verdict: a validator that is killed in between judges the file again, counts it no second time, and
@@ -231,24 +231,17 @@ class Validator:
         """
         assert self.evidence is not None
         account = self.evidence.add(upload.node, upload.step, upload.submission, weighed)
-        self.metrics.write(
-            "weighed",
-            step=upload.step,
-            submission=upload.submission,
-            node=upload.node,
-            nats=weighed.total,
-            strongest=weighed.strongest,
-            tokens=weighed.tokens,
-            node_nats=account.nats(),
-            node_files=account.files,
+        numbers = NumericEvidence(
+            weighed.total, weighed.tokens, weighed.strongest, account.held_against, account.files, BAN_NATS
         )
+        place = {"step": upload.step, "submission": upload.submission, "node": upload.node}
+        self.metrics.write("weighed", **place, **asdict(numbers))
         found = finding_of(weighed, account)
-        if found is None:
-            return
-        if not self.run_dir.config.audit.enforce:
+        if found is not None and not self.run_dir.config.audit.enforce:
             self.metrics.write("note", text=f"not enforced: {upload.node}, {found}")
-        elif account.is_over:
+        elif found is not None and account.is_over:
             self.verdicts.ban(upload.node, found.check, str(found))
+        return numbers
 
     def _reject(self, judged: Judged) -> bool:
         """Gives the verdict, and counts a strike if the file's maker is to blame; False, for it was not accepted."""

@@ -45,6 +45,11 @@ class Account:
         """Whether there was ever more against the node than an honest one has in its life, but for one in a million."""
         return max(self.highest, self.nats()) >= BAN_NATS
 
+    @property
+    def held_against(self) -> float:
+        """Nats that people are shown: what there is now or, once that was too much, the most that there was."""
+        return max(self.highest, self.nats()) if self.is_over else self.nats()
+
 
 def mean_of(logs: Sequence[float]) -> float:
     """log of the mean of exp(x): what equal stakes on several bets have won together."""
