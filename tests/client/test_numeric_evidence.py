@@ -110,7 +110,10 @@ def test_evidence_in_a_verdict_survives_its_json() -> None:
     assert Verdict.from_json(verdict.to_json()) == verdict
 
 
-@pytest.mark.parametrize("tree", [None, 3, {}, asdict(ODD) | {"nats": "7"}, asdict(ODD) | {"strongest": 1}])
+@pytest.mark.parametrize(
+    "tree",
+    [None, 3, {}, asdict(ODD) | {"nats": "x"}, asdict(ODD) | {"strongest": 1}, asdict(ODD) | {"tokens": 10**400}],
+)
 def test_what_a_coordinator_made_up_is_not_shown_as_evidence(tree: Any) -> None:
     assert NumericEvidence.read(tree) is None
 

@@ -27,6 +27,7 @@ def _encodable(text: str) -> str:
 Plain = Annotated[str, AfterValidator(_encodable), AfterValidator(_plain)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[int, Field(ge=0, lt=10**9)]
+Nats = Annotated[float, Field(ge=-1e9, le=1e9)]
 Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
 Role = Literal["worker", "validator", "trainer", "relay"]
@@ -78,12 +79,12 @@ class FindingIn(_In):
 
 
 class NumbersIn(_In):
-    nats: float = Field(description="Evidence against the file.")
+    nats: Nats = Field(description="Evidence against the file.")
     tokens: Number = Field(description="Tokens that were computed again.")
     strongest: Annotated[Plain, Field(max_length=100)] = Field(description="The bet that won most.")
-    node_nats: float = Field(description="Evidence against the node, over all of its files that were weighed.")
+    node_nats: Nats = Field(description="Evidence against the node, over all of its files that were weighed.")
     node_files: Number
-    limit: float = Field(gt=0, description="From so much evidence on a node is banned.")
+    limit: Nats = Field(gt=0, description="From so much evidence on a node is banned.")
 
 
 class VerdictIn(_In):

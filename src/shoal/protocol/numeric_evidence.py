@@ -35,14 +35,14 @@ class NumericEvidence:
     @classmethod
     def read(cls, tree: Any) -> Self | None:
         """Out of a stranger's JSON; None for anything else."""
-        numbers = ("nats", "tokens", "node_nats", "node_files", "limit")
-        if not isinstance(tree, Mapping) or not isinstance(tree.get("strongest"), str):
+        names = ("nats", "tokens", "node_nats", "node_files", "limit")
+        if not isinstance(tree, Mapping) or not isinstance(strongest := tree.get("strongest"), str):
             return None
-        values = [tree.get(name) for name in numbers]
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        try:
+            nats, tokens, node_nats, node_files, limit = (float(tree[name]) for name in names)
+            return cls(nats, int(tokens), strongest, node_nats, int(node_files), limit)
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
-        nats, tokens, node_nats, node_files, limit = (float(value) for value in values)  # type: ignore[arg-type]
-        return cls(nats, int(tokens), tree["strongest"], node_nats, int(node_files), limit)
 
     def __str__(self) -> str:
         return f"{self.nats:.1f} nats in {self.tokens:,} tokens, most of it because {meaning(self.strongest)}"
