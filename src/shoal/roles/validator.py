@@ -64,7 +64,7 @@ class Put:
 
 @dataclass(slots=True)
 class Validator:
-    """Judges uploads, each of them once; who has shown the most comes first."""
+    """Judges uploads, each of them once; files of nodes that have shown the most come first."""
 
     run_dir: RunDir
     channel: WeightSource
