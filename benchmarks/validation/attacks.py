@@ -31,7 +31,7 @@ from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.validate.calibrate import threads
+from shoal.validate.calibrate.thresholds import threads
 
 # These begin with honest answers and change them; all others that answer in their own way generate.
 EDIT_ANSWERS = ("edited_tokens", "early_ending", "mean_proof")

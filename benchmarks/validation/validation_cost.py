@@ -25,7 +25,7 @@ from shoal.rundir import limits_of
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.validate.audit import spot_draws
-from shoal.validate.calibrate import threads
+from shoal.validate.calibrate.thresholds import threads
 from shoal.validate.checks.all_checks import Checks
 
 # Spot checks that are averaged over.

@@ -15,6 +15,8 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+# A profile's name, or one with wildcards.
+ProfilePattern = Annotated[str, Field(min_length=1, max_length=180, pattern=r"^[a-z0-9.+_/*?-]+$")]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 # Default of ledger.plants if validators may belong to someone else.
 PLANTS = 20
@@ -134,7 +136,7 @@ class ModelConfig(_Table):
     source: str = Field("tiny", description='"tiny" (built here), "smollm2", or a transformers model directory.')
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="Number format of published weights; bfloat16 needs thresholds measured by shoal calibrate.",
+        description="Number format of published weights; files of bfloat16 runs are judged by honest rates.",
     )
     tiny: TinyConfig = TinyConfig()
 
@@ -326,6 +328,18 @@ class AuditConfig(_Table):
         le=1,
         description="bfloat16 runs: share of audited files that are also compared with another computation, such as "
         "weights in 8 bits or the version before.",
+    )
+    profiles: list[ProfilePattern] = Field(
+        default_factory=list,
+        max_length=64,
+        description="bfloat16 runs: profiles that may join and that odds are made for, by names or patterns such as "
+        "nvidia-h100-*; each must be in the run's table of honest rates. If empty, every profile may join, and odds "
+        "are fair to all that the table holds.",
+    )
+    rates: str = Field(
+        "",
+        description="bfloat16 runs: file of honest rates (shoal calibrate --out) that the run starts with, besides "
+        "those that come with Shoal.",
     )
 
 
@@ -614,6 +628,12 @@ class RunConfig(_Table):
             raise ValueError(
                 "workers.dtype = 'bfloat16': honest workers would be rejected, for model.dtype is 'float32', whose "
                 "thresholds bfloat16 does not keep; set model.dtype = 'bfloat16' too, or leave workers.dtype out"
+            )
+        if self.model.dtype == "float32" and (self.audit.profiles or self.audit.rates):
+            which = "profiles" if self.audit.profiles else "rates"
+            raise ValueError(
+                f"audit.{which}: is for bfloat16 runs, and model.dtype is 'float32', which is judged by "
+                f"audit.thresholds; leave it out, or set model.dtype = 'bfloat16'"
             )
         # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
         fewest = self.async_level + self.train.checkpoint_every + 1

@@ -19,6 +19,8 @@ from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, StorageError, WeightsError
 from shoal.files import disk_errors, locked, parse_json, read_regular, write_whole
 from shoal.protocol.lease import NODE_NAME
+from shoal.protocol.rates.rates_file import Architecture, read_architecture
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import Version, WeightSource
 from shoal.protocol.submission import Limits
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
@@ -66,6 +68,11 @@ class RunDir:
     def base_model(self) -> Path:
         """The base model's own directory: config, tokenizer and weights."""
         return self.path / "weights" / "v000000"
+
+    def architecture(self) -> Architecture | None:
+        """That of the base model; None where it is not, as on a coordinator's own machine."""
+        path = self.base_model / "config.json"
+        return read_architecture(self.base_model) if path.is_file() else None
 
     @property
     def checkpoints(self) -> Path:
@@ -161,6 +168,8 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
             "give at least as many steps, or another directory with --out"
         )
     base = ensure_base_model(config, console) if newest is None else None
+    if base is not None and config.model.dtype == "bfloat16":
+        RatesTable.first(config.audit, read_architecture(base))  # before anything is made
     created = parse_json(file.read_text()).get("created", time.time()) if file.exists() else time.time()
     write_run_file(path, config, created)
     if base is not None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shoal.cli.ledger_views import show_node
 from shoal.client.ledger import record_at
-from shoal.client.run_status import ask_coordinator, evidence_at, explanation, print_swarm
+from shoal.client.run_status import ask_coordinator, coordinator_says, evidence_at, explanation, print_swarm
 from shoal.coordinator.verdicts import evidence_against
 from shoal.protocol.numeric_evidence import NumericEvidence, meaning, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
@@ -52,7 +52,7 @@ def test_a_contributor_sees_the_evidence_of_a_file_and_against_its_node(small_wo
     assert "node: evidence 3.1 of 13.8 nats in 41 files" in told
     assert "to do: nothing, if it is rare" in told
     assert "to do: check that the worker computes as the run asks" in told
-    assert "ask the run's owner to calibrate" in told
+    assert "ask the run's owner to measure your machine" in told
 
 
 def test_an_accepted_file_has_its_evidence_too_and_one_that_was_not_weighed_has_none(small_world: World) -> None:
@@ -87,7 +87,7 @@ def test_status_and_node_show_it_and_float32_runs_have_no_such_column(small_worl
     assert "3.1 of 13.8" in shown(lambda console: print_swarm(small_world.url, console))
     pay_in(small_world, "a")
     record = record_at(small_world.url)
-    told = shown(lambda console: show_node(record, A, console, lambda node: evidence_at(small_world.url, node)))
+    told = shown(lambda console: show_node(record, A, console, lambda node: coordinator_says(small_world.url, node)))
     assert "evidence 3.1 of 13.8 nats in 41 files" in told
     assert "evidence" not in shown(lambda console: show_node(record, A, console))
 

@@ -68,7 +68,7 @@ def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_
         accept(world)
         text = {"name": "\U00020000" * 64, "doing": "\U00020000" * 200, "waits_on": "\U00020000" * 64}
         fresh = {"role": "worker", "url": "", "state": "healthy", "reason": "x" * 4000, "refused": "", "version": None}
-        fresh |= {"network": ""}
+        fresh |= {"network": "", "profile": "p" * 180}
         counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
         now = world.clock() + 60
         times = {"joined": now, "seen": now, "since": now}

@@ -19,6 +19,7 @@ from shoal.roles.session import JoinOptions
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks.all_checks import Checks
+from tests.protocol.test_rates_table import H100
 from tests.support.coordinator_in_process import VALIDATOR, good_file, key_of, world_at
 from tests.support.coordinator_in_process import World as Swarm
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, weights
@@ -130,6 +131,7 @@ def hand_in(store: PlanterStore) -> Lease:
 
 
 def test_an_address_ends_with_its_planted_file_and_stays_to_be_seen(swarm: Swarm) -> None:
+    swarm.link(key_of("worker")).join("worker", profile=H100)
     with store_in(swarm) as store:
         store._due = 100.0
         leases = [hand_in(store) for _ in range(16)]
@@ -143,8 +145,11 @@ def test_an_address_ends_with_its_planted_file_and_stays_to_be_seen(swarm: Swarm
         assert len(store._identities) == KEPT + 1
         spent = store._identities[0]
         assert spent.now.doing == "policy version 1"
+    swarm.coordinator._seen = None  # half a second old at most; the planter has looked as well
     nodes = {node["address"]: node for node in swarm.link(VALIDATOR).get("/v1/status")["nodes"]}
     assert {nodes[lease.node]["name"] for lease in leases} == {"worker"}
+    # It computes otherwise than that worker; a profile of its own would tell which files are planted.
+    assert {nodes[lease.node]["profile"] for lease in leases} == {H100}
 
 
 def test_a_planter_that_was_killed_goes_on_with_a_fresh_address(swarm: Swarm) -> None:

@@ -1,10 +1,12 @@
-"""Thresholds from data: what an honest worker may differ by is measured, never guessed."""
+"""Thresholds and rates from data: what an honest worker may differ by is measured, never guessed."""
 
 import io
+import json
 import math
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -14,7 +16,15 @@ from shoal.errors import ConfigError
 from shoal.generate.engine import Request, TorchEngine
 from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import load
-from shoal.validate.calibrate import FLOORS, SAFETY, UNITS, Measured, calibrate, resolve, to_toml
+from shoal.models.this_machine import this_profile
+from shoal.protocol.rates.honest_rates import EDGES
+from shoal.protocol.rates.rates_file import RatesFile, read_architecture
+from shoal.validate.calibrate.command import calibrate, merge
+from shoal.validate.calibrate.target import resolve
+from shoal.validate.calibrate.thresholds import FLOORS, SAFETY, UNITS, Measured, to_toml
+from shoal.validate.numerics.bets import UNIT
+from shoal.validate.numerics.ways import WAYS
+from tests.support.model_and_checks import model_dir
 
 TASKS = [{"source": "reasoning-gym/spell_backward"}]
 
@@ -39,7 +49,7 @@ def test_no_threshold_falls_below_its_floor_nor_above_what_it_can_be() -> None:
 
 def test_what_is_written_can_be_pasted_into_a_config() -> None:
     measured = found(shortfall=0.0123, mantissa_mean=0.4)
-    table = tomllib.loads(to_toml("tiny", "float32", measured))
+    table = tomllib.loads(to_toml("tiny", measured))
     config = check_config({"name": "run", "steps": 1, "tasks": TASKS, **table}, "test")
     assert config.audit.thresholds == measured.thresholds()
     assert config.audit.thresholds.shortfall >= SAFETY * 0.0123
@@ -60,19 +70,65 @@ def test_plain_transformers_draws_the_tokens_that_our_engine_draws(tiny_dir: Pat
         assert float((a.hidden_TD - b.hidden_TD).abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_calibrate_measures_a_model_directory_and_writes_its_thresholds(
-    tiny_dir: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_calibrate_measures_a_model_directory_and_writes_its_thresholds(tiny_dir: Path, tmp_path: Path) -> None:
     target = tmp_path / "thresholds.toml"
     said = io.StringIO()
-    calibrate(str(tiny_dir), None, dtype, target, 16, Console(file=said, width=100))
+    calibrate(str(tiny_dir), None, "float32", target, 16, Console(file=said, width=100))
     table = tomllib.loads(target.read_text())["audit"]["thresholds"]
-    chosen = ThresholdsConfig(**table)
-    # float32 is as good as exact; bfloat16 is not, and float32 on bfloat16 weights is honest too.
-    assert (chosen == FLOORS) == (dtype == "float32")
-    assert chosen.logprob < (0.01 if dtype == "float32" else 2.0)
+    assert ThresholdsConfig(**table) == FLOORS  # float32 is as good as exact
     assert all(name in said.getvalue() for name in UNITS)
+
+
+@pytest.fixture(scope="module")
+def rates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What `calibrate` writes and says in bfloat16; answers of 32 tokens, because shorter ones make no unit."""
+    folder = tmp_path_factory.mktemp("rates")
+    config, said = folder / "run.toml", io.StringIO()
+    config.write_text(
+        'name = "run"\nsteps = 1\n[[tasks]]\nsource = "reasoning-gym/spell_backward"\n[sampling]\nmax_new_tokens = 32\n'
+    )
+    calibrate(str(model_dir("long")), config, "bfloat16", folder / "rates.json", 16, Console(file=said, width=120))
+    return folder / "rates.json", said.getvalue()
+
+
+def test_in_bfloat16_all_ways_and_this_machine_are_measured(rates: tuple[Path, str]) -> None:
+    path, said = rates
+    found = RatesFile.read(path)
+    own = this_profile("bfloat16").name
+    assert set(found.tokens) == {*WAYS, own}
+    assert found.architecture == read_architecture(model_dir("long"))
+    assert all(name in said for name in WAYS)
+    assert min(found.tokens.values()) > 100
+    for way, units in found.rates.gaps.items():
+        assert units.count == found.tokens[way] // UNIT
+    # Twice as much noise as the judge's own is rare for all, and float32 has far less than it.
+    twice = int(np.searchsorted(EDGES, 2.0))
+    assert all(units.above[twice] == 0 for units in found.rates.gaps.values())
+    assert found.rates.gaps["float32"].above[twice - 8] == 0
+    assert found.rates.gaps[own].above[0] == found.rates.gaps[own].count
+
+
+def test_merging_adds_histograms_and_tokens(rates: tuple[Path, str], tmp_path: Path) -> None:
+    path, said = rates[0], io.StringIO()
+    merge([path, path], tmp_path / "both.json", Console(file=said, width=200))
+    one, both = RatesFile.read(path), RatesFile.read(tmp_path / "both.json")
+    assert both.tokens == {name: 2 * count for name, count in one.tokens.items()}
+    assert both.rates.gaps["tp8"] == one.rates.gaps["tp8"] + one.rates.gaps["tp8"]
+    assert f"{sum(both.tokens.values()):,} tokens" in said.getvalue()
+
+
+def test_rates_of_another_model_or_format_do_not_add_up(rates: tuple[Path, str], tmp_path: Path) -> None:
+    tree = json.loads(rates[0].read_text())
+    other, newer = tmp_path / "other.json", tmp_path / "newer.json"
+    other.write_text(json.dumps({**tree, "model": "big", "architecture": {**tree["architecture"], "layers": 99}}))
+    newer.write_text(json.dumps({**tree, "format": 2}))
+    with pytest.raises(ConfigError, match=r"other.json: measured on big .* 99 layers.*rates.json on .* 3 layers"):
+        merge([rates[0], other], tmp_path / "sum.json", Console())
+    with pytest.raises(ConfigError, match=r"newer.json: has format 2, this release reads 1"):
+        merge([rates[0], newer], tmp_path / "sum.json", Console())
+    with pytest.raises(ConfigError, match=r"two or more rates files and --out"):
+        merge([rates[0]], tmp_path / "sum.json", Console())
+    assert not (tmp_path / "sum.json").exists()
 
 
 def test_a_tiny_model_is_not_calibrated_without_the_config_that_it_is_built_for() -> None:

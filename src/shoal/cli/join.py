@@ -1,6 +1,7 @@
 """Help panel "Join": lend this machine to a run, and the key that is its identity there."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,10 @@ def worker(
         str | None,
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="How this machine computes, if it is not as it looks: hardware/engine/attention/dtype/tpN."),
+    ] = None,
     attack: Annotated[str | None, typer.Option(help="Cheat in this way, for tests; shoal attacks lists them.")] = None,
 ) -> None:
     """Generate rollouts with the newest policy version, in this process.
@@ -41,6 +46,10 @@ def worker(
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
     located = machine(located, batch, threads, dtype)
+    if profile is not None:
+        from shoal.protocol.profile import Profile
+
+        options = replace(options, profile=Profile.parse(profile).name)
     from shoal.roles.worker import start_worker
 
     start_worker(located, name, options, attack)

@@ -50,11 +50,11 @@ def node(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or its first characters.")],
     run: AnyLedger,
 ) -> None:
-    """Show one contributor's history: stake, work, verdicts, earnings."""
+    """Show one contributor's history: how it computes, evidence, stake, work, verdicts, earnings."""
     from shoal.cli.ledger_views import show_node
-    from shoal.client.run_status import evidence_at
+    from shoal.client.run_status import coordinator_says
 
-    show_node(_record(run), address, console, lambda node: evidence_at(run, node))
+    show_node(_record(run), address, console, lambda who: coordinator_says(run, who))
 
 
 @ledger.command("verify")
@@ -150,12 +150,15 @@ def arbitrate(
     bytes, lease or version are missing stays open.
     """
     from shoal.client.challenge import arbitrate as rule
+    from shoal.client.honest_rates import newest_rates
     from shoal.crypto.keys import Key
     from shoal.rundir import key_path, open_run
     from shoal.validate.evidence.arbiter import open_arbiter
 
     own = Key.load(key or key_path(run, "coordinator"))
     with open_arbiter(open_run(run)) as arbiter:
+        if arbiter.run.config.model.dtype == "bfloat16":
+            arbiter.rates = newest_rates(join, own, arbiter.run)
         found = rule(join, arbiter.run, own, arbiter.judge, console)
     console.print(
         f"{found.upheld} challenges upheld, {found.refuted} refuted, {found.left_open} left open", highlight=False

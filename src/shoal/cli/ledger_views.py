@@ -1,7 +1,7 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
+from shoal.text import one_line
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
 PLANTED = {"a": "planted as good", "r": "planted as bad"}
@@ -184,13 +185,17 @@ def _meant(state: State, address: str) -> Account:
     return all_[found[0]]
 
 
-def show_node(record: Record, address: str, console: Console, evidence_of: Callable[[str], str] = lambda _: "") -> None:
-    """One contributor's history; `evidence_of` says what numeric evidence there is against it, if any."""
+def show_node(
+    record: Record, address: str, console: Console, coordinator_says: Callable[[str], Sequence[str]] = lambda _who: ()
+) -> None:
+    """One contributor's history; `coordinator_says` has lines about it that no ledger has."""
     state = record.state
     account = _meant(state, address)
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
+    for line in coordinator_says(who):
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     if who not in state.accounts:
         console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(
@@ -200,8 +205,6 @@ def show_node(record: Record, address: str, console: Console, evidence_of: Calla
     console.print(
         f"slashed {account.slashed:,}, voided {account.voided:,}, rejects {account.offences}", highlight=False
     )
-    if against := evidence_of(who):
-        console.print(f"{against}; from that many on, a node is banned", highlight=False)
     if who in state.judges:
         console.print(f"validator: {_standing(state.judges[who])}", highlight=False)
     for line in record.lines:

@@ -78,6 +78,27 @@ def trainer(run: Target, changes: ConfigFlags, join: Join = None) -> None:
     start_trainer(located, options)
 
 
+@app.command(rich_help_panel=PANEL)
+def loosen(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory, which holds its trainer's key.")],
+    rates: Annotated[Path, typer.Argument(metavar="RATES", help="A rates file that shoal calibrate wrote.")],
+    join: Annotated[str, typer.Option(metavar="URL", help="The run's coordinator.")],
+) -> None:
+    """Add honest rates to a bfloat16 run while it goes on, as for hardware that its odds are too strict for.
+
+    Odds become fair to these machines too. They never become stricter: validators refuse a table that lacks anything
+    that it had before.
+    """
+    from shoal.client.honest_rates import loosen as add_rates
+    from shoal.crypto.keys import Key
+    from shoal.rundir import key_path, open_run
+
+    prepared = open_run(run)
+    if prepared.config.model.dtype != "bfloat16":
+        raise ConfigError(f"loosen {run}: is for bfloat16 runs; a float32 run is judged by audit.thresholds")
+    add_rates(join, rates, Key.load(key_path(run, "trainer")), prepared.architecture(), console)
+
+
 @dataclass(frozen=True)
 class PlanterFlags(JoinFlags):
     """Joins with the planter's own key, which has no default on another machine."""

@@ -162,21 +162,59 @@ def evaluate(
 
 @app.command(rich_help_panel=PANEL)
 def calibrate(
+    context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model directory, smollm2, tiny, or a config whose model to use.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL | RUN --answers FILES... | merge FILES...",
+            help="A model directory, smollm2, tiny, or a config; or merge, and rates files to add up.",
+        ),
     ],
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the config's, or float32.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="Config whose tasks give the prompts; default: random tokens.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write the [audit.thresholds] table to.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: [audit.thresholds] of a float32 run, rates of a bfloat16 run.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=16, help="Answers per comparison.")] = 256,
+    answers: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILES...", help="Measure files that honest machines handed in to the run RUN instead."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="With --answers: how these machines compute; default: as each has declared.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="With --answers: folder of the versions, if RUN/weights no longer has them.")
+    ] = None,
 ) -> None:
-    """Measure how far honest workers deviate, and derive a validator's thresholds from it."""
-    check_dtype(dtype)
-    from shoal.validate.calibrate import calibrate as measure_model
+    """Measure how far honest workers deviate: thresholds of a float32 run, honest rates of a bfloat16 run.
 
-    measure_model(model, config, dtype, out, samples, console)
+    From files of other machines: shoal calibrate RUN --answers RUN/coordinator/uploads/step-000012/*.parquet --out
+    A.json. Rates of several machines add up: shoal calibrate merge A.json B.json --out C.json
+    """
+    target, *files = model
+    measured = ("dtype", "config", "samples")
+    if answers:
+        refuse_flags(context, "calibrate --answers", measured, "the run's own config and the files say it")
+        from shoal.validate.calibrate.command import calibrate_answers
+
+        calibrate_answers(Path(target), [*answers, *map(Path, files)], profile, weights, out, console)
+        return
+    refuse_flags(context, f"calibrate {target}", ("profile", "weights"), "only calibrate --answers does")
+    if target == "merge":
+        refuse_flags(context, "calibrate merge", measured, "it only adds up what was measured")
+        from shoal.validate.calibrate.command import merge
+
+        merge([Path(file) for file in files], out, console)
+        return
+    if files:
+        raise ConfigError(f"calibrate {target}: takes one model, and {files[0]} is a second one; leave it out")
+    check_dtype(dtype)
+    from shoal.validate.calibrate.command import calibrate as measure_model
+
+    measure_model(target, config, dtype, out, samples, console)
 
 
 def _evaluate_suite(

@@ -28,6 +28,8 @@ from shoal.crypto.tls import UnvouchedError, WrongServerError, pinned_context, p
 from shoal.errors import BannedError, IdentityError, RolloutError, SwarmError, WaitError
 from shoal.files import parse_json
 from shoal.protocol import messages as m
+from shoal.protocol.rates.rates_file import RatesFile
+from shoal.protocol.rates.rates_table import SignedRates
 from shoal.protocol.refusal import STATUS, Refusal
 from shoal.protocol.run_card import MAX_CARD_BYTES, Card, Join, read_card
 from shoal.protocol.task_weights import SignedTable
@@ -103,9 +105,9 @@ class CoordinatorClient:
         self._card = card
         return card
 
-    def join(self, role: str, name: str = "", url: str = "") -> None:
+    def join(self, role: str, name: str = "", url: str = "", profile: str = "") -> None:
         """Joins the run, or says that the node is still there."""
-        self._joined = {"role": role, "name": name, "url": url}
+        self._joined = {"role": role, "name": name, "url": url, "profile": profile}
         self.send("POST", "/v1/nodes", self._joined)
 
     def heartbeat(self, doing: str = "", waits_on: str = "", version: int | None = None) -> dict[str, Any]:
@@ -126,6 +128,16 @@ class CoordinatorClient:
         signed = self.look(SignedTable, f"/v1/tables/{number}")
         signed.check(self.card.run, number, self.card.coordinator)
         return signed
+
+    def rates(self) -> SignedRates:
+        """The run's table of honest rates, as the coordinator signed it."""
+        signed = self.look(SignedRates, "/v1/rates")
+        signed.check(self.card.run, self.card.coordinator)
+        return signed
+
+    def loosen(self, version: int, added: RatesFile) -> bool:
+        """Adds honest rates to the run's table as its next version; whether that changed anything."""
+        return self.ask(m.Done, "PUT", f"/v1/rates/{version}", added.model_dump(mode="json")).changed
 
     def send(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         """Makes a signed request with a JSON body; the answer as it was parsed."""

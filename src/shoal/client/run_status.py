@@ -22,7 +22,7 @@ from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m
 from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING
-from shoal.rundir import open_run
+from shoal.rundir import RUN_FILE, open_run
 from shoal.text import one_line
 
 ASK_S = 10.0
@@ -32,7 +32,10 @@ _LOOK = (
     "check that the worker computes as the run asks: weights in model.dtype and not quantised, nor the KV cache; the "
     "version that the lease names; sampling.temperature; no top-k, top-p or repetition penalty"
 )
-_CALIBRATE = "if all of that is right, ask the run's owner to calibrate for your hardware and engine (shoal calibrate)"
+_CALIBRATE = (
+    "if all of that is right, ask the run's owner to measure your machine: shoal calibrate RUN --answers FILES, and then "
+    "shoal loosen"
+)
 ADVICE = {
     ROUNDING: (
         "nothing, if it is rare: the file is not paid, nobody is blamed, and it happens to 1 in 1,000 honest files",
@@ -81,6 +84,15 @@ def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
         return ["its step is not entered yet"]
 
 
+def coordinator_says(where: str, node: str) -> list[str]:
+    """What a run's coordinator has on a node and no ledger has, by the coordinator's URL or the run's directory."""
+    profile, evidence = declared_profile(where, node), evidence_at(where, node)
+    return [
+        *([f"declared profile {profile}"] if profile else []),
+        *([f"{evidence}; a node that reaches the limit is banned"] if evidence else []),
+    ]
+
+
 def evidence_at(where: str, node: str) -> str:
     """Numeric evidence against a node in words, of a run's directory or at a coordinator; empty if there is none.
 
@@ -102,6 +114,21 @@ def evidence_at(where: str, node: str) -> str:
                 against = evidence_against(db, node)
             return standing(against.nats, against.files, against.limit) if against else ""
     return ""
+
+
+def declared_profile(where: str, address: str) -> str:
+    """How a node said that it computes, by a coordinator's URL or a run's directory; empty if that is not known."""
+    if where.startswith(("http://", "https://")):
+        with _link(where) as link:
+            nodes = link.look(m.StatusOut, "/v1/status").nodes
+        return next((node.profile for node in nodes if node.address == address), "")
+    if not (Path(where) / RUN_FILE).is_file():
+        return ""
+    require("coordinator", f"run {where}: reading its coordinator's records")
+    from shoal.coordinator.archive import has_records, profile_of
+
+    run = open_run(Path(where))
+    return profile_of(run, address) if has_records(run) else ""
 
 
 def named_submission(submission: str) -> tuple[int, int]:

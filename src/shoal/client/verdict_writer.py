@@ -13,7 +13,7 @@ from shoal.files import sha256_file
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
 from shoal.protocol.submission import Submission
-from shoal.protocol.verdict import Finding, Verdict, is_blame
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict, is_blame
 from shoal.rundir import RunDir
 from shoal.tasks.difficulty import Table
 from shoal.telemetry.metrics import MetricsWriter
@@ -140,7 +140,8 @@ class VerdictWriter:
         try:
             table = self._table_of(submission)
             whole = whole and has_room(folder)
-            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole)
+            rates = self.checks.rates if finding.check in (NUMBERS, ROUNDING) else None
+            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
             write_bundle(bundle, target)
             if judged.audited and submission is not None:
                 version = Version(submission.version, submission.weights)

@@ -8,11 +8,14 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from shoal.coordinator.db.schema import leases, submissions
+from shoal.coordinator.db.database import read_fact
+from shoal.coordinator.db.schema import leases, nodes, plants, submissions
 from shoal.coordinator.leases import lease_of
+from shoal.coordinator.rates_table import FACT
 from shoal.coordinator.uploads import object_name
 from shoal.errors import ConfigError, StorageError, first_line
 from shoal.protocol.lease import Lease
+from shoal.protocol.rates.rates_table import RatesTable, SignedRates
 from shoal.rundir import RunDir
 
 HOME = "coordinator"
@@ -65,6 +68,28 @@ def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | No
     with reading(run) as db:
         row = db.execute(query).first()
     return (lease_of(run.config.name, row), row.sha256) if row is not None else None
+
+
+def rates_of(run: RunDir) -> RatesTable | None:
+    """The run's honest rates as its coordinator stored them; None where its records are not."""
+    if not has_records(run):
+        return None
+    with reading(run) as db:
+        stored = read_fact(db, FACT)
+    return SignedRates.model_validate_json(stored).rates if stored is not None else None
+
+
+def profile_of(run: RunDir, node: str) -> str:
+    """How a node said that it computes; empty if it did not say, or was forgotten since."""
+    with reading(run) as db:
+        return db.execute(select(nodes.c.profile).where(nodes.c.address == node)).scalar() or ""
+
+
+def is_planted(run: RunDir, step: int, submission: int) -> bool:
+    """Whether a submission is the planter's."""
+    with reading(run) as db:
+        found = db.execute(select(plants.c.letter).where(plants.c.step == step, plants.c.submission == submission))
+        return found.first() is not None
 
 
 def kept_steps(db: Connection) -> list[int]:

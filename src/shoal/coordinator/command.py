@@ -55,7 +55,10 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
             )
         objects = Objects(swarm.store or home / UPLOADS, swarm.store_options)
         ledger_writer = LedgerWriter.open(run / LEDGER_FILE, key, config, terms)
-        coordinator = Coordinator(config, terms, key, origin, database, objects, ledger_writer, plants=plants)
+        model = RunDir(run, config).architecture()
+        coordinator = Coordinator(
+            config, terms, key, origin, database, objects, ledger_writer, plants=plants, architecture=model
+        )
     except BaseException:
         database.close()
         raise

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
 from shoal.config_io import public_tree
-from shoal.coordinator import leases, nodes, retention, verdicts
+from shoal.coordinator import leases, nodes, rates_table, retention, verdicts
 from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.honeypots import Plants
@@ -38,6 +38,8 @@ from shoal.crypto.tls import vouched
 from shoal.ledger.entry import Statement
 from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
+from shoal.protocol.rates.rates_file import Architecture, RatesFile
+from shoal.protocol.rates.rates_table import SignedRates
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card
 from shoal.protocol.signed_lease import SignedLease
@@ -102,6 +104,7 @@ class Coordinator:
         ledger_writer: LedgerWriter,
         clock: Callable[[], float] = time.time,
         plants: Plants | None = None,
+        architecture: Architecture | None = None,
     ) -> None:
         self.terms = terms
         self.key = key
@@ -126,6 +129,8 @@ class Coordinator:
         self.members: set[str] = set()
         """Nodes that have joined and are not banned."""
         self.nonces = database.ask(self._wake)
+        self.rates = database.ask(lambda db: rates_table.opened(db, config, key, architecture))
+        """The run's honest rates, as they are served."""
 
     def _wake(self, db: Connection) -> Nonces:
         """Takes up where the last coordinator ended; the time between counts against nobody."""
@@ -142,14 +147,18 @@ class Coordinator:
 
     # Requests of nodes
 
-    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "") -> None:
+    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "", profile: str = "") -> None:
         now = self.clock()
+        if role == "worker" and (reason := self.rates.rates.refusal(profile, self.terms.profiles)):
+            raise Refusal("not-allowed", f"{signed.node}: {reason}")
         is_full = signed.node not in self.members and len(self.members) >= self.terms.max_nodes
         if is_full and not self._rooms.take(network, time.monotonic()):
             raise Refusal(
                 "full", f"run {self.terms.run}: is full, and network {network or 'here'} asks for room too often"
             )
-        forgotten = await self._do(lambda db: nodes.join(db, self.terms, signed, role, name, url, now, network))
+        forgotten = await self._do(
+            lambda db: nodes.join(db, self.terms, signed, role, name, url, now, network, profile)
+        )
         if forgotten is not None:
             self.members.discard(forgotten)
         self.members.add(signed.node)
@@ -295,6 +304,16 @@ class Coordinator:
         gone = await self._act(signed, work)
         self._tables = {}
         return gone
+
+    async def loosen(self, signed: Signed, version: int, added: RatesFile) -> bool:
+        """Adds honest rates to the run's table as its next version; False if they were added already."""
+
+        def work(db: Connection, node: Node, _now: float) -> tuple[SignedRates, bool]:
+            nodes.must_train(self.terms, node.address)
+            return rates_table.loosen(db, self.key, self.terms.run, version, added)
+
+        self.rates, changed = await self._act(signed, work)
+        return changed
 
     async def filed(
         self, signed: Signed, first: int, last: int, accept: bool | None, beyond: int, wait_s: float

@@ -248,7 +248,7 @@ class LedgerWriter:
         return Settle(batch=batch, plants=letters, salt=self._salt(batch))
 
 
-def run_beacons(key: Key, run: str) -> list[bytes]:
+def run_beacons(key: Key, run: str) -> tuple[bytes, ...]:
     """The chain from which validators are drawn: the same after a restart, and nobody else can compute it."""
     return beacons(hashlib.sha256(f"shoal beacons\n{run}\n{key.export()}".encode()).digest(), MAX_STEPS)
 

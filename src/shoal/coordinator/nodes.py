@@ -19,9 +19,17 @@ Node = Row  # of the table of nodes
 
 
 def join(
-    db: Connection, terms: Terms, signed: Signed, role: Role, name: str, url: str, now: float, network: str = ""
+    db: Connection,
+    terms: Terms,
+    signed: Signed,
+    role: Role,
+    name: str,
+    url: str,
+    now: float,
+    network: str = "",
+    profile: str = "",
 ) -> str | None:
-    """Makes the signer a node of the run. A second time changes nothing but its role, name and URL.
+    """Makes the signer a node of the run. A second time changes nothing but its role, name, URL and profile.
 
     Gives the address of the node that had to be forgotten for it, if any.
     """
@@ -38,7 +46,9 @@ def join(
         raise Refusal("not-allowed", f"{address}: is not on this run's allow-list; ask the run's owner to add it")
     if found is not None:
         use_nonce(db, signed)
-        db.execute(nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url))
+        db.execute(
+            nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url, profile=profile)
+        )
         _hear(db, found, now)
         return None
     forgotten = None
@@ -52,7 +62,7 @@ def join(
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
-    place = {"name": name, "url": url, "network": network}
+    place = {"name": name, "url": url, "network": network, "profile": profile}
     row = {"address": address, "role": role, "state": State.JOINED, **place, **fresh, **times}
     db.execute(queries.ADD_NODE, row)
     return forgotten

@@ -35,6 +35,8 @@ class Terms:
     max_upload: int
     heartbeat_s: float
     requests_per_s: float
+    profiles: tuple[str, ...] = ()
+    """Patterns of profiles that may join; all if there is none."""
     tables: int = 0
     """Versions whose tables of weights are kept; 0 where all tasks are asked alike and there are none."""
 
@@ -61,5 +63,6 @@ class Terms:
             max_upload=max_file_bytes(config),
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
+            profiles=tuple(config.audit.profiles),
             tables=0 if config.sampler.kind == "uniform" else config.keep.versions,
         )

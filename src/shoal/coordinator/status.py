@@ -35,6 +35,8 @@ class NodeView:
     waits_on: str
     version: int | None
     leases: int
+    profile: str
+    """How it says that it computes."""
     accepted: int
     rejected: int
     abandoned: int
@@ -86,6 +88,7 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             waits_on=row.waits_on,
             version=row.version,
             leases=out.get(row.address, 0),
+            profile=row.profile,
             accepted=row.accepted,
             rejected=row.rejected,
             abandoned=row.abandoned,

@@ -5,6 +5,7 @@ An act has a name among those of its author. Entering it a second time changes n
 that is taken is refused.
 """
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
@@ -356,13 +357,14 @@ def plants_hash(run: str, batch: int, plants: str, salt: str) -> str:
     return keccak_words(keccak_text(run), batch, *masks(plants), salt).hex()
 
 
-def beacons(secret: bytes, count: int) -> list[bytes]:
+@lru_cache(maxsize=2)
+def beacons(secret: bytes, count: int) -> tuple[bytes, ...]:
     """A chain of hashes in the order of its use: the first is for the terms, each next one hashes to the one before.
 
     It is fixed before the run, so that a coordinator cannot choose judges to suit a file, and unknown to everybody
-    else until the files are entered.
+    else until the files are entered. A long one takes half a second, which a process spends once.
     """
     links = [secret]
     for _ in range(count):
         links.append(keccak_words(links[-1]))
-    return links[::-1]
+    return tuple(reversed(links))

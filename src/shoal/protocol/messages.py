@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from shoal.errors import ConfigError
+from shoal.protocol.profile import MAX_NAME, Profile
 from shoal.protocol.run_card import Address
 from shoal.tasks.difficulty import Table
 
@@ -24,12 +26,22 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _profile(name: str) -> str:
+    if name:
+        try:
+            Profile.parse(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return name
+
+
 Plain = Annotated[str, AfterValidator(_encodable), AfterValidator(_plain)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[int, Field(ge=0, lt=10**9)]
 Nats = Annotated[float, Field(ge=-1e9, le=1e9)]
 Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
+ProfileName = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_profile)]
 Role = Literal["worker", "validator", "trainer", "relay"]
 Value = float | int | Annotated[Plain, Field(max_length=4000)] | None
 
@@ -42,6 +54,9 @@ class JoinIn(_In):
     role: Role
     name: Annotated[Plain, Field(max_length=64)] = ""
     url: Url = Field("", description="Where a relay serves; it is then part of the run card.")
+    profile: ProfileName = Field(
+        "", description="How a worker computes: hardware/engine/attention/dtype/tpN; some runs admit only some."
+    )
 
 
 class HeartbeatIn(_In):
@@ -225,6 +240,7 @@ class NodeOut(BaseModel):
     waits_on: str
     version: int | None
     leases: int
+    profile: str = Field("", description="How it says that it computes.")
     accepted: int
     rejected: int
     abandoned: int = Field(description="Leases that it let expire, in all.")

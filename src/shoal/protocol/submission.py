@@ -156,6 +156,14 @@ def _summary(path: Path, footer: Mapping[bytes, bytes]) -> Summary:
     return summary
 
 
+def claimed_lease(path: Path) -> Lease:
+    """The lease that a file says it was made under, which is a claim."""
+    metadata = _open(path).schema.metadata or {}
+    if (said := metadata.get(b"shoal.lease")) is None:
+        raise RolloutError(f"{path.name}: names no lease; give a file of rollouts, as workers hand them in")
+    return Lease.from_json(said.decode(errors="replace"))
+
+
 def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     """Reads and checks a file that claims to be the submission of `lease`."""
     schema = _open(path).schema

@@ -22,14 +22,16 @@ from shoal.crypto.keys import Key
 from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.generate.submission_builder import Maker
+from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
 from shoal.roles.session import Heartbeat, JoinOptions, ignore_refused, swarm_store
-from shoal.roles.worker import Worker, load_engine
+from shoal.roles.worker import Worker, load_engine, own_profile
 from shoal.rundir import TAKEOVER_S, RunDir, role_key
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
@@ -64,6 +66,8 @@ class PlantingMaker(Maker):
 
     plants: Plants
     checks: Checks
+    rates: Callable[[], RatesTable] | None = None
+    """The run's honest rates as they are now, where numbers are judged by them: what looser ones acquit is not bad."""
 
     def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
         if self.plants.letter(lease.step, lease.submission) != "r":
@@ -82,6 +86,8 @@ class PlantingMaker(Maker):
 
     def _is_rejected(self, submission: Submission) -> bool:
         """Whether an honest validator blames the node for it."""
+        if self.rates is not None:
+            self.checks.judge_by(self.rates())
         finding = self.checks.cheap(submission) or next(iter(self.checks.costly([submission])))
         return finding is not None and finding.check not in NOBODYS_FAULT
 
@@ -103,7 +109,7 @@ class Identity:
             link = opened.enter_context(
                 CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
             )
-            link.join("worker", JOIN_NAME)
+            link.join("worker", JOIN_NAME, profile=_like_others(link, key) or own_profile(run.config))
             heart = Heartbeat(link, self)
             heart.version = self._newest
             heart.on_relays = on_relays
@@ -119,6 +125,16 @@ class Identity:
         """What it says that it does: a spent one waits, as a worker does that gets no lease."""
         now = self._status.now
         return replace(now, doing=f"policy version {self._newest() + 1}", on="trainer") if self.is_spent else now
+
+
+def _like_others(link: CoordinatorClient, key: Key) -> str:
+    """The profile of some other worker: everybody sees profiles, and one that only planted files have tells on them.
+
+    Nobody is judged by it.
+    """
+    nodes = link.look(m.StatusOut, "/v1/status").nodes
+    known = sorted(node.profile for node in nodes if node.role == "worker" and node.profile)
+    return known[int(key.address, 16) % len(known)] if known else ""
 
 
 class PlanterStore:
@@ -236,4 +252,6 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         with Scorer(config.tasks) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             maker = PlantingMaker(config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks)
+            if config.model.dtype == "bfloat16":
+                maker.rates = lambda: link.rates().rates
             Worker(NAME, config, channel, store, maker, status, metrics, base).run()

@@ -69,14 +69,16 @@ class JoinOptions:
     relays: Sequence[str] = ()
     say: Callable[[str], None] = lambda _text: None
     """Told, a line at a time, what a person who lent this machine wants to know."""
+    profile: str = ""
+    """What a worker says of how it computes; what this machine looks like if not given."""
 
     @contextmanager
     def session(
-        self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter
+        self, run: RunDir, role: Role, name: str, status: StatusFile, metrics: MetricsWriter, profile: str = ""
     ) -> Iterator[Session]:
-        """Joins as a worker or validator."""
+        """Joins as a worker, which computes as its profile says, or as a validator."""
         with (
-            self.member(run, role, name, status) as (link, heart),
+            self.member(run, role, name, status, profile=profile) as (link, heart),
             self.versions(run, name, link, status, metrics) as source,
         ):
             heart.version = lambda: version.number if (version := source.latest()) else None
@@ -120,14 +122,14 @@ class JoinOptions:
 
     @contextmanager
     def member(
-        self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = ""
+        self, run: RunDir, role: Role, name: str, status: StatusFile, url: str = "", profile: str = ""
     ) -> Iterator[tuple[CoordinatorClient, "Heartbeat"]]:
         """Joins, and says what the role does until the block ends."""
         with self.link(run, name, status) as link:
             if role in ("worker", "validator"):
                 check_packages(link.card.packages, run.config.tasks, f"run card of {link.card.run}")
             status.working(f"joining {link.join_at.url}")
-            link.join(role, name, url)
+            link.join(role, name, url, profile)
             if not is_own(run.path):
                 remember(link.join_at, link.card.coordinator)
             self.say(f"joined run {link.card.run} at {link.join_at.url} as {role} {link.key.address}")

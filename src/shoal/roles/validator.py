@@ -9,7 +9,7 @@ Only what a file's bytes show is blame. A file that cannot be fetched or read he
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from math import inf
@@ -18,12 +18,14 @@ from pathlib import Path
 import torch
 
 from shoal.client.client import CoordinatorClient
+from shoal.client.honest_rates import RatesFollower
 from shoal.client.verdict_writer import Judged, VerdictWriter
 from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
 from shoal.files import locked
 from shoal.models.load import load_as
 from shoal.protocol.numeric_evidence import NumericEvidence
+from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -77,6 +79,8 @@ class Validator:
     """What the policy of `checks` has at the start."""
     strikes: Counter[str] = field(default_factory=Counter)
     votes: Votes | None = None
+    rates: RatesFollower | None = None
+    """Brings newer honest rates, where numbers are judged by them."""
     juror: Juror | None = None
     """Speaks for this validator on the ledger, where there is one."""
     early: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -114,6 +118,9 @@ class Validator:
                 return
             if self.juror:
                 self.juror.prompt(newest.number)
+            if self.rates and (newer := self.rates.newer()):
+                self.checks.judge_by(newer)
+                self.metrics.write("note", text=f"numbers are judged by version {newer.version} of the honest rates")
             uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
@@ -285,6 +292,10 @@ def past_strikes(path: Path) -> Counter[str]:
     return strikes
 
 
+def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
+    return lambda text: metrics.write("note", text=text)
+
+
 def start_validator(run: RunDir, options: JoinOptions) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
@@ -309,5 +320,10 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
             validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes, votes)
             # A connection of its own: votes are sent while files are judged.
             own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.wait_s))
+            if config.model.dtype == "bfloat16":
+                validator.rates = RatesFollower(
+                    session.link.rates, read_architecture(channel.fetch(base)), _noter(metrics)
+                )
+                checks.judge_by(validator.rates.table)
             validator.juror = Juror(own, votes, run.path / "nodes" / "head.json")
             validator.run()

@@ -11,6 +11,7 @@ from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, load_as, read_weights
+from shoal.models.this_machine import this_profile
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
 from shoal.roles.session import JoinOptions, ignore_refused
@@ -133,6 +134,11 @@ def load_engine(run: RunDir, channel: WeightSource, computed: str | None = None)
     return base, policy, engine
 
 
+def own_profile(config: RunConfig) -> str:
+    """How a worker of this machine computes, as its settings say."""
+    return this_profile(config.workers.dtype or config.model.dtype).name
+
+
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
@@ -142,7 +148,7 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
-        options.session(run, "worker", name, status, metrics) as session,
+        options.session(run, "worker", name, status, metrics, options.profile or own_profile(config)) as session,
     ):
         channel = session.weights
         status.working("loading the base model")

@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 metadata = MetaData()
 
 facts = Table(
@@ -47,6 +47,7 @@ nodes = Table(
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire
     Column("network", String(64), nullable=False),  # where it asked for a lease last; see `rate_limit.neighbours_of`
+    Column("profile", String(180), nullable=False),  # how it says that it computes
     Index("nodes_by_seen", "state", "seen"),
     Index("nodes_by_network", "network"),
 )

@@ -43,6 +43,8 @@ from shoal.ledger.refusal import Refused
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
 from shoal.protocol.numeric_evidence import NumericEvidence
+from shoal.protocol.rates.rates_file import RatesFile
+from shoal.protocol.rates.rates_table import SignedRates
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SignedCard
 from shoal.protocol.task_weights import SignedTable
@@ -220,6 +222,14 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def table(version: Annotated[int, InPath(ge=0, lt=10**9)]) -> Response:
         return Response(await coordinator.table(version), media_type="application/json")
 
+    served: list[tuple[SignedRates, bytes]] = []
+
+    @app.get("/v1/rates", summary="The run's honest rates: what numbers are judged by.", response_model=SignedRates)
+    async def rates() -> Response:
+        if not served or served[0][0] is not coordinator.rates:  # written once per version
+            served[:] = [(coordinator.rates, coordinator.rates.model_dump_json().encode())]
+        return Response(served[0][1], media_type="application/json")
+
     @app.get("/v1/steps/{step}", summary="How much of a step is there and on its way.")
     async def count(step: Step) -> m.CountOut:
         return m.CountOut.model_validate(asdict(await coordinator.count(step)))
@@ -240,7 +250,7 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.post("/v1/nodes", summary="Join the run; again after a crash, with the same key.")
     async def join(request: Request, body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
-        await coordinator.join(by, body.role, body.name, body.url, neighbours_of(request.scope))
+        await coordinator.join(by, body.role, body.name, body.url, neighbours_of(request.scope), body.profile)
         return m.JoinOut(address=by.node, heartbeat_s=coordinator.terms.heartbeat_s)
 
     @app.post("/v1/heartbeats", summary="Say that the node is there; the answer says what to do.")
@@ -379,6 +389,10 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     ) -> m.Done:
         await coordinator.announce(by, number, body.root, body.table)
         return m.Done(changed=True)
+
+    @app.put("/v1/rates/{version}", summary="Add honest rates to the run's table, as its next version.")
+    async def loosen(version: Annotated[int, InPath(ge=1, lt=10**6)], body: RatesFile, by: Signed = signed) -> m.Done:
+        return m.Done(changed=await coordinator.loosen(by, version, body))
 
     @app.delete("/v1/versions", summary="Take versions back that no checkpoint backs.")
     async def retract(after: Whole, by: Signed = signed) -> m.Numbers:

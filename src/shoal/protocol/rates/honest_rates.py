@@ -8,11 +8,12 @@ has tried may be that much worse than all that was.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Self
+from itertools import pairwise
+from typing import Annotated, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Floats = npt.NDArray[np.float64]
 # Steps of all scales: 0, then from 1/8 up to 512 times the judge's own noise, four per doubling.
@@ -29,11 +30,19 @@ _ONE = int(np.searchsorted(EDGES, 1.0))
 class Histogram(BaseModel):
     """How many were off by more than each edge of the scale."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    count: float = Field(ge=0)
+    count: float = Field(ge=0, lt=1 << 53)
     """What the rates refer to: units, chunks, or the expected number of close calls among tokens."""
-    above: tuple[int, ...]
+    above: tuple[Annotated[int, Field(ge=0, lt=1 << 53)], ...] = Field(min_length=len(EDGES), max_length=len(EDGES))
+
+    @model_validator(mode="after")
+    def _never_rises(self) -> Self:
+        """More are above a lower edge than above a higher one; rates that rise would turn odds around."""
+        for lower, higher in pairwise(self.above):
+            if higher > lower:
+                raise ValueError(f"{higher} are above an edge of the scale, and only {lower} above the one before it")
+        return self
 
     @classmethod
     def of(cls, distances: Floats, count: float | None = None) -> Self:

@@ -8,6 +8,7 @@ from shoal.config import RunConfig
 from shoal.errors import RolloutError
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -42,12 +43,23 @@ class Checks:
     judge: Judge
     root_of: Callable[[int], str | None]
     table_of: Callable[[Lease], Table | None] = no_table
+    rates: RatesTable = field(default_factory=lambda: RatesTable(shipped=default_rates()))
+    """What honest machines are off by where numbers are rounded to bfloat16."""
     numbers: NumericJudge | None = field(init=False)
     """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
 
     def __post_init__(self) -> None:
         rounds = self.config.model.dtype == "bfloat16"
-        self.numbers = NumericJudge(self.config, self.policy, Bets(default_rates())) if rounds else None
+        self.numbers = NumericJudge(self.config, self.policy, self._bets()) if rounds else None
+
+    def judge_by(self, rates: RatesTable) -> None:
+        """Judges by another version of the run's honest rates from now on."""
+        self.rates = rates
+        if self.numbers is not None:
+            self.numbers.bets = self._bets()
+
+    def _bets(self) -> Bets:
+        return Bets(self.rates.admitted(self.config.audit.profiles))
 
     def cheap(self, submission: Submission) -> Finding | None:
         """What needs no model; every file must pass it."""

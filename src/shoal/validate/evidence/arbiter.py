@@ -13,6 +13,7 @@ from typing import Literal
 from shoal.errors import RolloutError
 from shoal.models.load import Policy, load_as, read_weights
 from shoal.protocol.lease import Lease, no_table
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, read_rollouts
@@ -44,6 +45,8 @@ class Arbiter:
     policy: Policy
     tasks: TaskSource
     scorer: Judge
+    rates: RatesTable | None = None
+    """The run's honest rates. The newest: a file that was judged by older, tighter ones can only be acquitted."""
     _loaded: Version | None = field(default=None, init=False)
 
     def judge(self, path: Path, signed: SignedLease, table_of: TableOf = no_table) -> Finding | None:
@@ -54,6 +57,8 @@ class Arbiter:
         except RolloutError as error:
             return Finding("format", "a file is what its lease asks for", path.name, str(error))
         checks = Checks(config, self.policy, self.tasks, self.scorer, signed.versions.get, table_of)
+        if self.rates is not None:
+            checks.judge_by(self.rates)
         if found := checks.formal(submission):
             return found
         self._load(submission)

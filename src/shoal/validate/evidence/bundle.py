@@ -31,6 +31,7 @@ from shoal.files import (
     write_whole,
 )
 from shoal.protocol.lease import Lease
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.size_limits import MAX_BYTES
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Rollout, Submission
@@ -67,6 +68,8 @@ class Bundle:
     """The file itself where it could not even be read, if it is small."""
     table: Table | None = None
     """What the lease draws its tasks by, where the run has such tables."""
+    rates: RatesTable | None = None
+    """The version of the run's honest rates that its numbers were judged by, where it is about these."""
 
     @property
     def submission(self) -> Submission:
@@ -84,6 +87,7 @@ def bundle_of(
     table: Table | None = None,
     *,
     whole: bool = True,
+    rates: RatesTable | None = None,
 ) -> Bundle:
     """What is worth keeping of a rejected file; the finding and what it is about alone if not `whole`."""
     sha256 = ""
@@ -100,7 +104,7 @@ def bundle_of(
         first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
         rollouts = [sample for sample in rollouts if sample.group == group]
     lease, version, root = submission.lease, submission.version, submission.weights
-    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table)
+    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates)
 
 
 def write_bundle(bundle: Bundle, target: Path) -> None:
@@ -118,6 +122,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
         ],
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
         "table": bundle.table.model_dump(mode="json") if bundle.table else None,
+        "rates": bundle.rates.model_dump(mode="json") if bundle.rates else None,
     }
     write_whole(target, json.dumps(tree).encode())
 
@@ -140,6 +145,7 @@ def read_bundle(path: Path) -> Bundle:
             rollouts=ROLLOUTS.validate_python(rows),
             file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
+            rates=RatesTable.model_validate(tree["rates"]) if tree.get("rates") is not None else None,
         )
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is not a valid hash")

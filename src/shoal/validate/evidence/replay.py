@@ -55,11 +55,15 @@ def bound_to(bundle: Bundle, run: Path) -> str:
             "its sender wrote"
         )
     require("coordinator", f"{whose}: comparing it with the run in {run}")
-    from shoal.coordinator.archive import handed_in
+    from shoal.coordinator.archive import handed_in, rates_of
 
     own = open_run(run)
     if differs := changes(own.config, bundle.config, DECIDES_NO_VERDICT):
         raise RolloutError(f"{whose}: its config is not that of the run in {run}\n" + "\n".join(differs))
+    if bundle.rates and (current := rates_of(own)) and not current.continues(bundle.rates):
+        raise RolloutError(
+            f"{whose}: its honest rates, version {bundle.rates.version}, are not a version of those of the run in {run}"
+        )
     found = handed_in(own, bundle.lease.step, bundle.lease.submission) if bundle.lease else None
     if found is None:
         return (
@@ -90,6 +94,9 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
         check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
     with Scorer(bundle.config.tasks) as judge:
         checks = Checks(bundle.config, policy, judge.tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
+        if bundle.rates is not None:
+            bundle.rates.check_patterns(bundle.config.audit.profiles)
+            checks.judge_by(bundle.rates)
         found = rerun(bundle, checks.cheap)
         free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
         if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):

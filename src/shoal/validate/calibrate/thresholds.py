@@ -1,13 +1,12 @@
-"""`shoal calibrate MODEL`: how far honest workers differ from a validator, and the thresholds that follow.
+"""Thresholds of float32 runs: how far honest workers differ from a validator, and what follows.
 
 The same requests are answered in every way an honest worker may choose (our engine with few and many sequences side by
 side, one thread and two, plain transformers) and computed again in every way a validator may (packed, one by one, one
-thread and two). In bfloat16 both sides also compute in float32 on the bfloat16 weights. Every answer is compared with
-every recomputation; a threshold is the worst that was seen, times a factor, and never below a floor.
+thread and two). Every answer is compared with every recomputation; a threshold is the worst that was seen, times a
+factor, and never below a floor.
 """
 
 import math
-import random
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,20 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from shoal import toploc
 from shoal.config import RunConfig, ThresholdsConfig
-from shoal.config_io import check_config, load_config
-from shoal.errors import ConfigError
-from shoal.files import write_whole
+from shoal.config_io import check_config
 from shoal.generate.engine import Completion, Engine, Request, TorchEngine
 from shoal.generate.reference_engine import PlainEngine
-from shoal.models.base import ensure_base_model
-from shoal.models.load import Policy, load
+from shoal.models.load import Policy
 from shoal.protocol.submission import Rollout
-from shoal.tasks.build import build_source
 from shoal.validate.checks.sampling import surprise
 from shoal.validate.recompute import Replayed, replay
 
@@ -42,7 +36,6 @@ SAFETY_SURPRISE = 2.0
 # What a threshold never goes below: a calibration that sees no difference at all still leaves room for other machines.
 FLOORS = ThresholdsConfig()
 FILE_SAMPLES = 16
-RANDOM_PROMPT = 16
 QUANTILES = (0.5, 0.99, 0.999, 1.0)
 UNITS = {
     "shortfall": "nats, a token",
@@ -106,38 +99,27 @@ class Validation(Way):
     """Every answer in a row of its own, instead of packed with others."""
 
 
-def generations(policies: Sequence[Policy], directory: Path, config: RunConfig) -> list[Generation]:
-    """All ways to generate. The first policy is the run's; a second one has the same weights in another format."""
+def generations(policy: Policy, directory: Path, config: RunConfig) -> list[Generation]:
+    """All ways to generate."""
     temperature, length = config.sampling.temperature, config.max_len
 
-    def ours(policy: Policy, batch: int) -> Callable[[], Engine]:
+    def ours(batch: int) -> Callable[[], Engine]:
         return lambda: TorchEngine(policy, max_batch=batch, max_len=length, temperature=temperature)
 
-    def plain(policy: Policy, dtype: str) -> Callable[[], Engine]:
-        return lambda: PlainEngine(directory, policy, dtype, temperature)
-
-    ways = []
-    for policy in policies:
-        dtype = str(policy.model.dtype).removeprefix("torch.")
-        ways += [
-            Generation(f"engine, batch 64, {dtype}", 1, ours(policy, 64)),
-            Generation(f"engine, batch 1, {dtype}", 1, ours(policy, 1)),
-            Generation(f"engine, batch 5, {dtype}", 2, ours(policy, 5)),
-            Generation(f"transformers, {dtype}", 2, plain(policy, dtype)),
-        ]
-    return ways
+    return [
+        Generation("engine, batch 64", 1, ours(64)),
+        Generation("engine, batch 1", 1, ours(1)),
+        Generation("engine, batch 5", 2, ours(5)),
+        Generation("transformers", 2, lambda: PlainEngine(directory, policy, "float32", temperature)),
+    ]
 
 
-def validations(policies: Sequence[Policy]) -> list[Validation]:
-    ways = []
-    for policy in policies:
-        dtype = str(policy.model.dtype).removeprefix("torch.")
-        ways += [Validation(f"packed, {dtype}", 2, policy, False), Validation(f"alone, {dtype}", 1, policy, True)]
-    return ways
+def validations(policy: Policy) -> list[Validation]:
+    return [Validation("packed", 2, policy, False), Validation("alone", 1, policy, True)]
 
 
 def measure(
-    policies: Sequence[Policy],
+    policy: Policy,
     directory: Path,
     config: RunConfig,
     requests: Sequence[Request],
@@ -145,7 +127,7 @@ def measure(
 ) -> Measured:
     """Compares every generation with every validation. `say` hears the share that is done, and what is next."""
     found = Measured()
-    ways, checks = generations(policies, directory, config), validations(policies)
+    ways, checks = generations(policy, directory, config), validations(policy)
     for number, way in enumerate(ways):
         say(number / len(ways), f"generating: {way.name}, {way.threads} threads")
         with threads(way.threads):
@@ -213,58 +195,10 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def make_requests(policy: Policy, config: RunConfig, samples: int, with_tasks: bool) -> list[Request]:
-    """Groups of answers to the config's tasks, or to random tokens."""
-    rng = random.Random(config.seed)
-    source = build_source(config.tasks) if with_tasks else None
-    size, new = config.sampling.group_size, config.sampling.max_new_tokens
-    requests: list[Request] = []
-    while len(requests) < samples:
-        group = len(requests) // size
-        if source is not None:
-            prompt = policy.encode(source.task("train", group).prompt)[: config.sampling.max_prompt_tokens]
-        else:
-            prompt = [rng.randrange(policy.vocab) for _ in range(RANDOM_PROMPT)]
-        requests += [Request(tuple(prompt), config.seed, len(requests) + n, new) for n in range(size)]
-    return requests[:samples]
-
-
-def resolve(model: str, config: Path | None, dtype: str | None) -> tuple[RunConfig, bool]:
-    """The config to calibrate with, and whether its tasks are the prompts."""
-    if model.endswith(".toml") and config is None:
-        resolved, with_tasks = load_config(Path(model)), True
-    elif config is not None:
-        resolved, with_tasks = load_config(config, [f"model.source='{model}'"]), True
-    elif model == "tiny":
-        raise ConfigError("calibrate tiny: a tiny model is built from a config; give one with --config")
-    else:
-        # Its tasks are never asked: prompts are random tokens.
-        tasks = [{"source": "reasoning-gym/spell_backward"}]
-        bare = {"name": "calibrate", "steps": 1, "tasks": tasks, "model": {"source": model}}
-        resolved, with_tasks = check_config(bare, "calibrate"), False
-    if dtype is not None and dtype != resolved.model.dtype:
-        # Unchecked: the thresholds that another format needs are what is measured here.
-        model_config = resolved.model.model_copy(update={"dtype": dtype})
-        resolved = resolved.model_copy(update={"model": model_config})
-    return resolved, with_tasks
-
-
-def both_formats(directory: Path, dtype: str) -> list[Policy]:
-    """The policy; in bfloat16 also with the same weights widened to float32, which is an honest way to compute too."""
-    policy = load(directory, dtype)
-    if dtype == "float32":
-        return [policy]
-    wide = load(directory, "float32")
-    wide.set_weights(policy.weights(), "the policy in bfloat16")
-    return [policy, wide]
-
-
-def to_toml(model: str, dtype: str, found: Measured) -> str:
+def to_toml(model: str, found: Measured) -> str:
     """The table to paste into a config."""
     chosen = found.thresholds()
-    lines = [
-        f"# shoal calibrate {model} --dtype {dtype}: worst of {len(found.seen['shortfall'])} comparisons of a token"
-    ]
+    lines = [f"# shoal calibrate {model}: worst of {len(found.seen['shortfall'])} comparisons of a token"]
     lines += [f"# times {SAFETY:g} (surprise: times {SAFETY_SURPRISE:g}), with floors", "[audit.thresholds]"]
     for name, value in chosen.model_dump().items():
         comment = f"  # worst {found.quantiles(name)[-1]:.3g}" if name in UNITS else ""
@@ -275,37 +209,7 @@ def to_toml(model: str, dtype: str, found: Measured) -> str:
     return text
 
 
-def calibrate(
-    model: str, config: Path | None, dtype: str | None, out: Path | None, samples: int, console: Console
-) -> None:
-    """Measures, prints the table of differences and the thresholds, and writes these to `out`."""
-    resolved, with_tasks = resolve(model, config, dtype)
-    dtype = resolved.model.dtype
-    errors = Console(stderr=True)
-    directory = ensure_base_model(resolved, errors)
-    columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %  {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("loading the model", total=1.0)
-        policies = both_formats(directory, dtype)
-        requests = make_requests(policies[0], resolved, samples, with_tasks)
-        said = [""]
-
-        def say(share: float, what: str) -> None:
-            bar.update(task, completed=share, description=what)
-            if not errors.is_terminal and what.startswith("generating") and what != said[0]:
-                errors.print(f"{share:4.0%} {what}", highlight=False)
-                said[0] = what
-
-        found = measure(policies, directory, resolved, requests, say)
-    _print(found, console)
-    text = to_toml(model, dtype, found)
-    console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
-    if out is not None:
-        write_whole(out, text.encode())
-        console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print(found: Measured, console: Console) -> None:
+def print_differences(found: Measured, console: Console) -> None:
     table = Table(title="how far honest workers are off", title_justify="left")
     table.add_column("threshold", no_wrap=True)
     for heading in ("50 %", "99 %", "99.9 %", "max", "chosen"):

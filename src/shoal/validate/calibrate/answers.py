@@ -1,0 +1,134 @@
+"""`shoal calibrate RUN --answers FILES`: rates of other machines, from files that they made in a run.
+
+Each file is computed again in float32 with the version that it names. It counts as honest because the run's owner says
+so: give files of machines that you trust. What the run's own odds make of a file is shown, so that a mistake is seen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import ConfigError, RolloutError, WeightsError
+from shoal.extras import require
+from shoal.files import sha256_file
+from shoal.models.load import Policy, load_as, read_weights
+from shoal.protocol.profile import Profile
+from shoal.protocol.rates.rates_table import RatesTable
+from shoal.protocol.rates.shipped import default_rates
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, claimed_lease, read_rollouts
+from shoal.protocol.version_directory import DirectoryChannel
+from shoal.rundir import RunDir, limits_of
+from shoal.validate.calibrate.tally import Tally
+from shoal.validate.checks.all_checks import noise_keys
+from shoal.validate.evidence.bundle import find_version
+from shoal.validate.numerics.account import mean_of
+from shoal.validate.numerics.bets import Bets, Noise
+from shoal.validate.numerics.judge import BETS, NOISE_ANSWERS, own_answers, seen
+from shoal.validate.numerics.observe import own_noise
+
+Say = Callable[[float, str], None]
+
+
+@dataclass(slots=True)
+class Answers:
+    """Files of a run, tallied by profile."""
+
+    run: RunDir
+    profile: str | None = None
+    """Under which they are counted; each node's declared one if not given."""
+    weights: Path | None = None
+    """Folder of versions; the run's own if not given."""
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    nats: dict[str, float] = field(default_factory=dict)
+    """What the run's odds make of each file."""
+    _policy: Policy | None = None
+    _loaded: Version | None = None
+    _noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        config, name = self.run.config, f"calibrate {self.run.path} --answers"
+        if config.model.dtype != "bfloat16":
+            raise ConfigError(f"{name}: is for bfloat16 runs; a float32 run is judged by audit.thresholds")
+        if config.sampling.mode == "free":
+            raise ConfigError(f"{name}: sampling.mode is 'free', so files do not show which tokens the noise picks")
+        if self.profile is not None:
+            self.profile = Profile.parse(self.profile).name
+
+    def add(self, paths: Sequence[Path], say: Say) -> None:
+        """Counts files. `say` hears the share that is done, and what is next."""
+        records = _Records(self.run)
+        bets = Bets((records.rates or RatesTable(shipped=default_rates())).admitted([]))
+        for number, path in enumerate(paths):
+            say(number / len(paths), f"computing {path.name} again")
+            submission = self._read(path, records)
+            profile = self.profile or records.profile_of(submission.lease.node)
+            if not profile:
+                raise ConfigError(f"{path.name}: its node {submission.lease.node} declared no profile; give --profile")
+            noise = self._load(submission)
+            assert self._policy is not None
+            keys = noise_keys(submission, self.run.config)
+            answers = seen(self._policy, self.run.config, submission.rollouts, keys, {})
+            tally = Tally.of(answers, noise)
+            self.tallies[profile] = self.tallies[profile] + tally if profile in self.tallies else tally
+            won = bets.nats(answers, noise)
+            self.nats[path.name] = mean_of([won.get(bet, 0.0) for bet in BETS])
+
+    def _read(self, path: Path, records: "_Records") -> Submission:
+        if self._policy is None:
+            self._policy = load_as(self.run.base_model, "bfloat16", "float32")
+        lease = claimed_lease(path)
+        if lease.run != self.run.config.name:
+            raise RolloutError(f"{path.name}: is a file of run {lease.run!r:.100}, not of {self.run.config.name!r}")
+        records.check(path)
+        return read_rollouts(path, lease, limits_of(self.run.config, self._policy.vocab))
+
+    def _load(self, submission: Submission) -> Noise:
+        """Makes the file's version the one that is computed with; the noise of the judge's own arithmetic on it."""
+        assert self._policy is not None
+        version = Version(submission.version, submission.weights)
+        if self._noise is None or version != self._loaded:
+            folder = self._find(version)
+            self._policy.set_weights(read_weights(folder, "bfloat16"), f"version {version.number}")
+            prompts = list({tuple(sample.prompt): None for sample in submission.rollouts})[:NOISE_ANSWERS]
+            self._noise = own_noise(own_answers(self._policy, prompts, self.run.config))
+            self._loaded = version
+        return self._noise
+
+    def _find(self, version: Version) -> Path:
+        if self.weights is None:
+            return find_version(version, self.run.path / "evidence")
+        try:
+            return DirectoryChannel(self.weights, keep=1).fetch(version)
+        except WeightsError as error:
+            raise WeightsError(f"--weights {self.weights}: {error}") from None
+
+
+class _Records:
+    """What the run's coordinator has on record, where that can be read from here."""
+
+    def __init__(self, run: RunDir) -> None:
+        require("coordinator", f"calibrate {run.path} --answers")
+        from shoal.coordinator.archive import has_records, rates_of
+
+        self._run = run
+        self._known = has_records(run)
+        self.rates = rates_of(run)
+
+    def check(self, path: Path) -> None:
+        """A RolloutError for a file that the run has not on record as it is, or that was planted to test validators."""
+        from shoal.coordinator.archive import handed_in, is_planted
+
+        if not self._known:
+            return
+        lease = claimed_lease(path)
+        found = handed_in(self._run, lease.step, lease.submission)
+        if found is None or found != (lease, sha256_file(path)):
+            raise RolloutError(f"{path.name}: the run has no such file of {lease} on record, or its bytes were changed")
+        if is_planted(self._run, lease.step, lease.submission):
+            raise RolloutError(f"{path.name}: was planted to test validators, and not computed as its node says")
+
+    def profile_of(self, node: str) -> str:
+        from shoal.coordinator.archive import profile_of
+
+        return profile_of(self._run, node) if self._known else ""

@@ -1,0 +1,65 @@
+"""Honest rates of bfloat16 runs: how far every honest way, and this machine itself, is off from float32.
+
+The ways are emulated (`numerics/ways`), on texts that are drawn once. This machine answers for real, with the engine
+and the number format that its workers have, and its rates stand under the name of its profile.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal import toploc
+from shoal.config import RunConfig
+from shoal.generate.engine import Request, TorchEngine
+from shoal.models.load import Policy, load, load_as
+from shoal.models.this_machine import this_profile
+from shoal.protocol.submission import Rollout
+from shoal.validate.calibrate.tally import Tally
+from shoal.validate.numerics.bets import Noise
+from shoal.validate.numerics.calibration import answers_of_ways
+from shoal.validate.numerics.honest_answers import draw_texts
+from shoal.validate.numerics.judge import seen
+from shoal.validate.numerics.observe import own_noise
+from shoal.validate.numerics.ways import WAYS
+
+Say = Callable[[float, str], None]
+# The way that a judge takes its own noise from, which is the unit of all rates.
+OWN = "flash"
+
+
+def measure_rates(
+    directory: Path, config: RunConfig, requests: Sequence[Request], say: Say
+) -> tuple[dict[str, Tally], Noise]:
+    """Tallies of all emulated ways and of this machine, and the noise that they are measured by. `say` hears the share
+    that is done, and what is next."""
+    policy = load_as(directory, "bfloat16", "float32")
+    say(0.0, "generating texts")
+    prompts = list(dict.fromkeys(request.prompt for request in requests))
+    texts = draw_texts(policy, config, prompts, len(requests), config.sampling.max_new_tokens, config.seed)
+    steps = len(WAYS) + 1
+    found = dict(answers_of_ways(policy, config, texts, lambda share, what: say(share * len(WAYS) / steps, what)))
+    profile = this_profile("bfloat16").name
+    say(len(WAYS) / steps, f"computing as {profile}")
+    answers, keys = engine_answers(load(directory, "bfloat16"), config, requests)
+    found[profile] = seen(policy, config, answers, keys, {})
+    noise = own_noise(found[OWN])
+    return {name: Tally.of(answers, noise) for name, answers in found.items()}, noise
+
+
+def engine_answers(
+    policy: Policy, config: RunConfig, requests: Sequence[Request]
+) -> tuple[list[Rollout], list[tuple[int, int]]]:
+    """Answers that our engine generates, with proofs, and the keys of their noise."""
+    engine = TorchEngine(
+        policy,
+        max_batch=config.workers.max_batch,
+        max_len=config.max_len,
+        temperature=config.sampling.temperature,
+    )
+    rollouts = []
+    answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.index)
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.hidden_TD is not None
+        proof = toploc.build(answer.hidden_TD.bfloat16())
+        place, prompt, drawn = (0, 0, "", 0), list(request.prompt), (answer.tokens, answer.logprobs, answer.finish)
+        rollouts.append(Rollout(*place, prompt, *drawn, None, 0.0, "", proof))
+    return rollouts, [(request.seed, request.sample) for request in requests]

@@ -1,0 +1,149 @@
+"""Profiles at the door, and the table of honest rates that a coordinator serves: signed, kept, and only loosened."""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shoal.client.honest_rates import LOOK_EVERY_S, RatesFollower, loosen
+from shoal.client.run_status import declared_profile
+from shoal.coordinator import archive
+from shoal.crypto.keys import Key
+from shoal.errors import ConfigError, RolloutError
+from shoal.protocol.rates.rates_table import RatesTable, SignedRates
+from shoal.protocol.rates.shipped import default_rates
+from shoal.protocol.refusal import Refusal
+from shoal.rundir import RunDir
+from tests.protocol.test_rates_table import H100, HERE, MODEL, OTHER, rates_file
+from tests.support.coordinator_in_process import COORDINATOR, TRAINER, World, key_of, world_at
+
+A = key_of("a")
+
+
+@pytest.fixture
+def bfloat16(tmp_path: Path) -> Iterator[World]:
+    """A run that starts with rates of two profiles of its own and admits one of them."""
+    path = tmp_path / "rates.json"
+    rates_file(1.0, HERE, H100).write(path)
+    audit = {"rates": str(path), "profiles": ["nvidia-*"]}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", model={"dtype": "bfloat16"}, audit=audit) as found:
+        yield found
+
+
+def loosen_by(world: World, key: Key, version: int, **changes: Any) -> bool:
+    link = world.link(key)
+    link.join("trainer" if key == TRAINER else "worker", profile=H100)
+    return link.loosen(version, rates_file(2.0, H100, **changes))
+
+
+def test_a_run_may_admit_some_profiles_and_shows_what_a_node_declared(bfloat16: World) -> None:
+    bfloat16.link(A).join("worker", profile=H100)
+    (node,) = bfloat16.link(A).get("/v1/status")["nodes"]
+    assert node["profile"] == H100
+    for profile in (HERE, H100.replace("vllm-0.11", "vllm-0.12"), ""):
+        with pytest.raises(Refusal, match=re.escape(f"this run admits {H100}; ask its owner")):
+            bfloat16.link(key_of("b")).join("worker", profile=profile)
+    bfloat16.link(TRAINER).join("trainer")  # computes no answers
+
+
+RUBBISH = ["rubbish", "H100/x/y/bfloat16/tp1", f"{'h' * 200}/x/y/bfloat16/tp1", "h\n/x/y/bfloat16/tp1"]
+
+
+@pytest.mark.parametrize("profile", RUBBISH)
+def test_a_rubbish_profile_is_refused_wherever_profiles_are_welcome(small_world: World, profile: str) -> None:
+    answer = small_world.request(A, "POST", "/v1/nodes", {"role": "worker", "profile": profile})
+    assert answer.status_code == 422
+    assert "profile" in answer.json()["reason"]
+    assert small_world.link(A).get("/v1/status")["nodes"] == []
+
+
+def test_the_table_is_signed_starts_with_the_configs_rates_and_outlives_a_restart(bfloat16: World) -> None:
+    first = bfloat16.link(A).rates()
+    assert (first.version, first.rates.names()[-2:]) == (1, [HERE, H100])
+    assert loosen_by(bfloat16, TRAINER, 2)
+    bfloat16.stop()
+    bfloat16.start()
+    second = bfloat16.link(A).rates()
+    assert second.version == 2
+    assert second.rates.continues(first.rates)
+
+
+def test_only_the_owner_loosens_and_nobody_replaces_what_is_there(bfloat16: World) -> None:
+    with pytest.raises(Refusal, match="is not this run's trainer"):
+        loosen_by(bfloat16, A, 2)
+    assert loosen_by(bfloat16, TRAINER, 2)
+    assert not loosen_by(bfloat16, TRAINER, 2)  # the same again, as after an answer that was lost
+    for version in (1, 2, 4):
+        with pytest.raises(RolloutError, match=rf"version {version}: the table has version 2, so the next is 3"):
+            loosen_by(bfloat16, TRAINER, version, count=100)
+    with pytest.raises(Refusal, match=r"99 layers.*3 layers"):
+        loosen_by(bfloat16, TRAINER, 3, model=OTHER)
+    with pytest.raises(Refusal, match="rests on 5 units"):
+        loosen_by(bfloat16, TRAINER, 3, count=5)
+    assert bfloat16.link(A).rates().version == 2
+
+
+def test_shoal_loosen_says_what_became_looser(bfloat16: World, tmp_path: Path) -> None:
+    noisy, said = tmp_path / "noisy.json", io.StringIO()
+    rates_file(9.0, H100.replace("tp8", "tp4")).write(noisy)
+    loosen(bfloat16.url, noisy, TRAINER, MODEL, Console(file=said, width=200))
+    assert "honest rates of run test: version 2" in said.getvalue()
+    assert "log-prob gaps: looser at" in said.getvalue()
+    with pytest.raises(ConfigError, match="99 layers"):
+        loosen(bfloat16.url, noisy, TRAINER, OTHER, Console(quiet=True))
+    # What was added may join from now on.
+    bfloat16.link(A).join("worker", profile=H100.replace("tp8", "tp4"))
+
+
+def test_a_judge_takes_newer_rates_without_a_restart_and_never_tighter_or_forged_ones() -> None:
+    now, notes = [0.0], list[str]()
+    first = RatesTable(shipped=default_rates()).loosened(rates_file(), "rates")
+    served = [SignedRates.sign("test", first, COORDINATOR)]
+
+    def fetch() -> SignedRates:
+        served[-1].check("test", COORDINATOR.address)
+        return served[-1]
+
+    follower = RatesFollower(fetch, MODEL, notes.append, lambda: now[0])
+    looser = first.loosened(rates_file(4.0, H100), "rates")
+    for table, signer, fault in (
+        (RatesTable(shipped=default_rates()), COORDINATOR, "may loosen them, never tighten"),
+        (RatesTable(shipped=default_rates(), additions=(rates_file(0.1),)), COORDINATOR, "never tighten"),
+        (looser, A, f"signed by {A.address}, not by {COORDINATOR.address}"),
+        (first.model_copy(update={"additions": (*first.additions, rates_file(model=OTHER))}), COORDINATOR, "99 layers"),
+    ):
+        served.append(SignedRates.sign("test", table, signer))
+        now[0] += LOOK_EVERY_S
+        assert follower.newer() is None
+        assert fault in notes[-1]
+        assert follower.table == first
+    served.append(SignedRates.sign("test", looser, COORDINATOR))
+    assert follower.newer() is None  # asked a moment ago
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() == looser
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() is None
+
+
+def test_a_validator_does_not_start_with_rates_of_another_model() -> None:
+    table = RatesTable(shipped=default_rates()).loosened(rates_file(model=OTHER), "rates")
+    with pytest.raises(ConfigError, match=r"version 1: measured on small .*99 layers.*3 layers"):
+        RatesFollower(lambda: SignedRates.sign("test", table, COORDINATOR), MODEL)
+
+
+def test_a_runs_records_say_what_a_node_declared_and_what_numbers_are_judged_by(
+    bfloat16: World, tmp_path: Path
+) -> None:
+    bfloat16.link(A).join("worker", profile=H100)
+    swarm = bfloat16.config.swarm.model_copy(update={"database": bfloat16.url_of_database})
+    run = RunDir(tmp_path, bfloat16.config.model_copy(update={"swarm": swarm}))
+    assert archive.profile_of(run, A.address) == H100
+    assert archive.profile_of(run, key_of("b").address) == ""
+    assert archive.rates_of(run) == bfloat16.link(A).rates().rates
+    assert not archive.is_planted(run, 0, 0)
+    assert declared_profile(bfloat16.url, A.address) == H100
+    assert declared_profile(str(tmp_path / "elsewhere"), A.address) == ""
