@@ -33,8 +33,8 @@ _LOOK = (
     "version that the lease names; sampling.temperature; no top-k, top-p or repetition penalty"
 )
 _CALIBRATE = (
-    "if all of that is right, ask the run's owner to measure your machine: shoal calibrate RUN --answers FILES, and then "
-    "shoal loosen"
+    "if all of that is right, ask the run's owner to measure your machine: shoal calibrate RUN --answers FILES, "
+    "then shoal loosen"
 )
 ADVICE = {
     ROUNDING: (
