@@ -45,10 +45,11 @@ def shown(show: Any) -> str:
 
 def test_a_contributor_sees_the_evidence_of_a_file_and_against_its_node(small_world: World) -> None:
     small_world.announce()
-    name = judge(small_world, ODD, Finding(ROUNDING, "a file is dropped from 6.9 nats on", "honest rounding", "7.2"))
+    name = judge(
+        small_world, ODD, Finding(ROUNDING, "a file is dropped from 6.9 nats on", "honest rounding", "7.2 nats")
+    )
     told = "\n".join(explanation(ask_coordinator(small_world.url, name), 0.0))
-    assert "numbers: 7.2 nats in 2,048 tokens, most of it because log-probs are off as they would be with" in told
-    assert "int8 weights" in told
+    assert "found: 7.2 nats" in told
     assert "node: evidence 3.1 of 13.8 nats in 41 files" in told
     assert "to do: nothing, if it is rare" in told
     assert "to do: check that the worker computes as the run asks" in told
@@ -58,7 +59,9 @@ def test_a_contributor_sees_the_evidence_of_a_file_and_against_its_node(small_wo
 def test_an_accepted_file_has_its_evidence_too_and_one_that_was_not_weighed_has_none(small_world: World) -> None:
     small_world.announce()
     fair, unweighed = judge(small_world, FAIR), judge(small_world, None)
-    assert "node: evidence 0.2 of 13.8 nats in 1 file" in explanation(ask_coordinator(small_world.url, fair), 0.0)
+    told = explanation(ask_coordinator(small_world.url, fair), 0.0)
+    assert "numbers: nothing against the file in 512 tokens (-0.4 nats)" in told
+    assert "node: evidence 0.2 of 13.8 nats in 1 file" in told
     told = explanation(ask_coordinator(small_world.url, unweighed), 0.0)
     assert not [line for line in told if line.startswith(("numbers", "node", "to do"))]
     assert evidence_at(small_world.url, A) == "evidence 0.2 of 13.8 nats in 1 file"
@@ -120,6 +123,9 @@ def test_what_a_coordinator_made_up_is_not_shown_as_evidence(tree: Any) -> None:
 
 
 def test_evidence_reads_as_a_sentence() -> None:
+    assert str(ODD).startswith(
+        "7.2 nats of evidence in 2,048 tokens: log-probs are off as they would be with this: int8"
+    )
     assert NumericEvidence.read(asdict(ODD)) == ODD
     assert standing(-3.0, 1, BAN_NATS) == "evidence 0.0 of 13.8 nats in 1 file"
     assert all(meaning(bet) != bet for bet in BETS), "every bet of the judge has words"

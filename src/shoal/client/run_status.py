@@ -42,7 +42,11 @@ ADVICE = {
         _LOOK,
         _CALIBRATE,
     ),
-    NUMBERS: (_LOOK, _CALIBRATE, "the verdict can be challenged: shoal ledger challenge STEP/NUMBER --claim accept"),
+    NUMBERS: (
+        _LOOK,
+        _CALIBRATE,
+        "or challenge the verdict: shoal ledger challenge STEP/NUMBER --claim accept --join URL",
+    ),
 }
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
@@ -161,11 +165,11 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"rule: {finding['rule']}")
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
+    advice = ADVICE.get(finding["check"], ()) if finding else ()
     if numbers := NumericEvidence.read(verdict.get("numbers")):
-        lines.append(f"numbers: {numbers}")
+        lines += [] if advice else [f"numbers: {numbers}"]  # such a finding says as much
         lines.append(f"node: {standing(numbers.node_nats, numbers.node_files, numbers.limit)}")
-    if finding and finding["check"] in ADVICE:
-        lines += [f"to do: {line}" for line in ADVICE[finding["check"]]]
+    lines += [f"to do: {line}".replace("STEP/NUMBER", f"{told['step']}/{told['submission']}") for line in advice]
     if verdict["evidence"]:
         lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE recomputes it")
     lines += [f"ledger: {line}" for line in told.get("ledger", [])]

@@ -45,7 +45,9 @@ class NumericEvidence:
             return None
 
     def __str__(self) -> str:
-        return f"{self.nats:.1f} nats in {self.tokens:,} tokens, most of it because {meaning(self.strongest)}"
+        if self.nats <= 0:
+            return f"nothing against the file in {self.tokens:,} tokens ({self.nats:.1f} nats)"
+        return f"{self.nats:.1f} nats of evidence in {self.tokens:,} tokens: {meaning(self.strongest)}"
 
 
 def meaning(bet: str) -> str:
