@@ -165,7 +165,7 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"rule: {finding['rule']}")
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
-    advice = ADVICE.get(finding["check"], ()) if finding else ()
+    advice = ADVICE.get(str(finding["check"]), ()) if finding else ()
     if numbers := NumericEvidence.read(verdict.get("numbers")):
         lines += [] if advice else [f"numbers: {numbers}"]  # such a finding says as much
         lines.append(f"node: {standing(numbers.node_nats, numbers.node_files, numbers.limit)}")
