@@ -28,7 +28,7 @@ def main() -> None:
     try:
         if arguments.name is None:
             for name, benchmark in BENCHMARKS.items():
-                sys.stdout.write(f"{name:<10} {benchmark.summary}\n")
+                sys.stdout.write(f"{name:<12} {benchmark.summary}\n")
         else:
             run_benchmark(arguments.name, arguments.json, arguments.quick, Console())
     except ShoalError as error:

@@ -49,6 +49,11 @@ BENCHMARKS = {
         "validation.attacks",
         "bench_attacks",
     ),
+    "verification": Benchmark(
+        "honest machines and cheats before the judge of bfloat16 runs: blame, and tokens until a ban",
+        "validation.verification",
+        "bench_verification",
+    ),
     "economics": Benchmark(
         "what a rational cheater gains with the default config, and how much of a step its keys can fill",
         "validation.economics",

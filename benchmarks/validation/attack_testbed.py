@@ -170,20 +170,30 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 
 def build_testbed(
-    config: RunConfig, policy: Policy, tasks: TaskSource, judge: Judge, scratch: Path, files: int, lr: float
+    config: RunConfig,
+    policy: Policy,
+    tasks: TaskSource,
+    judge: Judge,
+    scratch: Path,
+    files: int,
+    lr: float,
+    *,
+    steps: int = 1,
 ) -> Testbed:
-    """A testbed whose version 1 is one optimizer step at `lr` on `files` honest files of version 0."""
+    """A testbed whose version 1 is one optimizer step at `lr` on `files` honest files of version 0, which is itself as
+    many steps less one from the base model."""
     engine = TorchEngine(policy, max_batch=64, max_len=config.max_len, temperature=config.sampling.temperature)
-    before = {name: tensor.clone() for name, tensor in policy.weights().items()}
-    testbed = Testbed(config, policy, engine, tasks, judge, scratch, before)
-    _, made = testbed.honest(testbed.leases(files, node="trained-on"), engine)
-    groups = sort_groups([file.submission for file in made], normalise=config.train.advantage_std).signal
+    testbed = Testbed(config, policy, engine, tasks, judge, scratch, {})
     optimizer = torch.optim.AdamW(
         [p for _, p in trainable(policy.model)], lr=lr, betas=config.train.betas, weight_decay=config.train.weight_decay
     )
     tree = config.model_dump(mode="json", exclude_none=True)
     tree["train"] |= {"lr": lr, "warmup_steps": 0, "optimizer_steps": 1}
     tree["train"]["loss"]["kl_coef"] = 0.0  # the base model is the policy itself: there is nothing to hold it to
-    train_step(policy, None, optimizer, groups, RunConfig.model_validate(tree), 0)
-    policy.model.zero_grad(set_to_none=True)
+    for step in range(steps):
+        testbed.before = {name: tensor.clone() for name, tensor in policy.weights().items()}
+        _, made = testbed.honest(testbed.leases(files, step * files, node="trained-on"), engine)
+        groups = sort_groups([file.submission for file in made], normalise=config.train.advantage_std).signal
+        train_step(policy, None, optimizer, groups, RunConfig.model_validate(tree), step)
+        policy.model.zero_grad(set_to_none=True)
     return testbed

@@ -81,10 +81,14 @@ class Audits:
         count = min(FIRST_LOOK, answers) if self._config.rate > 0 else 0
         return sorted(random.Random(self._number("first look", sha256)).sample(range(answers), count))
 
-    def alternatives(self, sha256: str) -> list[str]:
-        """Which other computation a file is compared with, if any; by a draw that its maker does not know."""
+    def alternatives(self, node: str, sha256: str) -> list[str]:
+        """Which other computation a file is compared with, if any; by a draw that its maker does not know.
+
+        All files of a newcomer are: a cheat that begins at once is found before it was paid for much.
+        """
         number = self._number("alternative", sha256)
-        if number >= self._config.shift_rate * 2**64:
+        newcomer = self._config.shift_rate > 0 and self._seen[node] <= self._config.probation
+        if not newcomer and number >= self._config.shift_rate * 2**64:
             return []
         return [DRAWN[number % len(DRAWN)]]
 

@@ -7,7 +7,7 @@ import torch
 from shoal.models.load import Policy, load
 from shoal.protocol.rates.honest_rates import HonestRates
 from shoal.validate.numerics.bets import Bets, Observed, histograms
-from shoal.validate.numerics.honest_answers import Drawn, claims, compare
+from shoal.validate.numerics.honest_answers import Drawn, honest_answers
 from shoal.validate.numerics.observe import own_noise
 from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, states_of
 from tests.support.model_and_checks import model_dir
@@ -36,7 +36,7 @@ def made(policy: Policy, way: Way, sequences: list[list[int]]) -> list[Observed]
     """Answers as a worker computes them in a way, seen by a judge in float32. Prompts are continued as they are: which
     token is drawn at each place is the worker's choice, what comes before it is not."""
     texts = [Drawn(row[: PROMPT + 1], [*row[PROMPT + 1 :], 0], (7, number)) for number, row in enumerate(sequences)]
-    return compare(policy, texts, claims(policy, way, texts, 1.0), 1.0, {})
+    return honest_answers(policy, way, texts, 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,11 @@ class HonestRates(BaseModel):
         return type(self)(**{name: _merged(getattr(self, name), getattr(other, name)) for name in fields})
 
     def without(self, way: str) -> Self:
+        """What is known without a way: `flash` of the tiny model, and `smollm2/flash`."""
+        names = {key for key in self.gaps if key == way or (key.count("/") == 1 and key.endswith(f"/{way}"))}
         return type(self)(
             **{
-                name: {key: value for key, value in getattr(self, name).items() if key != way}
+                name: {key: value for key, value in getattr(self, name).items() if key not in names}
                 for name in type(self).model_fields
             }
         )

@@ -36,7 +36,7 @@ def measure_rates(
     prompts = list(dict.fromkeys(request.prompt for request in requests))
     texts = draw_texts(policy, config, prompts, len(requests), config.sampling.max_new_tokens, config.seed)
     steps = len(WAYS) + 1
-    found = dict(answers_of_ways(policy, config, texts, lambda share, what: say(share * len(WAYS) / steps, what)))
+    found = answers_of_ways(policy, config, texts, lambda share, what: say(share * len(WAYS) / steps, what))
     profile = this_profile("bfloat16").name
     say(len(WAYS) / steps, f"computing as {profile}")
     answers, keys = engine_answers(load(directory, "bfloat16"), config, requests)

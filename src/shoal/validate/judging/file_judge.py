@@ -83,7 +83,7 @@ class FileJudge:
     def _recomputed(self, upload: Upload, submission: Submission, sha256: str) -> Recomputed:
         if self.account_with is None:
             return ByThresholds(self.checks, self.versions, submission)
-        account_with, alternatives = self.account_with, self.audits.alternatives(sha256)
+        account_with, alternatives = self.account_with, self.audits.alternatives(upload.node, sha256)
         return ByEvidence(
             self.checks,
             self.versions,

@@ -5,9 +5,11 @@ the lease's noise yield, and claims that token's log-prob and state. What comes 
 all machines, so one forward pass yields all claims; as a draw it is as good as the machine's own would be.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from shoal import toploc
@@ -22,6 +24,8 @@ from shoal.validate.numerics.ways import WAYS, Way, logits_of, states_of
 from shoal.validate.recompute import numeric_columns
 
 EXACT = WAYS["float32"]
+# Logits of a portion of texts: 256 MB.
+MAX_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,51 +63,81 @@ def draw_texts(
     return [Drawn(list(r.prompt), a.tokens, (r.seed, r.sample)) for r, a in zip(requests, answers, strict=True)]
 
 
-def claims(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: float) -> list[Claim]:
-    """What a machine claims that computes in this way, with the weights that are loaded, at this temperature."""
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a machine computes on some texts: the states that tokens are drawn from, and logits over temperature."""
+
+    states: list[Tensor]
+    scaled: list[Tensor]
+
+
+def blocks(texts: Sequence[Drawn], vocab: int) -> Iterator[list[Drawn]]:
+    """Texts in portions whose logits fit into memory several times."""
+    found: list[Drawn] = []
+    for text in texts:
+        if found and sum(len(each.tokens) for each in [*found, text]) * vocab > MAX_LOGITS:
+            yield found
+            found = []
+        found.append(text)
+    if found:
+        yield found
+
+
+def computed(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: float) -> Computed:
+    """What a machine computes in this way, with the weights that are loaded, at this temperature."""
+    states = states_of(policy, way, [text.read for text in texts])
+    states = [states_TD[len(text.prompt) - 1 :] for text, states_TD in zip(texts, states, strict=True)]
+    scaled = [logits_of(policy, way, states_TD).float().div(temperature).contiguous() for states_TD in states]
+    return Computed(states, scaled)
+
+
+def noise_of(texts: Sequence[Drawn], vocab: int) -> list[list[Words]]:
+    """The noise that each text's tokens were drawn with."""
+    streams = [NoiseStream(*text.key, vocab) for text in texts]
+    return [[stream.next() for _ in text.tokens] for stream, text in zip(streams, texts, strict=True)]
+
+
+def picked(own: Computed, noise: Sequence[Sequence[Words]]) -> list[Claim]:
+    """What a machine claims that computed this."""
     found = []
-    for text, states_TD in zip(texts, _states(policy, way, texts), strict=True):
-        scaled_TV = logits_of(policy, way, states_TD).float().div(temperature).contiguous()
-        tokens_T, logprobs_T = choose(scaled_TV, _noise(text, policy.vocab))
+    for states_TD, scaled_TV, bits in zip(own.states, own.scaled, noise, strict=True):
+        tokens_T, logprobs_T = choose(scaled_TV, bits)
         found.append(Claim(tokens_T, logprobs_T, toploc.build(states_TD.bfloat16())))
     return found
 
 
-def compare(
-    policy: Policy,
-    texts: Sequence[Drawn],
-    claimed: Sequence[Claim],
-    temperature: float,
-    others: Mapping[str, Sequence[Floats]],
+def beside(
+    truth: Computed, claimed: Sequence[Claim], noise: Sequence[Sequence[Words]], others: Mapping[str, Computed]
 ) -> list[Observed]:
-    """Claims beside the truth, which the weights that are loaded yield in float32; `others` are the claimed tokens'
-    log-probs in other computations."""
+    """Claims beside the truth and beside other computations, by name, as a judge sees them."""
     found = []
-    for number, (text, states_TD) in enumerate(zip(texts, _states(policy, EXACT, texts), strict=True)):
-        tokens_T = claimed[number].tokens_T
-        scaled_TV = logits_of(policy, EXACT, states_TD).float().div(temperature).contiguous()
-        logprobs_T, squares_T, warmer_TW = numeric_columns(scaled_TV, tokens_T)
+    for number, claim in enumerate(claimed):
+        logprobs_T, squares_T, warmer_TW = numeric_columns(truth.scaled[number], claim.tokens_T)
+        shifts = {name: _logprobs(other.scaled[number], claim.tokens_T) for name, other in others.items()}
         found.append(
             observe(
-                claimed[number].logprobs_T.double().numpy(),
+                claim.logprobs_T.double().numpy(),
                 logprobs_T,
                 squares_T,
-                shortfalls(scaled_TV, _noise(text, policy.vocab), tokens_T),
-                states_TD,
-                claimed[number].proof,
-                dict(zip((COOLER, WARMER), warmer_TW.T, strict=True))
-                | {name: columns[number] for name, columns in others.items()},
+                shortfalls(truth.scaled[number], noise[number], claim.tokens_T),
+                truth.states[number],
+                claim.proof,
+                dict(zip((COOLER, WARMER), warmer_TW.T, strict=True)) | shifts,
             )
         )
     return found
 
 
-def _states(policy: Policy, way: Way, texts: Sequence[Drawn]) -> list[Tensor]:
-    """States that the texts' tokens are drawn from."""
-    states = states_of(policy, way, [text.read for text in texts])
-    return [states_TD[len(text.prompt) - 1 :] for text, states_TD in zip(texts, states, strict=True)]
+def honest_answers(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: float) -> list[Observed]:
+    """What a judge sees of a machine that computes the loaded weights in this way."""
+    found = []
+    for block in blocks(texts, policy.vocab):
+        noise = noise_of(block, policy.vocab)
+        claimed = picked(computed(policy, way, block, temperature), noise)
+        found += beside(computed(policy, EXACT, block, temperature), claimed, noise, {})
+    return found
 
 
-def _noise(text: Drawn, vocab: int) -> list[Words]:
-    stream = NoiseStream(*text.key, vocab)
-    return [stream.next() for _ in text.tokens]
+def _logprobs(scaled_TV: Tensor, tokens_T: Tensor) -> Floats:
+    own_T = scaled_TV.gather(1, tokens_T.unsqueeze(1)).squeeze(1)
+    return np.asarray((own_T - torch.logsumexp(scaled_TV, dim=1)).double().numpy())

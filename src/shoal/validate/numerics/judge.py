@@ -19,7 +19,7 @@ from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
 from shoal.validate.numerics.bets import Bets, Floats, Noise, Observed, bet_names
-from shoal.validate.numerics.honest_answers import claims, compare, draw_texts
+from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
 from shoal.validate.recompute import logprobs, replay
@@ -146,4 +146,4 @@ def own_answers(policy: Policy, prompts: Sequence[Sequence[int]], config: RunCon
     """Answers of the judge's own, computed as bfloat16 hardware would and seen in float32."""
     temperature, new = config.sampling.temperature, min(NOISE_TOKENS, config.sampling.max_new_tokens)
     texts = draw_texts(policy, config, prompts, NOISE_ANSWERS * NOISE_TOKENS // new, new)
-    return compare(policy, texts, claims(policy, WAYS["flash"], texts, temperature), temperature, {})
+    return honest_answers(policy, WAYS["flash"], texts, temperature)
