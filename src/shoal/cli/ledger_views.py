@@ -194,8 +194,8 @@ def show_node(
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
-    for line in coordinator_says(who):
-        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+    for known in coordinator_says(who):
+        console.print(one_line(known), markup=False, highlight=False, soft_wrap=True)
     if who not in state.accounts:
         console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(
