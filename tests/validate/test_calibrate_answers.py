@@ -29,6 +29,7 @@ from shoal.validate.calibrate.command import calibrate_answers
 from shoal.validate.evidence import replay as again
 from shoal.validate.evidence.bundle import read_bundle
 from shoal.validate.numerics.bets import Bets, Noise, Observed
+from shoal.validate.numerics.evidence_log import EvidenceLog
 from tests.protocol.test_rates_table import H100, TABLE, rates_file
 from tests.support.coordinator_in_process import COORDINATOR
 from tests.support.model_and_checks import build_world
@@ -189,12 +190,17 @@ def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> No
     court.validator.rates = RatesFollower(lambda: served[-1], model, clock=lambda: now[0])
     leases = [court.hand_in("noisy", "int4")]
     court.judge()
+    assert court.validator.evidence is not None
+    assert court.validator.evidence.of("noisy").nats() > 1
     served.append(SignedRates.sign("test", TABLE.loosened(rates_file(300.0, H100), "rates"), COORDINATOR))
     now[0] += LOOK_EVERY_S
     leases.append(court.hand_in("another", "int4"))
     court.judge()
     assert [court.verdict(lease).accept for lease in leases] == [False, True]
     assert court.validator.checks.rates.version == 1
+    # What the strict odds won is forgotten, also by the next life of this validator.
+    for log in (court.validator.evidence, EvidenceLog(court.run.path / "nodes" / "evidence.jsonl")):
+        assert (log.of("noisy").nats(), log.of("noisy").files) == (0.0, 1)
     court.validator.rates = None
     court.validator.checks.judge_by(TABLE)
 
