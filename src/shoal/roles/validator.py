@@ -118,9 +118,6 @@ class Validator:
                 return
             if self.juror:
                 self.juror.prompt(newest.number)
-            if self.rates and (newer := self.rates.newer()):
-                self.checks.judge_by(newer)
-                self.metrics.write("note", text=f"numbers are judged by version {newer.version} of the honest rates")
             uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
@@ -176,6 +173,9 @@ class Validator:
     def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
         """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
         until = time.monotonic() + seconds
+        if self.rates and (newer := self.rates.newer()):
+            self.checks.judge_by(newer)
+            self.metrics.write("note", text=f"numbers are judged by version {newer.version} of the honest rates")
         for upload in in_turn(uploads, self._rank):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.monotonic()
