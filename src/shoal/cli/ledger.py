@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,11 +50,11 @@ def node(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or its first characters.")],
     run: AnyLedger,
 ) -> None:
-    """Show one contributor's history: how it computes, stake, leases that it let go, work, verdicts, earnings."""
+    """Show one contributor: how it computes, evidence, leases let go, stake, work, verdicts, earnings."""
     from shoal.cli.ledger_views import show_node
-    from shoal.client.run_status import declared_profile, leases_of
+    from shoal.client.run_status import coordinator_says
 
-    show_node(_record(run), address, console, partial(declared_profile, run), partial(leases_of, run))
+    show_node(_record(run), address, console, lambda who: coordinator_says(run, who))
 
 
 @ledger.command("verify")

@@ -4,6 +4,7 @@ A file is counted once, however often it is judged again after a crash. A torn l
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.files import disk_errors, make_directory, parse_json
@@ -18,11 +19,15 @@ class EvidenceLog:
         self._path = path
         self._accounts: dict[str, Account] = {}
         self._counted: set[tuple[int, int]] = set()
+        self._rates = 0
         make_directory(path.parent)
         if path.exists():
             for line in path.read_bytes().splitlines():
                 try:
                     tree = parse_json(line)
+                    if "rates" in tree:
+                        self._acquit(int(tree["rates"]))
+                        continue
                     weighed = Weighed({str(bet): float(won) for bet, won in tree["nats"].items()}, int(tree["tokens"]))
                     self._count(str(tree["node"]), int(tree["step"]), int(tree["submission"]), weighed)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -32,17 +37,47 @@ class EvidenceLog:
         """What there is against a node; an empty account if nothing was computed yet."""
         return self._accounts.get(node, Account())
 
+    def with_file(self, node: str, step: int, submission: int, weighed: Weighed) -> Account:
+        """What there would be against a node with this file, which is counted once; nothing is written."""
+        account = self.of(node)
+        if (step, submission) in self._counted:
+            return account
+        account = replace(account, won=dict(account.won))
+        account.add(_rounded(weighed).nats, weighed.tokens, BETS)
+        return account
+
     def add(self, node: str, step: int, submission: int, weighed: Weighed) -> Account:
         """Counts a file against its node, on disk first; the same one again changes nothing."""
         if (step, submission) not in self._counted:
+            weighed = _rounded(weighed)
             tree = {"node": node, "step": step, "submission": submission, "tokens": weighed.tokens}
-            line = json.dumps({**tree, "nats": {bet: round(won, 4) for bet, won in weighed.nats.items()}})
+            line = json.dumps({**tree, "nats": weighed.nats})
             with disk_errors(self._path), self._path.open("a") as file:
                 file.write(f"\n{line}\n")
             self._count(node, step, submission, weighed)
         return self.of(node)
 
+    def loosened(self, version: int) -> None:
+        """Forgets what odds of an earlier version of the honest rates have won: they may have been too strict.
+
+        Files stay counted, so that stakes of a node's life still add up to 1.
+        """
+        if version > self._rates:
+            with disk_errors(self._path), self._path.open("a") as file:
+                file.write(f"\n{json.dumps({'rates': version})}\n")
+            self._acquit(version)
+
+    def _acquit(self, version: int) -> None:
+        self._rates = version
+        for account in self._accounts.values():
+            account.won.clear()
+
     def _count(self, node: str, step: int, submission: int, weighed: Weighed) -> None:
         if (step, submission) not in self._counted:
             self._counted.add((step, submission))
             self._accounts.setdefault(node, Account()).add(weighed.nats, weighed.tokens, BETS)
+
+
+def _rounded(weighed: Weighed) -> Weighed:
+    """As it is written, so that a restart comes to the same sum."""
+    return replace(weighed, nats={bet: round(won, 4) for bet, won in weighed.nats.items()})
