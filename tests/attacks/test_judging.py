@@ -119,7 +119,7 @@ def test_an_expired_file_is_never_a_strike(tmp_path: Path) -> None:
                     break
         node = key_of("honest").address
         assert court.strikes[node] == 0
-        assert court.put_out == set()
+        assert court.verdicts.banned == set()
         assert court.votes is not None
         assert [vote.letter for vote in court.votes._votes.values()] == ["v"] * len(court.votes._votes)
         assert len(court.votes._votes) == 2
@@ -129,9 +129,7 @@ def test_an_expired_file_is_never_a_strike(tmp_path: Path) -> None:
 
 def _court_of(path: Path, store: SwarmStore) -> Any:
     court = open_court(path, build_world("short"))
-    court.validator.store = store
-    court.validator.votes = Votes(path / "votes.jsonl")
-    return court.validator
+    return replace(court.validator, store=store, votes=Votes(path / "votes.jsonl"))
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -12,9 +12,8 @@ from shoal.coordinator.db.schema import nodes, submissions
 from shoal.ledger.export import verify_file
 from shoal.rundir import open_run
 from shoal.telemetry.metrics import read_metrics
-from tests.support.run_processes import CONFIG, Runs, reward_at
+from tests.support.run_processes import CONFIG, STEPS, Runs, reward_at
 
-STEPS = 40
 # Three strikes rather than two keep the cheaters at work a little longer.
 CHEATERS = """
 [[cheaters]]
@@ -34,7 +33,7 @@ def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_t
 ) -> None:
     config, out = tmp_path / "attacked.toml", tmp_path / "attacked"
     config.write_text(CONFIG + CHEATERS)
-    ended = runs.start(config, out, "--set", f"steps={STEPS}").wait(400)
+    ended = runs.start(config, out).wait(400)
     assert ended == 0, (tmp_path / "attacked.log").read_text()[-3000:]
     trained: Counter[str] = Counter()
     used = json.loads((max((out / "checkpoints").glob("step-*")) / "state.json").read_text())["used"]

@@ -96,6 +96,8 @@ def test_every_route_that_changes_anything_must_be_signed(busy: World) -> None:
         "/v1/versions",
         "/v1/steps/{step}",
         "/v1/submissions/{step}/{submission}",
+        "/v1/evidence/{address}",
+        "/v1/rates",
         "/v1/ledger/entries",
         "/v1/ledger/nodes/{address}",
     }

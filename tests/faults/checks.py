@@ -175,8 +175,10 @@ def verdict_faults(
         if row.accept and row.node not in people.honest:
             faults.append(f"{name}: was accepted, and its maker cheats")
         if not row.accept and row.node in people.honest:
-            content = contents.get(row.sha256)
-            if content is None or content.weights not in gone:
+            content, finding = contents.get(row.sha256), verdict.finding
+            # Of a file that was removed since, the verdict tells which weights it was made with.
+            told = finding.claimed if finding is not None and finding.check == "version" else None
+            if (content.weights if content is not None else told) not in gone:
                 faults.append(f"{name}: is honest and was rejected: {verdict.reason}")
     return faults + [
         f"node {node.address} {node.name}: is honest and was banned: {node.reason}"

@@ -17,6 +17,7 @@ import pytest
 from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.crypto.keys import Key
 from shoal.rundir import key_path, open_run
+from shoal.telemetry.metrics import read_steps
 from shoal.telemetry.status import read_status
 from tests.faults.checks import Checker, People, read_lineage
 from tests.support.run_processes import STEPS, Runs, reward_at
@@ -36,6 +37,9 @@ KILLS = {
 SUPERVISOR_ENDS = [signal.SIGKILL, signal.SIGKILL, signal.SIGINT]
 WITH_SUPERVISOR = {"coordinator", "trainer", "validator", "worker-0", "worker-1", "origin", "relay"}
 PAUSE_S = 0.75
+# They are spread over the first steps of the run, so that it is disturbed at every stage of its life.
+DISTURBED_STEPS = STEPS * 3 // 4
+STEP_S = 120.0
 START_S = 60.0
 CHECKPOINT_S = 120.0
 
@@ -91,6 +95,11 @@ def has_gone_on(notes: Path, had: int) -> bool:
     return b"going on with step" in notes.read_bytes()[had:]
 
 
+def has_trained(out: Path, steps: int) -> bool:
+    notes = out / "metrics" / "trainer.jsonl"
+    return not steps or any(int(entry["step"]) + 1 >= steps for entry in read_steps(notes, "step"))
+
+
 @pytest.fixture(scope="module")
 def killed(calm: Path) -> tuple[Path, Interrupted]:
     """The directory of a run that was disturbed in every way and came to its end, and what Ctrl-C did meanwhile."""
@@ -102,7 +111,8 @@ def killed(calm: Path) -> tuple[Path, Interrupted]:
     rng.shuffle(victims)
     with Runs(calm.parent / "cache") as runs:
         run = runs.start(config, out)
-        for victim in victims:
+        for number, victim in enumerate(victims):
+            until(partial(has_trained, out, number * DISTURBED_STEPS // len(victims)), STEP_S)
             # A role that is just starting is as good a target as one at work; the supervisor ends with all roles up.
             needed = {victim} if isinstance(victim, str) else WITH_SUPERVISOR
             wait_for(out, needed, run)

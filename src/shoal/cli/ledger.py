@@ -50,11 +50,11 @@ def node(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="A node's address, or its first characters.")],
     run: AnyLedger,
 ) -> None:
-    """Show one contributor's history: how it computes, stake, work, verdicts, earnings."""
+    """Show one contributor's history: how it computes, evidence, stake, work, verdicts, earnings."""
     from shoal.cli.ledger_views import show_node
-    from shoal.client.run_status import declared_profile
+    from shoal.client.run_status import coordinator_says
 
-    show_node(_record(run), address, console, lambda who: declared_profile(run, who))
+    show_node(_record(run), address, console, lambda who: coordinator_says(run, who))
 
 
 @ledger.command("verify")

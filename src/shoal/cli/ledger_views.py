@@ -1,7 +1,7 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -186,16 +186,16 @@ def _meant(state: State, address: str) -> Account:
 
 
 def show_node(
-    record: Record, address: str, console: Console, profile_of: Callable[[str], str] = lambda _who: ""
+    record: Record, address: str, console: Console, coordinator_says: Callable[[str], Sequence[str]] = lambda _who: ()
 ) -> None:
-    """One contributor's history."""
+    """One contributor's history; `coordinator_says` has lines about it that no ledger has."""
     state = record.state
     account = _meant(state, address)
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
-    if profile := profile_of(who):
-        console.print(f"declared profile {one_line(profile)}", markup=False, highlight=False)
+    for known in coordinator_says(who):
+        console.print(one_line(known), markup=False, highlight=False, soft_wrap=True)
     if who not in state.accounts:
         console.print("has no account (the first accepted file or a deposit opens one), so there was nothing to slash")
     console.print(

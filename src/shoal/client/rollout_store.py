@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -159,6 +160,7 @@ class SwarmStore:
             "evidence": verdict.evidence[:500],
             "samples": verdict.samples,
             "tokens": verdict.tokens,
+            "numbers": None if verdict.numbers is None else asdict(verdict.numbers),
         }
         try:
             self._link.send("PUT", f"/v1/verdicts/{step}/{submission}", body)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,40 @@ from rich.text import Text
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.crypto.keys import Key, checksummed, short
-from shoal.errors import LedgerError, SwarmError
+from shoal.errors import LedgerError, ShoalError, SwarmError
 from shoal.extras import require
 from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m
+from shoal.protocol.numeric_evidence import NumericEvidence, standing
+from shoal.protocol.verdict import NUMBERS, ROUNDING
 from shoal.rundir import RUN_FILE, open_run
 from shoal.text import one_line
 
 ASK_S = 10.0
 MIN_WIDTH = 130
+# What the maker of a file can do about a finding that its arithmetic, and no rule that it broke, may explain.
+_LOOK = (
+    "check that the worker computes as the run asks: weights in model.dtype and not quantised, nor the KV cache; the "
+    "version that the lease names; sampling.temperature; no top-k, top-p or repetition penalty"
+)
+_CALIBRATE = (
+    "if all of that is right, ask the run's owner to measure your machine: shoal calibrate RUN --answers FILES, "
+    "then shoal loosen"
+)
+ADVICE = {
+    ROUNDING: (
+        "nothing, if it is rare: the file is not paid, nobody is blamed, and it happens to 1 in 1,000 honest files",
+        _LOOK,
+        _CALIBRATE,
+    ),
+    NUMBERS: (
+        _LOOK,
+        _CALIBRATE,
+        "or challenge the verdict: shoal ledger challenge STEP/NUMBER --claim accept --join URL",
+    ),
+}
 SUBMISSION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
@@ -62,6 +86,38 @@ def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
         return sentences(state, step, submission)[1:]
     except LedgerError:
         return ["its step is not entered yet"]
+
+
+def coordinator_says(where: str, node: str) -> list[str]:
+    """What a run's coordinator has on a node and no ledger has, by the coordinator's URL or the run's directory."""
+    profile, evidence = declared_profile(where, node), evidence_at(where, node)
+    return [
+        *([f"declared profile {profile}"] if profile else []),
+        *([f"{evidence}; a node that reaches the limit is banned"] if evidence else []),
+    ]
+
+
+def evidence_at(where: str, node: str) -> str:
+    """Numeric evidence against a node in words, of a run's directory or at a coordinator; empty if there is none.
+
+    A ledger is read without its run, by machines without the coordinator's packages, and after formats have changed:
+    then there are no verdicts to read beside it.
+    """
+    if where.startswith(("http://", "https://")):
+        with _link(where) as link:
+            found = link.look(m.NodeEvidenceOut, f"/v1/evidence/{node}").numbers
+        return standing(found.nats, found.files, found.limit) if found else ""
+    with suppress(ShoalError):
+        require("coordinator", f"node {node}: reading its verdicts")
+        from shoal.coordinator.archive import has_records, reading
+        from shoal.coordinator.verdicts import evidence_against
+
+        run = open_run(Path(where))
+        if has_records(run):
+            with reading(run) as db:
+                against = evidence_against(db, node)
+            return standing(against.nats, against.files, against.limit) if against else ""
+    return ""
 
 
 def declared_profile(where: str, address: str) -> str:
@@ -109,6 +165,11 @@ def explanation(told: dict[str, Any], now: float) -> list[str]:
         lines.append(f"rule: {finding['rule']}")
         lines.append(f"claimed: {finding['claimed']}")
         lines.append(f"found: {finding['found']}")
+    advice = ADVICE.get(str(finding["check"]), ()) if finding else ()
+    if numbers := NumericEvidence.read(verdict.get("numbers")):
+        lines += [] if advice else [f"numbers: {numbers}"]  # such a finding says as much
+        lines.append(f"node: {standing(numbers.node_nats, numbers.node_files, numbers.limit)}")
+    lines += [f"to do: {line}".replace("STEP/NUMBER", f"{told['step']}/{told['submission']}") for line in advice]
     if verdict["evidence"]:
         lines.append(f"evidence: {verdict['evidence']}, at the validator; shoal replay FILE recomputes it")
     lines += [f"ledger: {line}" for line in told.get("ledger", [])]
@@ -132,7 +193,8 @@ def print_swarm(join: str, console: Console) -> None:
             highlight=False,
         )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("node", "role", "state", "heard", "leases", "files", "refused", "abandoned"):
+    weighs = any(node["numbers"] for node in status["nodes"])  # bfloat16 runs
+    for name in ("node", "role", "state", "heard", "leases", "files", "refused", "abandoned", *["nats"] * weighs):
         table.add_column(name, no_wrap=True)
     table.add_column("doing", no_wrap=True, overflow="ellipsis")
     for node in status["nodes"]:
@@ -141,7 +203,9 @@ def print_swarm(join: str, console: Console) -> None:
         doing = node["reason"] if node["state"] in ("banned", "suspended") else node["doing"] + waits
         counted = ("leases", "accepted", "rejected", "abandoned")
         counts = (node[name] if node["role"] == "worker" else "" for name in counted)
-        cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, doing)
+        numbers = node["numbers"]
+        against = [f"{max(0.0, numbers['nats']):.1f} of {numbers['limit']:.1f}" if numbers else ""] * weighs
+        cells = (name, node["role"], node["state"], f"{node['seen_s']:.0f} s ago", *counts, *against, doing)
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
     if console.width < MIN_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
         table.width = MIN_WIDTH

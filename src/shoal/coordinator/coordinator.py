@@ -421,6 +421,9 @@ class Coordinator:
     async def explain(self, step: int, submission: int) -> Explanation:
         return await self._do(lambda db: verdicts.explain(db, step, submission))
 
+    async def evidence_against(self, node: str) -> verdicts.Against | None:
+        return await self._do(lambda db: verdicts.evidence_against(db, node))
+
     async def overview(self) -> Overview:
         """The state of the run, at most half a second old: looking at it costs the run little."""
         if self._seen is None or time.monotonic() - self._seen[0] > OVERVIEW_S:

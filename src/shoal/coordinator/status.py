@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, func, select
 
-from shoal.coordinator.db.schema import leases, nodes, submissions
+from shoal.coordinator.db.schema import evidence, leases, nodes, submissions
 from shoal.coordinator.leases import counts, newest_version
 from shoal.coordinator.policy import Terms
+from shoal.coordinator.verdicts import Against
 from shoal.protocol.pacing import StepCount
 
 MAX_NODES = 1000
@@ -43,6 +44,8 @@ class NodeView:
     samples: int
     """In accepted files."""
     tokens: int
+    numbers: Against | None
+    """Numeric evidence against it, in bfloat16 runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,14 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
             abandoned=row.abandoned,
             samples=row.samples,
             tokens=row.tokens,
+            numbers=None if row.nats is None else Against(row.nats, row.files, row.limit_nats),
         )
-        for row in db.execute(select(nodes).order_by(*_FIRST).limit(MAX_NODES))
+        for row in db.execute(
+            select(nodes, evidence.c.nats, evidence.c.files, evidence.c.limit_nats)
+            .outerjoin(evidence, evidence.c.node == nodes.c.address)
+            .order_by(*_FIRST)
+            .limit(MAX_NODES)
+        )
     ]
     states: dict[str, int] = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
     files: dict[bool | None, int] = dict(

@@ -12,12 +12,13 @@ from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, selec
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import leases, nodes, submissions, votes
+from shoal.coordinator.db.schema import evidence, leases, nodes, submissions, votes
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.nodes import Node, must_judge
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
 from shoal.protocol.lease import Lease
+from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 
@@ -35,6 +36,15 @@ class Filed:
     size: int
     record: int
     """What its node has shown (`leases.record_of`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Numeric evidence against a node."""
+
+    nats: float
+    files: int
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,8 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         .where(submissions.c.step == step, submissions.c.submission == submission)
         .values(**found, **counted)
     )
+    if verdict.numbers is not None:
+        _weigh(db, row.node, verdict.numbers)
     if not revokes:  # what the trainer turns down is not the node's fault
         if verdict.accept:
             more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
@@ -129,6 +141,19 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
             why = f"{step}/{submission}: {verdict.reason[:MAX_WHY]}"
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
     return True
+
+
+def _weigh(db: Connection, node: str, numbers: NumericEvidence) -> None:
+    """Notes what there is against a node by now, in the words of the validator whose verdict it is."""
+    found = {"nats": numbers.node_nats, "files": numbers.node_files, "limit_nats": numbers.limit}
+    if not db.execute(evidence.update().where(evidence.c.node == node).values(**found)).rowcount:
+        db.execute(evidence.insert().values(node=node, **found))
+
+
+def evidence_against(db: Connection, node: str) -> Against | None:
+    """Numeric evidence against a node; None if none of its files was weighed."""
+    row = db.execute(select(evidence).where(evidence.c.node == node)).first()
+    return Against(row.nats, row.files, row.limit_nats) if row is not None else None
 
 
 def _decides(db: Connection, terms: Terms, judge: str, step: int, submission: int, verdict: Verdict) -> bool:

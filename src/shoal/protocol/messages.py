@@ -38,6 +38,7 @@ def _profile(name: str) -> str:
 Plain = Annotated[str, AfterValidator(_encodable), AfterValidator(_plain)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[int, Field(ge=0, lt=10**9)]
+Nats = Annotated[float, Field(ge=-1e9, le=1e9)]
 Url = Annotated[str, Field(max_length=200, pattern=r"^$|^https?://[A-Za-z0-9.:\[\]_/-]{1,190}$")]
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{8,128}$")]
 ProfileName = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_profile)]
@@ -92,6 +93,15 @@ class FindingIn(_In):
     sample: Number | None = None
 
 
+class NumbersIn(_In):
+    nats: Nats = Field(description="Evidence against the file.")
+    tokens: Number = Field(description="Tokens that were computed again.")
+    strongest: Annotated[Plain, Field(max_length=100)] = Field(description="The bet that won most.")
+    node_nats: Nats = Field(description="Evidence against the node, over all of its files that were weighed.")
+    node_files: Number
+    limit: Nats = Field(gt=0, description="From so much evidence on a node is banned.")
+
+
 class VerdictIn(_In):
     accept: bool
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field(
@@ -102,6 +112,7 @@ class VerdictIn(_In):
     evidence: Annotated[Plain, Field(max_length=500)] = ""
     samples: Number = Field(0, description="Answers in an accepted file.")
     tokens: Number = Field(0, description="Generated tokens in the file.")
+    numbers: NumbersIn | None = Field(None, description="Numeric evidence, in bfloat16 runs.")
 
 
 class VersionIn(_In):
@@ -188,6 +199,18 @@ class ExplanationOut(BaseModel):
     judged: float | None
 
 
+class EvidenceOut(BaseModel):
+    """Numeric evidence against a node, as of the last verdict on a file of its that was weighed."""
+
+    nats: float
+    files: int = Field(description="Files that were weighed.")
+    limit: float = Field(description="From so much on a node is banned.")
+
+
+class NodeEvidenceOut(BaseModel):
+    numbers: EvidenceOut | None = Field(description="Null if none of the node's files was weighed.")
+
+
 class LinesOut(BaseModel):
     lines: list[str] = Field(
         description="Entries in their order, each in its one canonical form; none: there are no more."
@@ -223,6 +246,7 @@ class NodeOut(BaseModel):
     abandoned: int = Field(description="Leases that it let expire, in all.")
     samples: int
     tokens: int
+    numbers: EvidenceOut | None = None
 
 
 class StatusOut(BaseModel):

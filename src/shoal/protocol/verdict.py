@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.files import parse_json
+from shoal.protocol.numeric_evidence import NumericEvidence
 
 Value = float | int | str | None
 # Off by more than a threshold and by less than what blame takes: see `margin`.
 MARGIN = "margin"
 # Numbers that few honest machines would come to, and some do.
 ROUNDING = "rounding"
+# Numbers that no honest machine comes to.
+NUMBERS = "numbers"
 # Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, a file that could
 # not be fetched or read here, a value near its threshold, unlikely rounding, and what the trainer turns down.
 NOBODYS_FAULT = ("version", "scorer", "unread", MARGIN, ROUNDING, "trainer")
@@ -54,6 +57,8 @@ class Verdict:
     samples: int = 0
     tokens: int = 0
     """Generated tokens in the file, as the judge counted them."""
+    numbers: NumericEvidence | None = None
+    """In bfloat16 runs, of a file of which something was computed again."""
 
     @property
     def reason(self) -> str:
@@ -68,8 +73,12 @@ class Verdict:
         tree: Any = parse_json(text)
         try:
             tree.pop("reason", None)
-            finding = tree.pop("finding")
-            verdict = cls(**tree, finding=Finding(**finding) if finding is not None else None)
+            finding, numbers = tree.pop("finding"), tree.pop("numbers", None)
+            verdict = cls(
+                **tree,
+                finding=Finding(**finding) if finding is not None else None,
+                numbers=NumericEvidence(**numbers) if numbers is not None else None,
+            )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a verdict: {error}") from error
         if type(verdict.accept) is not bool or not isinstance(verdict.sha256, str):

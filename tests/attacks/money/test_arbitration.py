@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.rollout_store import SwarmStore
+from shoal.client.verdict_writer import Judged
 from shoal.client.voting import Juror
 from shoal.coordinator.retention import drop_rejected
 from shoal.errors import RolloutError
@@ -158,8 +159,7 @@ def trial(tmp_path: Path, world: World) -> Iterator[Trial]:
         checks = Checks(run.config, policy, gym(), InProcess(gym()), root_of)
         audits, votes = Audits(run.config.audit), Votes(tmp_path / "votes.jsonl")
         status, metrics = run.status("validator"), run.metrics("validator")
-        validator = Validator(run, channel, store, checks, audits, status, metrics, base_version(run))
-        validator.votes = votes
+        validator = Validator(run, channel, store, checks, audits, status, metrics, base_version(run), votes=votes)
         found = Trial(swarm, run, world, validator, votes, Juror(judge, votes, tmp_path / "head.json"), io.StringIO())
         for number in range(2):
             found.announce(number)
@@ -270,7 +270,7 @@ def test_a_true_accusation_is_upheld_without_any_bundle(trial: Trial) -> None:
     other = trial.hand_in("b", trial.honest("b"))
     (upload,) = [upload for upload in trial.validator.store.waiting(0, 9) if upload.submission == lease.submission]
     submission, sha256 = trial.validator.store.read(upload)
-    trial.validator._accept(upload, sha256, submission, False, 0.0)
+    trial.validator.verdicts.accept(Judged(upload, submission, sha256, None, audited=False, began=0.0))
     trial.judge()
     trial.settle()
     assert (trial.outcome(lease), trial.outcome(other)) == ("a", "a")
@@ -286,7 +286,7 @@ def test_a_false_reject_is_put_right_for_the_rejected_bytes_are_kept(trial: Tria
     (upload,) = trial.validator.store.waiting(0, 9)
     submission, sha256 = trial.validator.store.read(upload)
     lie = Finding("sampling", "token 0 is the best under the lease's noise", 5, 7, 0)
-    trial.validator._reject(upload, sha256, submission, lie, True, 0.0)
+    trial.validator._reject(Judged(upload, submission, sha256, lie, audited=True, began=0.0))
     trial.settle()
     assert (trial.outcome(lease), trial.slashed("a") > 0) == ("r", True)
     trial.challenge("a", lease, "accept")
@@ -323,7 +323,7 @@ def test_answers_that_an_audit_did_not_draw_never_put_its_validator_out(trial: T
         lengths = [len(rollout.completion) for rollout in made.rollouts]
         spoiled.append((trial.hand_in(name, made), hashlib.sha256(data).hexdigest(), lengths))
     secrets = (bytes([n]) * 32 for n in range(256))
-    trial.validator.audits = next(
+    trial.validator.files.audits = next(
         audits
         for audits in (Audits(few, secret) for secret in secrets)
         if all(0 not in audits.spot(sha256, lengths) for _, sha256, lengths in spoiled)

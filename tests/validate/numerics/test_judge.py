@@ -109,11 +109,12 @@ def test_a_validator_accepts_honest_nodes_and_bans_a_cheat_for_its_numbers(court
         court.judge()
     assert all(court.verdict(lease).accept for lease in honest)
     assert not any(court.verdict(lease).accept for lease in cheats[1:])
-    with pytest.raises(BannedError, match="numbers are as honest machines round them"):
+    with pytest.raises(BannedError, match="as honest bfloat16 rounding makes them differ"):
         court.store.lease("cheat", 1)
     assert court.store.lease("honest", 1) is not None
     weighed = entries(court.run, "validator", "weighed")
     assert max(entry["node_nats"] for entry in weighed if entry["node"] == "honest") < 0
+    assert court.validator.evidence is not None
     assert court.validator.evidence.of("cheat").nats() >= BAN_NATS
 
 

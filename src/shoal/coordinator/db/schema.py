@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 metadata = MetaData()
 
 facts = Table(
@@ -140,6 +140,16 @@ votes = Table(
     Column("accept", Boolean, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     PrimaryKeyConstraint("step", "submission", "judge"),
+)
+
+# Numeric evidence against nodes, as of the last verdict that had some; it outlives a node that is forgotten.
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("node", String(42), primary_key=True),
+    Column("nats", Double, nullable=False),
+    Column("files", Integer, nullable=False),  # that were weighed
+    Column("limit_nats", Double, nullable=False),  # from so much on a node is banned
 )
 
 # Validators that ask for a node to be banned; a quorum of them is needed.

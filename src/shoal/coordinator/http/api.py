@@ -42,6 +42,7 @@ from shoal.ledger.entry import Statement
 from shoal.ledger.refusal import Refused
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
+from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.rates_table import SignedRates
 from shoal.protocol.refusal import Refusal
@@ -237,6 +238,11 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def why(step: Step, submission: Submission) -> m.ExplanationOut:
         return m.ExplanationOut.model_validate(asdict(await coordinator.explain(step, submission)))
 
+    @app.get("/v1/evidence/{address}", summary="Numeric evidence against a node, in bfloat16 runs.")
+    async def evidence(address: Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")]) -> m.NodeEvidenceOut:
+        found = await coordinator.evidence_against(address)
+        return m.NodeEvidenceOut(numbers=m.EvidenceOut.model_validate(asdict(found)) if found else None)
+
 
 def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
     """What a worker or a relay asks."""
@@ -365,7 +371,10 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     @app.put("/v1/verdicts/{step}/{submission}", summary="Give a verdict on a file.")
     async def judge(step: Step, submission: Submission, body: m.VerdictIn, by: Signed = signed) -> m.Done:
         finding = Finding(**body.finding.model_dump()) if body.finding else None
-        verdict = Verdict(body.accept, body.sha256, body.audited, finding, body.evidence, body.samples, body.tokens)
+        numbers = NumericEvidence(**body.numbers.model_dump()) if body.numbers else None
+        verdict = Verdict(
+            body.accept, body.sha256, body.audited, finding, body.evidence, body.samples, body.tokens, numbers
+        )
         return m.Done(changed=await coordinator.judge(by, step, submission, verdict))
 
     @app.put("/v1/bans/{address}", summary="Ask that a node gets no more leases; a quorum of validators bans it.")

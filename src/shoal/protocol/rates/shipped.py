@@ -1,4 +1,4 @@
-"""The table of honest rates that comes with Shoal: 15 ways on its tiny model and, as `smollm2/...`, on SmolLM2-135M.
+"""The table of honest rates that comes with Shoal: 15 ways on its tiny model and on SmolLM2-135M (`smollm2/...`).
 
 Ways stand there once per model, and bounds take the worst: counts that are added up could lower a bound.
 """

@@ -23,6 +23,8 @@ class Account:
     tokens: int = 0
     won: dict[str, float] = field(default_factory=dict)
     """log of what each bet's beginnings have won together, by the bet's name."""
+    highest: float = -math.inf
+    """The most that there ever was against the node: Ville's bound is on that, not on what is left of it later."""
 
     def add(self, nats: Mapping[str, float], tokens: int, bets: Sequence[str]) -> None:
         """Counts a file: what each bet has won on it. A bet that was not laid keeps what it had."""
@@ -32,10 +34,21 @@ class Account:
         for name in bets:
             before = self.won.get(name, -math.inf)
             self.won[name] = _add(before, stake) + nats.get(name, 0.0)
+        self.highest = max(self.highest, self.nats())
 
     def nats(self) -> float:
         """Evidence against the node: the mean of what its bets have won."""
         return mean_of(list(self.won.values())) if self.won else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there was ever more against the node than an honest one has in its life, but for one in a million."""
+        return max(self.highest, self.nats()) >= BAN_NATS
+
+    @property
+    def held_against(self) -> float:
+        """Nats that people are shown: what there is now or, once that was too much, the most that there was."""
+        return max(self.highest, self.nats()) if self.is_over else self.nats()
 
 
 def mean_of(logs: Sequence[float]) -> float:

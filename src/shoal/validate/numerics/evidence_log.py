@@ -4,6 +4,7 @@ A file is counted once, however often it is judged again after a crash. A torn l
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.files import disk_errors, make_directory, parse_json
@@ -32,11 +33,21 @@ class EvidenceLog:
         """What there is against a node; an empty account if nothing was computed yet."""
         return self._accounts.get(node, Account())
 
+    def with_file(self, node: str, step: int, submission: int, weighed: Weighed) -> Account:
+        """What there would be against a node with this file, which is counted once; nothing is written."""
+        account = self.of(node)
+        if (step, submission) in self._counted:
+            return account
+        account = replace(account, won=dict(account.won))
+        account.add(_rounded(weighed).nats, weighed.tokens, BETS)
+        return account
+
     def add(self, node: str, step: int, submission: int, weighed: Weighed) -> Account:
         """Counts a file against its node, on disk first; the same one again changes nothing."""
         if (step, submission) not in self._counted:
+            weighed = _rounded(weighed)
             tree = {"node": node, "step": step, "submission": submission, "tokens": weighed.tokens}
-            line = json.dumps({**tree, "nats": {bet: round(won, 4) for bet, won in weighed.nats.items()}})
+            line = json.dumps({**tree, "nats": weighed.nats})
             with disk_errors(self._path), self._path.open("a") as file:
                 file.write(f"\n{line}\n")
             self._count(node, step, submission, weighed)
@@ -46,3 +57,8 @@ class EvidenceLog:
         if (step, submission) not in self._counted:
             self._counted.add((step, submission))
             self._accounts.setdefault(node, Account()).add(weighed.nats, weighed.tokens, BETS)
+
+
+def _rounded(weighed: Weighed) -> Weighed:
+    """As it is written, so that a restart comes to the same sum."""
+    return replace(weighed, nats={bet: round(won, 4) for bet, won in weighed.nats.items()})

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shoal.config import RunConfig
 from shoal.models.load import Policy
+from shoal.protocol.numeric_evidence import meaning, standing
 from shoal.protocol.submission import Rollout
-from shoal.protocol.verdict import ROUNDING, Finding
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
 from shoal.validate.numerics.bets import Bets, Floats, Noise, Observed, bet_names
@@ -27,6 +28,7 @@ from shoal.validate.recompute import Replayed, logprobs, replay
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
 BETS = [*bet_names(SHIFTS), *FREE_BETS]
+HONEST = "honest rounding"
 # What the judge answers itself per version, to measure noise.
 NOISE_ANSWERS, NOISE_TOKENS = 8, 64
 
@@ -53,13 +55,18 @@ def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
     Blame takes what no honest node ever has against it in its life, but for one in a million, and what this file shows
     by itself to any judge: so an arbiter who has only the file comes to the same.
     """
-    rule = "numbers are as honest machines round them"
-    against = f", {node.nats():.1f} against its node in {node.files} files" if node is not None else ""
-    found = f"{weighed.total:.1f} nats of evidence ({weighed.strongest}) in {weighed.tokens} tokens{against}"
-    if weighed.total >= BAN_NATS and (node is None or node.nats() >= BAN_NATS):
-        return Finding("numbers", f"{rule}; {BAN_NATS:.1f} nats are too many", "honest rounding", found)
-    if weighed.total >= VOID_NATS or (node is not None and node.nats() >= BAN_NATS):
-        return Finding(ROUNDING, f"{rule}; dropped from {VOID_NATS:.1f} nats on", "honest rounding", found)
+    rule = "numbers differ from those of a float32 recomputation as honest bfloat16 rounding makes them differ"
+    against = f"; against its node: {standing(node.held_against, node.files, BAN_NATS)}" if node is not None else ""
+    found = f"{weighed.total:.1f} nats of evidence in {weighed.tokens:,} tokens: {meaning(weighed.strongest)}{against}"
+    is_over = node is not None and node.is_over
+    if weighed.total >= BAN_NATS and (node is None or is_over):
+        where = "in a file and against its node" if node is not None else "in a file"
+        return Finding(NUMBERS, f"{rule}; {BAN_NATS:.1f} nats {where} are blame", HONEST, found)
+    if weighed.total >= VOID_NATS:
+        return Finding(ROUNDING, f"{rule}; a file is dropped from {VOID_NATS:.1f} nats on", HONEST, found)
+    if is_over:
+        rest = f"files of a node are dropped from {BAN_NATS:.1f} nats against it on"
+        return Finding(ROUNDING, f"{rule}; {rest}", HONEST, found)
     return None
 
 

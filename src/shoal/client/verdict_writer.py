@@ -1,0 +1,160 @@
+"""Verdict writer: what a validator found is noted for its votes, kept as evidence, and told to the coordinator.
+
+The order survives a kill at any point. The vote and the bundle are on disk before anybody hears of the verdict, so the
+ledger is told what the coordinator was told. A file without a verdict is listed again, and judged again.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from shoal.errors import ShoalError, WeightsError
+from shoal.files import sha256_file
+from shoal.protocol.numeric_evidence import NumericEvidence
+from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict, is_blame
+from shoal.rundir import RunDir
+from shoal.tasks.difficulty import Table
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import StatusFile
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.bundle import bundle_name, bundle_of, has_room, keep_version, prune_evidence, write_bundle
+from shoal.validate.evidence.vote_log import Vote, Votes
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A file that was looked at, and what is said of it."""
+
+    upload: Upload
+    submission: Submission | None
+    """None where it could not be read."""
+    sha256: str
+    finding: Finding | None
+    """None accepts it."""
+    audited: bool
+    began: float
+    """CPU time of this process when its turn came."""
+    numbers: NumericEvidence | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout.completion) for rollout in self.submission.rollouts) if self.submission else 0
+
+
+@dataclass(slots=True)
+class VerdictWriter:
+    """Gives verdicts, each with its vote and, for a rejected file, its evidence."""
+
+    run_dir: RunDir
+    channel: WeightSource
+    store: RolloutStore
+    checks: Checks
+    status: StatusFile
+    metrics: MetricsWriter
+    votes: Votes | None = None
+    banned: set[str] = field(default_factory=set)
+
+    def accept(self, judged: Judged) -> None:
+        assert judged.submission is not None
+        samples = len(judged.submission.rollouts)
+        self._note(judged.upload, Vote("a", judged.sha256, judged.tokens))
+        verdict = Verdict(
+            True, judged.sha256, judged.audited, samples=samples, tokens=judged.tokens, numbers=judged.numbers
+        )
+        self._give(judged, verdict, blamed=False)
+
+    def void(self, judged: Judged) -> None:
+        """For a file that could not be fetched or read: no strike, no accusation, no evidence, and no pay."""
+        self._note(judged.upload, Vote("v", ""))
+        self._give(judged, Verdict(False, "", False, judged.finding), blamed=False)
+
+    def reject(self, judged: Judged, *, whole: bool) -> tuple[bool, str]:
+        """Whether the file's maker is to blame, and where the evidence is; `whole` evidence has the samples, too."""
+        assert judged.finding is not None
+        evidence = self._keep_evidence(judged, judged.finding, whole=whole)
+        blamed = self._is_fault(judged.submission, judged.finding)
+        # On the ledger nobody is accused of what the file's bytes do not show, such as which versions were published.
+        accuses = blamed and evidence and is_blame(judged.finding)
+        proof = sha256_file(self.run_dir.path / evidence) if accuses else ""
+        # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
+        tokens = judged.tokens
+        self._note(judged.upload, Vote("r" if proof else "v", judged.sha256, tokens, proof))
+        verdict = Verdict(
+            False, judged.sha256, judged.audited, judged.finding, evidence, tokens=tokens, numbers=judged.numbers
+        )
+        self._give(judged, verdict, blamed=blamed)
+        return blamed, evidence
+
+    def ban(self, node: str, check: str, reason: str) -> None:
+        """Tells the coordinator that a node gets no more leases, once in a life of this process."""
+        if node not in self.banned:
+            self.store.ban(node, reason)
+            self.banned.add(node)
+            self.metrics.write("banned", node=node, check=check, reason=reason)
+
+    def _note(self, upload: Upload, vote: Vote) -> None:
+        if self.votes is not None:
+            self.votes.note(upload.step, upload.submission, vote)
+
+    def _give(self, judged: Judged, verdict: Verdict, *, blamed: bool) -> None:
+        upload, finding = judged.upload, verdict.finding
+        self.store.judge(upload, verdict)
+        self.metrics.write(
+            "verdict",
+            step=upload.step,
+            submission=upload.submission,
+            node=upload.node,
+            accept=verdict.accept,
+            audited=verdict.audited,
+            blamed=blamed,
+            check=finding.check if finding else "",
+            reason=verdict.reason,
+            samples=len(judged.submission.rollouts) if judged.submission else 0,
+            cpu_s=time.process_time() - judged.began,
+            **self.status.shares(),
+        )
+
+    def _is_fault(self, submission: Submission | None, finding: Finding) -> bool:
+        """Whether the file's maker is to blame.
+
+        It is not where our own scorer fails, nor where the version that the file was made with was lost here or taken
+        back by a trainer that was killed. It is for a version that never was.
+        """
+        if finding.check != "version" or submission is None:
+            return is_blame(finding)
+        claimed = Version(submission.version, submission.weights)
+        if self.channel.was_retracted(claimed):
+            return False
+        newest, there = self.channel.latest(), self.channel.version(claimed.number)
+        if there is None:
+            return newest is not None and claimed.number > newest.number
+        return there != claimed
+
+    def _keep_evidence(self, judged: Judged, finding: Finding, *, whole: bool) -> str:
+        """Where the bundle is, relative to the run; empty if the disk or a missing version prevents one."""
+        folder, config = self.run_dir.path / "evidence", self.run_dir.config
+        upload, submission = judged.upload, judged.submission
+        target = folder / bundle_name(upload.step, upload.submission)
+        try:
+            table = self._table_of(submission)
+            whole = whole and has_room(folder)
+            rates = self.checks.rates if finding.check in (NUMBERS, ROUNDING) else None
+            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
+            write_bundle(bundle, target)
+            if judged.audited and submission is not None:
+                version = Version(submission.version, submission.weights)
+                keep_version(folder, self.channel.fetch(version), version)
+            oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
+            prune_evidence(folder, oldest, oldest - config.async_level)
+        except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept
+            self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
+            return ""
+        return str(target.relative_to(self.run_dir.path))
+
+    def _table_of(self, submission: Submission | None) -> Table | None:
+        """What the file's maker had to draw by; without it there is still a verdict, if no such evidence."""
+        with suppress(ShoalError):
+            return self.checks.table_of(submission.lease) if submission else None
+        return None

@@ -1,0 +1,1 @@
+"""Judging one file: which answers are computed again, what decides, and in which order. Nobody is told from here."""
