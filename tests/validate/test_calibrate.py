@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from shoal.cli import app
 from shoal.config import ThresholdsConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError
@@ -19,6 +21,7 @@ from shoal.models.load import load
 from shoal.models.this_machine import this_profile
 from shoal.protocol.rates.honest_rates import EDGES
 from shoal.protocol.rates.rates_file import RatesFile, read_architecture
+from shoal.validate.calibrate import command
 from shoal.validate.calibrate.command import calibrate, merge
 from shoal.validate.calibrate.target import resolve
 from shoal.validate.calibrate.thresholds import FLOORS, SAFETY, UNITS, Measured, to_toml
@@ -142,3 +145,24 @@ def test_a_config_stands_for_its_model(tmp_path: Path) -> None:
     config, with_tasks = resolve(str(path), None, "bfloat16")
     assert with_tasks
     assert (config.model.source, config.model.dtype) == ("tiny", "bfloat16")
+
+
+def test_the_command_has_three_forms_and_none_ignores_a_flag(
+    rates: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shoal(*words: object) -> object:
+        return CliRunner().invoke(app, ["calibrate", *map(str, words)], catch_exceptions=True).exception
+
+    assert shoal("merge", rates[0], rates[0], "--out", tmp_path / "both.json") is None
+    assert RatesFile.read(tmp_path / "both.json").model == RatesFile.read(rates[0]).model
+    asked: list[object] = []
+    monkeypatch.setattr(command, "calibrate_answers", lambda *words: asked.extend(words[:4]))
+    assert shoal("run", "--answers", "a.parquet", "b.parquet", "c.parquet", "--profile", "p") is None
+    assert asked == [Path("run"), [Path("a.parquet"), Path("b.parquet"), Path("c.parquet")], "p", None]
+    for words, fault in (
+        (("smollm2", "tiny"), "takes one model, and tiny is a second one"),
+        (("smollm2", "--profile", "p"), "does not take --profile: only calibrate --answers does"),
+        (("merge", "a", "b", "--samples", "16"), "calibrate merge does not take --samples"),
+        (("run", "--answers", "a", "--dtype", "float32"), "calibrate --answers does not take --dtype"),
+    ):
+        assert fault in str(shoal(*words))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from shoal.client.honest_rates import LOOK_EVERY_S, RatesFollower
 from shoal.config import RunConfig
 from shoal.coordinator import archive
 from shoal.errors import ConfigError, RolloutError, WeightsError
@@ -18,7 +19,7 @@ from shoal.models.this_machine import this_profile
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.honest_rates import EDGES
 from shoal.protocol.rates.rates_file import RatesFile
-from shoal.protocol.rates.rates_table import RatesTable
+from shoal.protocol.rates.rates_table import RatesTable, SignedRates
 from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.submission import groups_with_signal, write_rollouts
 from shoal.protocol.verdict import ROUNDING
@@ -28,7 +29,9 @@ from shoal.validate.calibrate.command import calibrate_answers
 from shoal.validate.evidence import replay as again
 from shoal.validate.evidence.bundle import read_bundle
 from shoal.validate.numerics.bets import Bets, Noise, Observed
+from shoal.validate.numerics.evidence_log import EvidenceLog
 from tests.protocol.test_rates_table import H100, TABLE, rates_file
+from tests.support.coordinator_in_process import COORDINATOR
 from tests.support.model_and_checks import build_world
 from tests.support.validator_in_process import Court, InThisProcess, open_court
 
@@ -177,6 +180,29 @@ def test_looser_rates_never_add_evidence() -> None:
         won = [bets.nats(file, noise) for bets in odds]
         for before, after in itertools.pairwise(won):
             assert all(after[bet] <= before[bet] + 1e-9 for bet in before), scale
+
+
+def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> None:
+    """A cheat under the odds that the run began with is ordinary noise under those that its owner loosened them to."""
+    now = [0.0]
+    served = [SignedRates.sign("test", TABLE, COORDINATOR)]
+    model = rates_file().architecture
+    court.validator.rates = RatesFollower(lambda: served[-1], model, clock=lambda: now[0])
+    leases = [court.hand_in("noisy", "int4")]
+    court.judge()
+    assert court.validator.evidence is not None
+    assert court.validator.evidence.of("noisy").nats() > 1
+    served.append(SignedRates.sign("test", TABLE.loosened(rates_file(300.0, H100), "rates"), COORDINATOR))
+    now[0] += LOOK_EVERY_S
+    leases.append(court.hand_in("another", "int4"))
+    court.judge()
+    assert [court.verdict(lease).accept for lease in leases] == [False, True]
+    assert court.validator.checks.rates.version == 1
+    # What the strict odds won is forgotten, also by the next life of this validator.
+    for log in (court.validator.evidence, EvidenceLog(court.run.path / "nodes" / "evidence.jsonl")):
+        assert (log.of("noisy").nats(), log.of("noisy").files) == (0.0, 1)
+    court.validator.rates = None
+    court.validator.checks.judge_by(TABLE)
 
 
 def test_evidence_carries_the_rates_that_it_was_judged_by(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:

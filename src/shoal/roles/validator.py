@@ -26,6 +26,7 @@ from shoal.files import locked
 from shoal.models.load import load_as
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.rates.rates_file import read_architecture
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -118,9 +119,6 @@ class Validator:
                 return
             if self.juror:
                 self.juror.prompt(newest.number)
-            if self.rates and (newer := self.rates.newer()):
-                self.checks.judge_by(newer)
-                self.metrics.write("note", text=f"numbers are judged by version {newer.version} of the honest rates")
             uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
@@ -165,6 +163,13 @@ class Validator:
     def _is_early(self, upload: Upload, newest: Version) -> bool:
         return self.early.get((upload.step, upload.submission), newest.number) > newest.number
 
+    def judge_by(self, rates: RatesTable) -> None:
+        """Judges numbers by another version of the run's honest rates from now on."""
+        self.checks.judge_by(rates)
+        if self.evidence is not None:
+            self.evidence.loosened(rates.version)
+        self.metrics.write("note", text=f"numbers are judged by version {rates.version} of the honest rates")
+
     def _has_not_come(self, submission: Submission) -> bool:
         """Whether a file's version is out, and its maker only was faster to have it: the relays may be away."""
         newest, number = self.channel.latest(), submission.version
@@ -176,6 +181,8 @@ class Validator:
     def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
         """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
         until = time.monotonic() + seconds
+        if self.rates and (newer := self.rates.newer()):
+            self.judge_by(newer)
         for upload in in_turn(uploads, self._rank):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.monotonic()
@@ -324,6 +331,6 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
                 validator.rates = RatesFollower(
                     session.link.rates, read_architecture(channel.fetch(base)), _noter(metrics)
                 )
-                checks.judge_by(validator.rates.table)
+                validator.judge_by(validator.rates.table)
             validator.juror = Juror(own, votes, run.path / "nodes" / "head.json")
             validator.run()

@@ -16,6 +16,7 @@ from shoal.config import RUN_NAME, AuditConfig
 from shoal.crypto.keys import Key
 from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import ConfigError, SwarmError
+from shoal.protocol.profile import NAME
 from shoal.protocol.rates.honest_rates import HonestRates
 from shoal.protocol.rates.rates_file import Architecture, RatesFile
 from shoal.protocol.rates.shipped import default_rates
@@ -104,7 +105,7 @@ class RatesTable(BaseModel):
         """
         if not patterns or (profile in (names := self.names()) and _matches(profile, patterns)):
             return ""
-        admitted = [name for name in names if "/" in name and _matches(name, patterns)]
+        admitted = [name for name in names if NAME.fullmatch(name) and _matches(name, patterns)]
         return (
             f"profile {profile or '(none declared)'}: this run admits {_listed(admitted)}; ask its owner to measure "
             "yours (shoal calibrate) and to add it to audit.profiles and to the table (shoal loosen)"

@@ -19,11 +19,15 @@ class EvidenceLog:
         self._path = path
         self._accounts: dict[str, Account] = {}
         self._counted: set[tuple[int, int]] = set()
+        self._rates = 0
         make_directory(path.parent)
         if path.exists():
             for line in path.read_bytes().splitlines():
                 try:
                     tree = parse_json(line)
+                    if "rates" in tree:
+                        self._acquit(int(tree["rates"]))
+                        continue
                     weighed = Weighed({str(bet): float(won) for bet, won in tree["nats"].items()}, int(tree["tokens"]))
                     self._count(str(tree["node"]), int(tree["step"]), int(tree["submission"]), weighed)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -52,6 +56,21 @@ class EvidenceLog:
                 file.write(f"\n{line}\n")
             self._count(node, step, submission, weighed)
         return self.of(node)
+
+    def loosened(self, version: int) -> None:
+        """Forgets what odds of an earlier version of the honest rates have won: they may have been too strict.
+
+        Files stay counted, so that stakes of a node's life still add up to 1.
+        """
+        if version > self._rates:
+            with disk_errors(self._path), self._path.open("a") as file:
+                file.write(f"\n{json.dumps({'rates': version})}\n")
+            self._acquit(version)
+
+    def _acquit(self, version: int) -> None:
+        self._rates = version
+        for account in self._accounts.values():
+            account.won.clear()
 
     def _count(self, node: str, step: int, submission: int, weighed: Weighed) -> None:
         if (step, submission) not in self._counted:
