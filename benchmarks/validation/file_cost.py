@@ -1,8 +1,9 @@
-"""What validation of an average file costs beside its generation, measured on one file of the default size.
+"""What validation of an average file costs beside its generation, measured on one file.
 
-SmolLM2-135M, 8 groups of 16 answers of 256 tokens, one thread, CPU time of this process and of its children. The file
+SmolLM2-135M, 2 groups of 16 answers of 256 tokens, one thread, CPU time of this process and of its children. The file
 is generated once, read once, and computed again whole and by spot checks that the audits draw: by thresholds as in
-float32 runs, and by the numeric judge as in bfloat16 runs, with what other weights and measuring noise add.
+float32 runs, and by the numeric judge as in bfloat16 runs, with what other weights and measuring noise add. Noise is
+measured once per version, and its cost is shared by the files of a step.
 """
 
 import statistics

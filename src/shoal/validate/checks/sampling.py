@@ -9,15 +9,10 @@ import numpy as np
 from shoal.config import ThresholdsConfig
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
-from shoal.validate.recompute import TILTS, UNLIKELY, Floats, Replayed
+from shoal.validate.numerics.free_draws import MIN_END, MORE_ENDS, MORE_UNLIKELY, mean_of_products, too_many
+from shoal.validate.recompute import TILTS, UNLIKELY, Replayed
 
 CHECK = "sampling"
-# Ending is likely from this probability on (INTELLECT-2's termination check).
-MIN_END = 0.1
-# Ways in which a worker may end too often: so many times as likely as the distribution has it.
-MORE_ENDS = np.array([2.0, 8.0, 64.0, 4096.0])
-# Ways in which unlikely tokens may be too many or too few, in the same sense.
-MORE_UNLIKELY = np.array([0.01, 0.2, 3.0, 10.0])
 
 
 def check_logprobs(
@@ -91,12 +86,12 @@ def surprise(replayed: Sequence[Replayed]) -> float:
     logp_T = np.concatenate([own.logprobs_T for own in replayed])
     tilts_TL = np.concatenate([own.tilts_TL for own in replayed if own.tilts_TL is not None])
     tails_TU = np.concatenate([own.tails_TU for own in replayed if own.tails_TU is not None])
-    tilted = _mean_of_products(np.asarray(TILTS) * logp_T.sum() - tilts_TL.sum(axis=0))
+    tilted = mean_of_products(np.asarray(TILTS) * logp_T.sum() - tilts_TL.sum(axis=0))
     counted = [
-        _too_many(int((logp_T < unlikely).sum()), tail_T, MORE_UNLIKELY)
+        too_many(int((logp_T < unlikely).sum()), tail_T, MORE_UNLIKELY)
         for unlikely, tail_T in zip(np.log(UNLIKELY), tails_TU.T, strict=True)
     ]
-    return _mean_of_products(np.array([tilted, _mean_of_products(np.concatenate(counted))]))
+    return mean_of_products(np.array([tilted, mean_of_products(np.concatenate(counted))]))
 
 
 def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float:
@@ -106,14 +101,4 @@ def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float
         assert own.ends_T is not None
         p_T.append(own.ends_T[~(own.ends_T >= MIN_END)])
         ended += sample.finish == "eos" and not own.ends_T[-1] >= MIN_END
-    return _mean_of_products(_too_many(ended, np.concatenate(p_T), MORE_ENDS))
-
-
-def _too_many(count: int, p_T: Floats, times_C: Floats) -> Floats:
-    """Logs of products with expectation 1 or less, each large if something of probability p_t at place t happened so
-    many times as often as it should, of which `count` is how often it did."""
-    return np.asarray(count * np.log(times_C) - np.log1p(np.outer(times_C - 1.0, p_T)).sum(axis=1))
-
-
-def _mean_of_products(logs: Floats) -> float:
-    return float(np.logaddexp.reduce(logs) - np.log(len(logs)))
+    return mean_of_products(too_many(ended, np.concatenate(p_T), MORE_ENDS))

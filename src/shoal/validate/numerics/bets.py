@@ -5,6 +5,7 @@ nats come with a probability of at most e^-x (Markov). Several bets are laid sid
 
 - `gaps`: claimed log-probs are further off, unit by unit, than honest ones are. Needs no guess of how.
 - `shortfalls`: tokens are not those that the lease's noise picks, more often than rounding decides between two.
+- `tilt`, `unlikely`, `ends`: with free sampling, tokens are not drawn by the distribution (`free_draws.py`).
 - `chunks`: proofs are further off than honest ones.
 - `shift`: gaps follow what a *particular* other computation would yield: weights in 8 bits, the version before, another
   temperature. Rounding has no reason to, so this sees what is far smaller than the noise. It is fair to any noise whose
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates, bounds
+from shoal.validate.numerics.free_draws import Draws, free_nats
 
 Floats = npt.NDArray[np.float64]
 UNIT = 64
@@ -56,6 +58,8 @@ class Observed:
     """Mean mantissa difference per proof chunk."""
     shifts: Mapping[str, Floats] = field(default_factory=dict)
     """What another computation would make of the gaps, by its name."""
+    draws: Draws | None = None
+    """Tokens beside their distributions, where sampling is free."""
 
 
 class Bets:
@@ -74,6 +78,8 @@ class Bets:
         won = {f"gaps {tilt:g}": float(odds[_bins(units)].sum()) for tilt, odds in self._gaps.items()}
         won |= {f"chunks {tilt:g}": float(odds[_bins(chunks)].sum()) for tilt, odds in self._chunks.items()}
         won |= self._shortfalls(answers, noise.gap)
+        if free := [answer.draws for answer in answers if answer.draws is not None]:
+            won |= free_nats(free, noise.gap)
         for name in sorted({name for answer in answers for name in answer.shifts}):
             own = [answer for answer in answers if name in answer.shifts]
             pairs = zip(_units([a.gaps_T for a in own]), _units([a.shifts[name] for a in own]), strict=True)

@@ -19,14 +19,15 @@ from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
 from shoal.validate.numerics.bets import Bets, Floats, Noise, Observed, bet_names
+from shoal.validate.numerics.free_draws import FREE_BETS, Draws
 from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
-from shoal.validate.recompute import logprobs, replay
+from shoal.validate.recompute import Replayed, logprobs, replay
 
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
-BETS = bet_names(SHIFTS)
+BETS = [*bet_names(SHIFTS), *FREE_BETS]
 HONEST = "honest rounding"
 # What the judge answers itself per version, to measure noise.
 NOISE_ANSWERS, NOISE_TOKENS = 8, 64
@@ -137,9 +138,18 @@ def seen(
                 sample.proof,
                 dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
                 | {name: columns[number] for name, columns in others.items()},
+                _draws(sample, own, policy.vocab),
             )
         )
     return found
+
+
+def _draws(sample: Rollout, own: Replayed, vocab: int) -> Draws | None:
+    """What bets on free draws need of an answer; nothing where the noise is redrawn."""
+    if own.tilts_TL is None or own.tails_TU is None or own.ends_T is None or own.squares_T is None:
+        return None
+    ended = sample.finish == "eos"
+    return Draws(own.logprobs_T, own.tilts_TL, own.squares_T, own.tails_TU, own.ends_T, ended, vocab)
 
 
 def own_answers(policy: Policy, prompts: Sequence[Sequence[int]], config: RunConfig) -> list[Observed]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal import toploc
 from shoal.validate.numerics.bets import Floats, Noise, Observed
+from shoal.validate.numerics.free_draws import Draws
 
 # Where a token is all but certain, log-probs are rounded by more than logits move them.
 MIN_SPREAD = 0.01
@@ -30,6 +31,7 @@ def observe(
     states_TD: Tensor,
     proof: bytes,
     others: dict[str, Floats],
+    draws: Draws | None = None,
 ) -> Observed:
     """What is seen of one answer. `others` are its log-probs in other computations, by name."""
     spread_T = spread(logprobs_T, squares_T)
@@ -39,6 +41,7 @@ def observe(
         close_T=np.maximum(0.0, 1 - squares_T),
         chunks_C=chunk_distances(states_TD, proof),
         shifts={name: (other_T - logprobs_T) / spread_T for name, other_T in others.items()},
+        draws=draws,
     )
 
 
