@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shoal.cli.ledger_views import show_node
 from shoal.client.ledger import record_at
-from shoal.client.run_status import ask_coordinator, coordinator_says, evidence_at, explanation, print_swarm
+from shoal.client.run_status import ask_coordinator, coordinator_says, explanation, node_record, print_swarm
 from shoal.coordinator.verdicts import evidence_against
 from shoal.protocol.numeric_evidence import NumericEvidence, meaning, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
@@ -64,17 +64,17 @@ def test_an_accepted_file_has_its_evidence_too_and_one_that_was_not_weighed_has_
     assert "node: evidence 0.2 of 13.8 nats in 1 file" in told
     told = explanation(ask_coordinator(small_world.url, unweighed), 0.0)
     assert not [line for line in told if line.startswith(("numbers", "node", "to do"))]
-    assert evidence_at(small_world.url, A) == "evidence 0.2 of 13.8 nats in 1 file"
+    assert node_record(small_world.url, A).evidence == "evidence 0.2 of 13.8 nats in 1 file"
 
 
 def test_what_is_against_a_node_is_that_of_its_last_verdict_also_after_a_restart(small_world: World) -> None:
     small_world.announce()
-    assert evidence_at(small_world.url, A) == ""
+    assert node_record(small_world.url, A).evidence == ""
     for numbers in (FAIR, ODD):
         judge(small_world, numbers)
     small_world.stop()
     small_world.start()
-    assert evidence_at(small_world.url, A) == "evidence 3.1 of 13.8 nats in 41 files"
+    assert node_record(small_world.url, A).evidence == "evidence 3.1 of 13.8 nats in 41 files"
     with small_world.database._engine.connect() as db:
         against = evidence_against(db, A)
         assert evidence_against(db, key_of("b").address) is None
@@ -106,7 +106,7 @@ def test_rubbish_is_not_entered_as_evidence(small_world: World, wrong: dict[str,
     body = {"accept": True, "sha256": small_world.validator.read(upload)[1], "audited": True}
     sent = small_world.request(VALIDATOR, "PUT", "/v1/verdicts/0/0", body | {"numbers": asdict(FAIR) | wrong})
     assert sent.status_code == 422
-    assert evidence_at(small_world.url, A) == ""
+    assert node_record(small_world.url, A).evidence == ""
 
 
 def test_evidence_in_a_verdict_survives_its_json() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from shoal.client.honest_rates import LOOK_EVERY_S, RatesFollower, loosen
-from shoal.client.run_status import declared_profile
+from shoal.client.run_status import NodeRecord, node_record
 from shoal.coordinator import archive
 from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, RolloutError
@@ -145,5 +145,5 @@ def test_a_runs_records_say_what_a_node_declared_and_what_numbers_are_judged_by(
     assert archive.profile_of(run, key_of("b").address) == ""
     assert archive.rates_of(run) == bfloat16.link(A).rates().rates
     assert not archive.is_planted(run, 0, 0)
-    assert declared_profile(bfloat16.url, A.address) == H100
-    assert declared_profile(str(tmp_path / "elsewhere"), A.address) == ""
+    assert node_record(bfloat16.url, A.address).profile == H100
+    assert node_record(str(tmp_path / "elsewhere"), A.address) == NodeRecord()

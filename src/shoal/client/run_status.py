@@ -3,9 +3,9 @@
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,7 @@ from rich.text import Text
 from shoal.client.client import CoordinatorClient
 from shoal.client.known_coordinators import trusted
 from shoal.crypto.keys import Key, checksummed, short
-from shoal.errors import LedgerError, MissingExtraError, ShoalError, SwarmError
+from shoal.errors import LedgerError, ShoalError, SwarmError
 from shoal.extras import require
 from shoal.ledger.explain import explain as sentences
 from shoal.ledger.reader import is_on_chain, read_record
@@ -24,6 +24,10 @@ from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING
 from shoal.rundir import RUN_FILE, open_run
 from shoal.text import one_line
+
+if TYPE_CHECKING:
+    from shoal.coordinator.archive import OnRecord
+    from shoal.coordinator.verdicts import Against
 
 ASK_S = 10.0
 MIN_WIDTH = 130
@@ -77,35 +81,6 @@ def ask_directory(run_dir: Path, submission: str) -> dict[str, Any]:
     return told
 
 
-def leases_of(where: str, address: str) -> str:
-    """What a coordinator has on the leases that a node let go, by its URL or in its run's directory; empty if nothing.
-
-    A ledger by itself, such as a file of one, says nothing of leases.
-    """
-    node: dict[str, Any] | None = None
-    if where.startswith(("http://", "https://")):
-        with _link(where) as link:
-            listed = link.look(m.StatusOut, "/v1/status").model_dump()["nodes"]
-        node = next((node for node in listed if node["address"] == address), None)
-    elif (Path(where) / RUN_FILE).is_file():
-        with suppress(MissingExtraError):
-            require("coordinator", f"run {where}: reading its coordinator's records")
-            node = _on_record(Path(where), address)
-    if node is None or not node["abandoned"]:
-        return ""
-    return f"let {node['abandoned']} leases expire; {node['reason'] or 'every draw of these was done since'}"
-
-
-def _on_record(run_dir: Path, address: str) -> dict[str, Any] | None:
-    from shoal.coordinator.archive import has_records, node_of, reading
-
-    run = open_run(run_dir)
-    if not has_records(run):
-        return None
-    with reading(run) as db:
-        return node_of(db, address)
-
-
 def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
     """What the ledger has of a submission; nothing while its step is not entered."""
     if not is_on_chain(run_dir) and not (run_dir / LEDGER_FILE).exists():
@@ -117,52 +92,69 @@ def _ledger_says(run_dir: Path, step: int, submission: int) -> list[str]:
         return ["its step is not entered yet"]
 
 
-def coordinator_says(where: str, node: str) -> list[str]:
-    """What a run's coordinator has on a node and no ledger has, by the coordinator's URL or the run's directory."""
-    profile, evidence, let_go = declared_profile(where, node), evidence_at(where, node), leases_of(where, node)
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What a coordinator has on a node and no ledger has, in words; each is empty if there is nothing."""
+
+    profile: str = ""
+    """How the node said that it computes."""
+    evidence: str = ""
+    """Numeric evidence against it."""
+    let_go: str = ""
+    """Leases that it let expire, and what follows."""
+
+
+def coordinator_says(where: str, address: str) -> list[str]:
+    """Lines on a node that no ledger has, by the coordinator's URL or the run's directory."""
+    known = node_record(where, address)
     return [
-        *([f"declared profile {profile}"] if profile else []),
-        *([f"{evidence}; a node that reaches the limit is banned"] if evidence else []),
-        *([let_go] if let_go else []),
+        *([f"declared profile {known.profile}"] if known.profile else []),
+        *([f"{known.evidence}; a node that reaches the limit is banned"] if known.evidence else []),
+        *([known.let_go] if known.let_go else []),
     ]
 
 
-def evidence_at(where: str, node: str) -> str:
-    """Numeric evidence against a node in words, of a run's directory or at a coordinator; empty if there is none.
+def node_record(where: str, address: str) -> NodeRecord:
+    """A coordinator's record of a node, by its URL or out of its run's directory.
 
     A ledger is read without its run, by machines without the coordinator's packages, and after formats have changed:
-    then there are no verdicts to read beside it.
+    then there is no record to read beside it.
     """
     if where.startswith(("http://", "https://")):
-        with _link(where) as link:
-            found = link.look(m.NodeEvidenceOut, f"/v1/evidence/{node}").numbers
-        return standing(found.nats, found.files, found.limit) if found else ""
-    with suppress(ShoalError):
-        require("coordinator", f"node {node}: reading its verdicts")
-        from shoal.coordinator.archive import has_records, reading
-        from shoal.coordinator.verdicts import evidence_against
-
-        run = open_run(Path(where))
-        if has_records(run):
-            with reading(run) as db:
-                against = evidence_against(db, node)
-            return standing(against.nats, against.files, against.limit) if against else ""
-    return ""
+        return _asked_record(where, address)
+    if (Path(where) / RUN_FILE).is_file():
+        with suppress(ShoalError):
+            return _stored_record(Path(where), address)
+    return NodeRecord()
 
 
-def declared_profile(where: str, address: str) -> str:
-    """How a node said that it computes, by a coordinator's URL or a run's directory; empty if that is not known."""
-    if where.startswith(("http://", "https://")):
-        with _link(where) as link:
-            nodes = link.look(m.StatusOut, "/v1/status").nodes
-        return next((node.profile for node in nodes if node.address == address), "")
-    if not (Path(where) / RUN_FILE).is_file():
-        return ""
-    require("coordinator", f"run {where}: reading its coordinator's records")
-    from shoal.coordinator.archive import has_records, profile_of
+def _asked_record(url: str, address: str) -> NodeRecord:
+    with _link(url) as link:
+        listed = link.look(m.StatusOut, "/v1/status").nodes
+        # By itself: evidence outlives a node that was forgotten, and the status lists only so many nodes.
+        against = link.look(m.NodeEvidenceOut, f"/v1/evidence/{address}").numbers
+    return _in_words(next((node for node in listed if node.address == address), None), against)
 
-    run = open_run(Path(where))
-    return profile_of(run, address) if has_records(run) else ""
+
+def _stored_record(run_dir: Path, address: str) -> NodeRecord:
+    require("coordinator", f"run {run_dir}: reading its coordinator's records")
+    from shoal.coordinator.archive import has_records, node_of, reading
+    from shoal.coordinator.verdicts import evidence_against
+
+    run = open_run(run_dir)
+    if not has_records(run):
+        return NodeRecord()
+    with reading(run) as db:
+        return _in_words(node_of(db, address), evidence_against(db, address))
+
+
+def _in_words(node: "m.NodeOut | OnRecord | None", against: "m.EvidenceOut | Against | None") -> NodeRecord:
+    evidence = standing(against.nats, against.files, against.limit) if against else ""
+    if node is None:
+        return NodeRecord(evidence=evidence)
+    expired = "1 lease" if node.abandoned == 1 else f"{node.abandoned} leases"
+    follows = node.reason or "every draw that it let go was done since"
+    return NodeRecord(node.profile, evidence, f"let {expired} expire; {follows}" if node.abandoned else "")
 
 
 def named_submission(submission: str) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,6 +33,16 @@ class Kept:
     path: Path
     accept: bool | None
     """None while it waits for a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnRecord:
+    """A node's declared profile, and the leases that it let expire."""
+
+    profile: str
+    abandoned: int
+    reason: str
+    """What follows from them, or why the node gets no leases."""
 
 
 def has_records(run: RunDir) -> bool:
@@ -73,12 +82,12 @@ def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | No
     return (lease_of(run.config.name, row), row.sha256) if row is not None else None
 
 
-def node_of(db: Connection, address: str) -> dict[str, Any] | None:
-    """The leases that a node let expire and what follows, as a coordinator's status has it; None if it is unknown."""
+def node_of(db: Connection, address: str) -> OnRecord | None:
+    """What a coordinator's status has on a node and no ledger has; None if it is unknown."""
     row = db.execute(queries.NODE, {"who": address}).first()
     if row is None:
         return None
-    return {"abandoned": row.abandoned, "reason": row.reason or standing(row.accepted, row.rejected, row.owed)}
+    return OnRecord(row.profile, row.abandoned, row.reason or standing(row.accepted, row.rejected, row.owed))
 
 
 def rates_of(run: RunDir) -> RatesTable | None:
