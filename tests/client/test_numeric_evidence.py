@@ -6,6 +6,7 @@ The arithmetic behind it is tested in `tests/validate/numerics`.
 import io
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from rich.console import Console
 
 from shoal.cli.ledger_views import show_node
 from shoal.client.ledger import record_at
-from shoal.client.run_status import ask_coordinator, coordinator_says, explanation, node_record, print_swarm
+from shoal.client.run_status import NodeRecord, ask_coordinator, coordinator_says, explanation, node_record, print_swarm
 from shoal.coordinator.verdicts import evidence_against
 from shoal.protocol.numeric_evidence import NumericEvidence, meaning, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
+from shoal.rundir import RUN_FILE
 from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.judge import BETS, Weighed, finding_of
 from tests.support.coordinator_in_process import VALIDATOR, World, key_of
@@ -94,6 +96,12 @@ def test_status_and_node_show_it_and_float32_runs_have_no_such_column(small_worl
     told = shown(lambda console: show_node(record, A, console, lambda node: coordinator_says(small_world.url, node)))
     assert "evidence 3.1 of 13.8 nats in 41 files" in told
     assert "evidence" not in shown(lambda console: show_node(record, A, console))
+
+
+def test_a_ledger_whose_run_cannot_be_read_is_shown_without_what_its_coordinator_knew(tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text("{}")
+    assert node_record(str(tmp_path), A) == NodeRecord()
+    assert coordinator_says(str(tmp_path), A) == []
 
 
 @pytest.mark.parametrize(
