@@ -124,7 +124,7 @@ class CoordinatorClient:
         return self.ask(m.Numbers, "DELETE", f"/v1/versions?after={after}").numbers
 
     def table(self, number: int) -> SignedTable:
-        """What leases whose oldest version this is draw their tasks by, as the coordinator signed it."""
+        """What leases of this version draw their tasks by, as the coordinator signed it."""
         signed = self.look(SignedTable, f"/v1/tables/{number}")
         signed.check(self.card.run, number, self.card.coordinator)
         return signed

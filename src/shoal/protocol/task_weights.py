@@ -14,7 +14,7 @@ DOMAIN = "shoal table 2"
 
 
 class SignedTable(BaseModel):
-    """What leases whose oldest version is this one draw their tasks by; anyone can check who says so."""
+    """What leases of this version draw their tasks by; anyone can check who says so."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
