@@ -326,8 +326,8 @@ class AuditConfig(_Table):
         0.25,
         ge=0,
         le=1,
-        description="bfloat16 runs: share of audited files that are also compared with another computation, such as "
-        "weights in 8 bits or the version before.",
+        description="bfloat16 runs: share of files that are also compared with another computation, such as weights in "
+        "8 bits or the version before; unless it is 0, all of a node's first audit.probation files are.",
     )
     profiles: list[ProfilePattern] = Field(
         default_factory=list,
