@@ -62,7 +62,7 @@ def measure_file_cost(config: RunConfig, progress: Progress) -> tuple[dict[str, 
         rounding = Checks(config, policy, tasks, judge, lambda _: ROOT)
         progress.stage("cost: judging")
         reading, submission = timed(lambda: read_rollouts(path, lease, limits))
-        formal, finding = timed(lambda: wide.cheap(submission))
+        checking, finding = timed(lambda: wide.cheap(submission))
         numbers = rounding.numbers
         assert numbers is not None
         measuring, _ = timed(lambda: numbers.measure(submission.weights, rounding._prompts))
@@ -92,13 +92,13 @@ def measure_file_cost(config: RunConfig, progress: Progress) -> tuple[dict[str, 
     files_per_version = config.train.groups_per_step / config.workers.groups_per_submission
     numeric = (1 - audit.shift_rate) * average["bfloat16"] + audit.shift_rate * average["compared"]
     ratios = {
-        "validation_vs_generation_cpu": (reading + formal + numeric + measuring / files_per_version) / generating,
-        "validation_vs_generation_cpu_float32": (reading + formal + average["float32"]) / generating,
+        "validation_vs_generation_cpu": (reading + checking + numeric + measuring / files_per_version) / generating,
+        "validation_vs_generation_cpu_float32": (reading + checking + average["float32"]) / generating,
         "whole_audit_vs_generation_cpu": costs["bfloat16"][0] / generating,
         "whole_audit_vs_generation_cpu_float32": costs["float32"][0] / generating,
         "noise_vs_generation_cpu": measuring / files_per_version / generating,
     }
-    values = {"generation_cpu_s": generating, "noise_cpu_s": measuring, "read_cpu_s": reading + formal}
+    values = {"generation_cpu_s": generating, "noise_cpu_s": measuring, "read_cpu_s": reading + checking}
     values |= {f"whole_cpu_s.{name}": whole for name, (whole, *_) in costs.items()}
     values |= {f"spot_cpu_s.{name}": statistics.mean(some) for name, (_, *some) in costs.items()}
     return ratios, values

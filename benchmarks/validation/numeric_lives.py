@@ -14,7 +14,7 @@ import numpy as np
 from shoal.config import AuditConfig
 from shoal.protocol.verdict import is_blame
 from shoal.validate.audit import DRAWN, Audits
-from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.account import Account
 from shoal.validate.numerics.bets import Bets, Noise, Observed, shift_bet
 from shoal.validate.numerics.judge import BETS, VOID_NATS, Weighed, finding_of
 
@@ -52,7 +52,7 @@ def with_draw(weighed: Weighed, drawn: Sequence[str]) -> Weighed:
 def live(files: Sequence[Weighed], audit: AuditConfig, node: int, most: int, *, to_the_end: bool = False) -> Life:
     """A node's life: until it is banned, or until so many tokens were judged; all of it if `to_the_end`."""
     rng, audits = np.random.default_rng(node), Audits(audit, secret=node.to_bytes(32, "big"))
-    account, blamed, dropped, worst, banned = Account(), 0, 0, -math.inf, False
+    account, blamed, dropped = Account(), 0, 0
     while account.tokens < most:
         for number in rng.permutation(len(files)):
             sha256 = f"{node} {account.files}"
@@ -62,13 +62,11 @@ def live(files: Sequence[Weighed], audit: AuditConfig, node: int, most: int, *, 
             finding = finding_of(weighed, account)
             blamed += is_blame(finding)
             dropped += weighed.total >= VOID_NATS
-            worst = max(worst, account.nats())
-            banned = banned or account.nats() >= BAN_NATS
-            if (banned and not to_the_end) or account.tokens >= most:
+            if (account.is_over and not to_the_end) or account.tokens >= most:
                 break
-        if banned and not to_the_end:
+        if account.is_over and not to_the_end:
             break
-    return Life(account.files, account.tokens, banned, blamed, dropped, worst)
+    return Life(account.files, account.tokens, account.is_over, blamed, dropped, account.highest)
 
 
 def tokens_until_ban(files: Sequence[Weighed], audit: AuditConfig, nodes: int) -> int:
