@@ -66,7 +66,10 @@ class RatesTable(BaseModel):
                     "measure more answers (--samples), or add up files with shoal calibrate merge"
                 )
         if self.version >= MAX_ADDITIONS:
-            raise ConfigError(f"{origin}: the table has {MAX_ADDITIONS} additions, which is the maximum")
+            raise ConfigError(
+                f"{origin}: the table has {MAX_ADDITIONS} additions, which is the maximum; start a new run with all of "
+                "them in audit.rates (shoal calibrate merge)"
+            )
         return self.model_copy(update={"additions": (*self.additions, rates)})
 
     def continues(self, before: Self) -> bool:

@@ -4,7 +4,7 @@ Each file is computed again in float32 with the version that it names. It counts
 so: give files of machines that you trust. What the run's own odds make of a file is shown, so that a mistake is seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from shoal.errors import ConfigError, RolloutError, WeightsError
 from shoal.extras import require
 from shoal.files import sha256_file
 from shoal.models.load import Policy, load_as, read_weights
+from shoal.protocol.lease import Lease
 from shoal.protocol.profile import Profile
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rates.shipped import default_rates
@@ -24,10 +25,9 @@ from shoal.validate.checks.all_checks import noise_keys
 from shoal.validate.evidence.bundle import find_version
 from shoal.validate.numerics.account import mean_of
 from shoal.validate.numerics.bets import Bets, Noise
+from shoal.validate.numerics.calibration import Say
 from shoal.validate.numerics.judge import BETS, NOISE_ANSWERS, own_answers, seen
 from shoal.validate.numerics.observe import own_noise
-
-Say = Callable[[float, str], None]
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Answers:
             self.profile = Profile.parse(self.profile).name
 
     def add(self, paths: Sequence[Path], say: Say) -> None:
-        """Counts files. `say` hears the share that is done, and what is next."""
+        """Counts files."""
         records = _Records(self.run)
         bets = Bets((records.rates or RatesTable(shipped=default_rates())).admitted([]))
         for number, path in enumerate(paths):
@@ -80,7 +80,7 @@ class Answers:
         lease = claimed_lease(path)
         if lease.run != self.run.config.name:
             raise RolloutError(f"{path.name}: is a file of run {lease.run!r:.100}, not of {self.run.config.name!r}")
-        records.check(path)
+        records.check(path, lease)
         return read_rollouts(path, lease, limits_of(self.run.config, self._policy.vocab))
 
     def _load(self, submission: Submission) -> Noise:
@@ -115,16 +115,18 @@ class _Records:
         self._known = has_records(run)
         self.rates = rates_of(run)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Path, lease: Lease) -> None:
         """A RolloutError for a file that the run has not on record as it is, or that was planted to test validators."""
         from shoal.coordinator.archive import handed_in, is_planted
 
         if not self._known:
             return
-        lease = claimed_lease(path)
         found = handed_in(self._run, lease.step, lease.submission)
         if found is None or found != (lease, sha256_file(path)):
-            raise RolloutError(f"{path.name}: the run has no such file of {lease} on record, or its bytes were changed")
+            raise RolloutError(
+                f"{path.name}: the run has no such file of {lease} on record, or its bytes were changed; give files as "
+                "the coordinator stored them"
+            )
         if is_planted(self._run, lease.step, lease.submission):
             raise RolloutError(f"{path.name}: was planted to test validators, and not computed as its node says")
 

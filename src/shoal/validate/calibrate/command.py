@@ -1,6 +1,6 @@
 """`shoal calibrate`: measures with progress, prints a table, writes thresholds (float32) or a rates file (bfloat16)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,8 @@ from shoal.validate.calibrate.rates import OWN, measure_rates
 from shoal.validate.calibrate.tally import print_tallies, to_rates_file
 from shoal.validate.calibrate.target import make_requests, resolve
 from shoal.validate.calibrate.thresholds import measure, print_differences, to_toml
+from shoal.validate.numerics.calibration import Say
 from shoal.validate.numerics.judge import VOID_NATS
-
-Say = Callable[[float, str], None]
 
 
 def calibrate(
@@ -102,8 +101,8 @@ def calibrate_answers(
     )
     if answers.nats[worst] >= VOID_NATS:
         console.print(
-            f"a file with {VOID_NATS:.1f} nats or more is dropped as dishonest today; are its machine's weights, "
-            "temperature and engine what you think?",
+            f"a file with {VOID_NATS:.1f} nats or more is dropped; are its machine's weights, temperature and engine "
+            "what you think?",
             style="bold red",
             highlight=False,
             soft_wrap=True,

@@ -4,7 +4,7 @@ The ways are emulated (`numerics/ways`), on texts that are drawn once. This mach
 and the number format that its workers have, and its rates stand under the name of its profile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal import toploc
@@ -15,13 +15,12 @@ from shoal.models.this_machine import this_profile
 from shoal.protocol.submission import Rollout
 from shoal.validate.calibrate.tally import Tally
 from shoal.validate.numerics.bets import Noise
-from shoal.validate.numerics.calibration import answers_of_ways
+from shoal.validate.numerics.calibration import Say, answers_of_ways
 from shoal.validate.numerics.honest_answers import draw_texts
 from shoal.validate.numerics.judge import seen
 from shoal.validate.numerics.observe import own_noise
 from shoal.validate.numerics.ways import WAYS
 
-Say = Callable[[float, str], None]
 # The way that a judge takes its own noise from, which is the unit of all rates.
 OWN = "flash"
 
@@ -29,8 +28,7 @@ OWN = "flash"
 def measure_rates(
     directory: Path, config: RunConfig, requests: Sequence[Request], say: Say
 ) -> tuple[dict[str, Tally], Noise]:
-    """Tallies of all emulated ways and of this machine, and the noise that they are measured by. `say` hears the share
-    that is done, and what is next."""
+    """Tallies of all emulated ways and of this machine, and the noise that they are measured by."""
     policy = load_as(directory, "bfloat16", "float32")
     say(0.0, "generating texts")
     prompts = list(dict.fromkeys(request.prompt for request in requests))

@@ -26,6 +26,7 @@ from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import Policy
 from shoal.protocol.submission import Rollout
 from shoal.validate.checks.sampling import surprise
+from shoal.validate.numerics.calibration import Say
 from shoal.validate.recompute import Replayed, replay
 
 # Thresholds are the worst that was seen, times this: a calibration sees some thousand tokens on one machine, a run sees
@@ -123,9 +124,9 @@ def measure(
     directory: Path,
     config: RunConfig,
     requests: Sequence[Request],
-    say: Callable[[float, str], None],
+    say: Say,
 ) -> Measured:
-    """Compares every generation with every validation. `say` hears the share that is done, and what is next."""
+    """Compares every generation with every validation."""
     found = Measured()
     ways, checks = generations(policy, directory, config), validations(policy)
     for number, way in enumerate(ways):

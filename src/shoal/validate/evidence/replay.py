@@ -16,7 +16,7 @@ from shoal.extras import require
 from shoal.models.load import load_as, read_weights
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Limits, check_sample, read_rollouts
-from shoal.protocol.verdict import MARGIN, ROUNDING, Finding
+from shoal.protocol.verdict import MARGIN, NUMBERS, ROUNDING, Finding
 from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
 from shoal.tasks.files import check_foreign
 from shoal.tasks.isolation.landlock import check_confinement
@@ -26,7 +26,7 @@ from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.evidence.bundle import Bundle, find_base_model, find_version, read_bundle, rerun
 
-NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", "numbers", ROUNDING, MARGIN)
+NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", NUMBERS, ROUNDING, MARGIN)
 
 
 def replay_bundle(path: Path, console: Console) -> bool:

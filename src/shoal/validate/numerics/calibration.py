@@ -8,15 +8,18 @@ from shoal.validate.numerics.bets import Observed
 from shoal.validate.numerics.honest_answers import EXACT, Drawn, beside, blocks, computed, noise_of, picked
 from shoal.validate.numerics.ways import WAYS, Way
 
+Say = Callable[[float, str], None]
+"""Hears the share that is done, and what is next."""
+
 
 def answers_of_ways(
     policy: Policy,
     config: RunConfig,
     texts: Sequence[Drawn],
-    say: Callable[[float, str], None],
+    say: Say,
     ways: Mapping[str, Way] = WAYS,
 ) -> dict[str, list[Observed]]:
-    """What is seen of these texts in every way. `say` hears the share that is done, and what is next."""
+    """What is seen of these texts in every way."""
     temperature = config.sampling.temperature
     found: dict[str, list[Observed]] = {name: [] for name in ways}
     portions = list(blocks(texts, policy.vocab))
