@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 # What the first word of a bet's name says about the file; `shift` is followed by the other computation.
-BETS = {
+MEANINGS = {
     "gaps": "log-probs are further off than rounding explains",
     "chunks": "proofs of hidden states are further off than rounding explains",
     "shortfalls": "tokens are not those that the lease's noise picks",
+    "tilt": "tokens are more or less likely than draws from the distribution are",
+    "unlikely": "unlikely tokens are more or fewer than among draws from the distribution",
+    "ends": "answers end where ending is unlikely, more often than draws from the distribution do",
 }
 
 
@@ -55,7 +58,7 @@ def meaning(bet: str) -> str:
     kind, _, rest = bet.partition(" ")
     if kind == "shift":
         return f"log-probs are off as they would be with this: {rest}"
-    return BETS.get(kind, bet)
+    return MEANINGS.get(kind, bet)
 
 
 def standing(nats: float, files: int, limit: float) -> str:
