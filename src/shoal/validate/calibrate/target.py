@@ -43,7 +43,7 @@ def resolve(model: str, config: Path | None, dtype: str | None) -> tuple[RunConf
         bare = {"name": "calibrate", "steps": 1, "tasks": tasks, "model": {"source": model}}
         resolved, with_tasks = check_config(bare, "calibrate"), False
     if dtype is not None and dtype != resolved.model.dtype:
-        # Unchecked: the thresholds that another format needs are what is measured here.
+        # Unchecked: settings that do not fit this format, such as workers.dtype, are not used here.
         model_config = resolved.model.model_copy(update={"dtype": dtype})
         resolved = resolved.model_copy(update={"model": model_config})
     return resolved, with_tasks
