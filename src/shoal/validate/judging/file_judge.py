@@ -28,7 +28,7 @@ class Judgement:
 
     finding: Finding | None
     audited: bool
-    """Whether the whole file was computed again."""
+    """Whether the whole file was computed again, or the group that decided it."""
     weighed: Weighed | None = None
     """Numeric evidence, in bfloat16 runs, of the answers that were computed; it counts against the node once."""
 
