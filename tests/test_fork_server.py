@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,19 @@ def test_forked_roles_and_their_fork_server_end_with_a_killed_supervisor(tmp_pat
         supervisor.kill()
         supervisor.wait()
     assert [pid for pid in [*pids, parent] if not is_gone(pid)] == []
+
+
+def test_a_fork_server_in_the_middle_of_its_imports_is_ended_at_once_and_starts_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(120)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    server = ForkServer(["slow_to_import"], role_environment(1) | {"PYTHONPATH": path}, tmp_path / "server.log")
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < 20
+    child = Child("status", ["status", str(tmp_path / "nowhere")], 1, tmp_path / "log", fork_server=server)
+    assert isinstance(child.process, subprocess.Popen)
+    assert child.process.wait(60) == EXIT_REFUSED
+    stop_all([child])
 
 
 def test_where_there_is_a_gpu_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,11 +104,14 @@ class ForkServer:
         so are the numbers that the inherited descriptors have in the new process, under their names."""
         order = {"arguments": list(arguments), "environment": dict(environment), "inherited": list(inherited)}
         with self._lock:
+            if self._is_gone:
+                raise ForkServerError("fork server: is gone")
             try:
                 socket.send_fds(self._ours, [json.dumps(order).encode()], [log, *inherited.values()])
                 while (pid := self._hear()) is None:
                     pass
             except OSError as error:
+                self._is_gone = True  # an answer that comes late must not be taken for the next one
                 raise ForkServerError(f"fork server: {error}") from None
             with suppress(ProcessLookupError):  # it has ended, and its code is on its way
                 self._handles[pid] = os.pidfd_open(pid)
@@ -133,6 +136,7 @@ class ForkServer:
         with self._lock:
             self._is_gone = True
             self._ours.close()
+            self.process.kill()  # it may be in the middle of its imports
             self.process.wait()
             while self._handles:
                 os.close(self._handles.popitem()[1])

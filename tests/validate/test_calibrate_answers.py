@@ -191,7 +191,7 @@ def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> No
     leases = [court.hand_in("noisy", "int4")]
     court.judge()
     assert court.validator.evidence is not None
-    assert court.validator.evidence.of("noisy").nats() > 1
+    assert court.validator.evidence.of("noisy").is_over
     served.append(SignedRates.sign("test", TABLE.loosened(rates_file(300.0, H100), "rates"), COORDINATOR))
     now[0] += LOOK_EVERY_S
     leases.append(court.hand_in("another", "int4"))
@@ -200,7 +200,8 @@ def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> No
     assert court.validator.checks.rates.version == 1
     # What the strict odds won is forgotten, also by the next life of this validator.
     for log in (court.validator.evidence, EvidenceLog(court.run.path / "nodes" / "evidence.jsonl")):
-        assert (log.of("noisy").nats(), log.of("noisy").files) == (0.0, 1)
+        account = log.of("noisy")
+        assert (account.nats(), account.held_against, account.is_over, account.files) == (0.0, 0.0, False, 1)
     court.validator.rates = None
     court.validator.checks.judge_by(TABLE)
 

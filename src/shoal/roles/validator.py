@@ -95,10 +95,9 @@ class Validator:
 
     def __post_init__(self) -> None:
         config = self.run_dir.config
-        versions = VersionCache(
-            self.channel, self.checks.policy, self.loaded, config.model.dtype, size=config.async_level + 1
-        )
-        weighs = self.checks.numbers is not None
+        weighs = self.checks.numbers is not None  # then files are also compared with the version before theirs
+        size = config.async_level + (2 if weighs else 1)
+        versions = VersionCache(self.channel, self.checks.policy, self.loaded, config.model.dtype, size)
         self.evidence = EvidenceLog(self.run_dir.path / "nodes" / "evidence.jsonl") if weighs else None
         self.files = FileJudge(self.checks, self.audits, versions, self._account_with if weighs else None)
         self.verdicts = VerdictWriter(

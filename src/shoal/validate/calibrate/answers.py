@@ -58,7 +58,8 @@ class Answers:
     def add(self, paths: Sequence[Path], say: Say) -> None:
         """Counts files."""
         records = _Records(self.run)
-        bets = Bets((records.rates or RatesTable(shipped=default_rates())).admitted([]))
+        table = records.rates or RatesTable(shipped=default_rates())
+        bets = Bets(table.admitted(self.run.config.audit.profiles))
         for number, path in enumerate(paths):
             say(number / len(paths), f"computing {path.name} again")
             submission = self._read(path, records)

@@ -14,6 +14,7 @@ from shoal.protocol.verdict import Finding, is_blame
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.judging.version_cache import VersionCache
 from shoal.validate.numerics.account import Account
+from shoal.validate.numerics.alternatives import OLDER
 from shoal.validate.numerics.judge import VOID_NATS, Weighed, finding_of
 
 
@@ -101,7 +102,8 @@ class ByEvidence:
         version = version_of(self.submission)
         self.versions.load(version)
         part = part_of(self.submission, some)
-        self.weighed = self.checks.weigh(part, self.alternatives, self.versions.before(version))
+        older = self.versions.before(version) if OLDER in self.alternatives else None
+        self.weighed = self.checks.weigh(part, self.alternatives, older)
         return self.weighed
 
 

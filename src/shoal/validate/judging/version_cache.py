@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from shoal.errors import WeightsError
 from shoal.models.load import Policy, read_weights
 from shoal.protocol.stores import Version, WeightSource
 
@@ -24,13 +25,22 @@ class VersionCache:
         """Makes `version` the one that files are computed with; a WeightsError or ModelError if it cannot be."""
         if version == self.loaded:
             return
+        self.policy.set_weights(self._weights(version), f"version {version.number}")
+        self.loaded = version
+
+    def before(self, version: Version) -> dict[str, Tensor] | None:
+        """The weights of the version before this one; None if nobody has them any more."""
+        older = self.channel.version(version.number - 1) if version.number else None
+        if older is None:
+            return None
+        try:
+            return self._weights(older)
+        except WeightsError:  # it is not needed to judge the file, only to compare it
+            return None
+
+    def _weights(self, version: Version) -> dict[str, Tensor]:
         if version not in self.kept:
             self.kept[version] = read_weights(self.channel.fetch(version), self.dtype)
             while len(self.kept) > self.size:
                 self.kept.popitem(last=False)
-        self.policy.set_weights(self.kept[version], f"version {version.number}")
-        self.loaded = version
-
-    def before(self, version: Version) -> dict[str, Tensor] | None:
-        """The weights of the version before this one, if they are still in memory."""
-        return next((kept for known, kept in self.kept.items() if known.number == version.number - 1), None)
+        return self.kept[version]

@@ -36,6 +36,11 @@ class Account:
             self.won[name] = _add(before, stake) + nats.get(name, 0.0)
         self.highest = max(self.highest, self.nats())
 
+    def forget(self) -> None:
+        """Lets go of what was won by odds that were too strict. Files stay counted, so later stakes stay small."""
+        self.won.clear()
+        self.highest = -math.inf
+
     def nats(self) -> float:
         """Evidence against the node: the mean of what its bets have won."""
         return mean_of(list(self.won.values())) if self.won else 0.0

@@ -70,7 +70,7 @@ class EvidenceLog:
     def _acquit(self, version: int) -> None:
         self._rates = version
         for account in self._accounts.values():
-            account.won.clear()
+            account.forget()
 
     def _count(self, node: str, step: int, submission: int, weighed: Weighed) -> None:
         if (step, submission) not in self._counted:

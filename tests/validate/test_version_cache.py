@@ -1,0 +1,71 @@
+"""The weights that files are computed with, and those of the version before, whichever were needed last."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.errors import WeightsError
+from shoal.models.load import Policy
+from shoal.protocol.stores import Version
+from shoal.validate.judging import version_cache
+from shoal.validate.judging.version_cache import VersionCache
+
+VERSIONS = [Version(number, f"root {number}") for number in range(6)]
+
+
+class Channel:
+    """Has all versions but those that are gone."""
+
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        self.fetched: list[int] = []
+
+    def version(self, number: int) -> Version | None:
+        return VERSIONS[number]
+
+    def fetch(self, version: Version) -> Path:
+        if version.number in self.gone:
+            raise WeightsError(f"version {version.number}: not available")
+        self.fetched.append(version.number)
+        return Path(str(version.number))
+
+
+@pytest.fixture
+def channel() -> Channel:
+    return Channel()
+
+
+@pytest.fixture
+def cache(channel: Channel, tiny_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> VersionCache:
+    def read(folder: Path, _dtype: str) -> dict[str, torch.Tensor]:
+        return {name: torch.full_like(weights, float(folder.name)) for name, weights in tiny_policy.weights().items()}
+
+    monkeypatch.setattr(version_cache, "read_weights", read)
+    holds: Any = channel
+    return VersionCache(holds, tiny_policy, VERSIONS[0], "float32", size=2)
+
+
+def number_of(weights: dict[str, torch.Tensor] | None) -> float | None:
+    return None if weights is None else float(next(iter(weights.values())).flatten()[0])
+
+
+def test_the_version_before_is_there_though_nothing_was_computed_with_it(cache: VersionCache, channel: Channel) -> None:
+    assert cache.before(VERSIONS[0]) is None
+    cache.load(VERSIONS[1])
+    assert number_of(cache.before(VERSIONS[1])) == 0, "the one that was loaded at the start"
+    cache.load(VERSIONS[5])
+    assert number_of(cache.before(VERSIONS[5])) == 4
+    assert number_of(cache.policy.weights()) == 5, "what is loaded stays loaded"
+    assert channel.fetched == [1, 0, 5, 4]
+    assert len(cache.kept) == 2
+
+
+def test_a_version_before_that_is_gone_is_not_compared_with(cache: VersionCache, channel: Channel) -> None:
+    channel.gone.add(2)
+    cache.load(VERSIONS[3])
+    assert cache.before(VERSIONS[3]) is None
+    with pytest.raises(WeightsError, match="version 2"):
+        cache.load(VERSIONS[2])
+    assert cache.loaded == VERSIONS[3]
