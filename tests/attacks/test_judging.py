@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from shoal.client.rollout_store import SwarmStore
+from shoal.coordinator.db.schema import nodes
 from shoal.errors import UnreadError
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Upload
@@ -124,6 +126,8 @@ def test_an_expired_file_is_never_a_strike(tmp_path: Path) -> None:
         assert [vote.letter for vote in court.votes._votes.values()] == ["v"] * len(court.votes._votes)
         assert len(court.votes._votes) == 2
         assert not (court.run_dir.path / "evidence").exists()
+        owed = select(nodes.c.owed).where(nodes.c.address == node)
+        assert swarm.database.ask(lambda db: db.execute(owed).scalar_one()) == 0, "nor a draw that it owes"
         assert swarm.lease("honest") is not None
 
 
