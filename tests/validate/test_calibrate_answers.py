@@ -201,6 +201,7 @@ def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> No
     # What the strict odds won is forgotten, also by the next life of this validator.
     for log in (court.validator.evidence, EvidenceLog(court.run.path / "nodes" / "evidence.jsonl")):
         assert (log.of("noisy").nats(), log.of("noisy").files) == (0.0, 1)
+        assert not log.of("noisy").is_over
     court.validator.rates = None
     court.validator.checks.judge_by(TABLE)
 

@@ -4,6 +4,7 @@ A file is counted once, however often it is judged again after a crash. A torn l
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,7 @@ class EvidenceLog:
         self._rates = version
         for account in self._accounts.values():
             account.won.clear()
+            account.highest = -math.inf
 
     def _count(self, node: str, step: int, submission: int, weighed: Weighed) -> None:
         if (step, submission) not in self._counted:
