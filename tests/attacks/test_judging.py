@@ -117,10 +117,13 @@ def test_an_expired_file_is_never_a_strike(tmp_path: Path) -> None:
                 store.read(file)
             for _ in range(9):
                 court.postponed = {place: replace(put, due=0.0) for place, put in court.postponed.items()}
-                if court._is_due(file) and not court._judge(file):
+                if court._is_due(file):
+                    court.judge([file])
+                if (file.step, file.submission) not in court.postponed:
                     break
         node = key_of("honest").address
         assert court.strikes[node] == 0
+        assert court.budget.left(node, PROVEN) == BURST_S
         assert court.verdicts.banned == set()
         assert court.votes is not None
         assert [vote.letter for vote in court.votes._votes.values()] == ["v"] * len(court.votes._votes)

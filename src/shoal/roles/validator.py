@@ -289,7 +289,7 @@ class Validator:
         check = UNFETCHED if error.again else UNREAD
         finding = Finding(check, "a file can be fetched and read", upload.path.name, str(error)[:MAX_REASON])
         self.verdicts.void(Judged(upload, None, "", finding, audited=False, began=began))
-        return False
+        return error.again  # nor is a node charged for time in which nothing came
 
 
 def past_strikes(path: Path) -> Counter[str]:
