@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.fork_server import ForkServer, can_fork
+from shoal.fork_server import ForkServer, ForkServerError, can_fork
 from shoal.process import EXIT_REFUSED, Child, role_environment, stop_all
 from tests.support.until import until
 from tests.test_process import is_gone, wait_for
@@ -144,6 +144,21 @@ def test_a_fork_server_in_the_middle_of_its_imports_is_ended_at_once_and_starts_
     assert isinstance(child.process, subprocess.Popen)
     assert child.process.wait(60) == EXIT_REFUSED
     stop_all([child])
+
+
+def test_a_fork_server_that_does_not_answer_is_ended_and_forks_nothing_later(
+    tmp_path: Path, roles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("import time; time.sleep(120)")
+    monkeypatch.setattr("shoal.fork_server.START_S", 0.2)
+    server = ForkServer(["never_imported"], role_environment(1), tmp_path / "server.log")
+    with (tmp_path / "log").open("ab") as log:
+        for _ in range(2):
+            with pytest.raises(ForkServerError, match="fork server: "):
+                server.start(["nap", str(tmp_path / "a")], {}, log.fileno(), {})
+    assert server.process.wait(10) == -signal.SIGKILL
+    server.close()
+    assert not (tmp_path / "a").exists()
 
 
 def test_where_there_is_a_gpu_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,9 @@ class ForkServer:
                 while (pid := self._hear()) is None:
                     pass
             except OSError as error:
-                self._is_gone = True  # an answer that comes late must not be taken for the next one
+                # What it has not done by now it must not do later: its owner starts the role without it.
+                self._is_gone = True
+                self.process.kill()
                 raise ForkServerError(f"fork server: {error}") from None
             with suppress(ProcessLookupError):  # it has ended, and its code is on its way
                 self._handles[pid] = os.pidfd_open(pid)
@@ -136,7 +138,7 @@ class ForkServer:
         with self._lock:
             self._is_gone = True
             self._ours.close()
-            self.process.kill()  # it may be in the middle of its imports
+            self.process.kill()  # it may be at its imports still, and has nothing to tidy up
             self.process.wait()
             while self._handles:
                 os.close(self._handles.popitem()[1])

@@ -17,7 +17,7 @@ from shoal.coordinator.draws import KEPT_LEASES, MAX_GIVEN, standing
 from shoal.coordinator.policy import Terms
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
-from shoal.protocol.verdict import MARGIN, ROUNDING, Finding, Verdict
+from shoal.protocol.verdict import MARGIN, ROUNDING, UNFETCHED, Finding, Verdict
 from tests.support.choosers import MEAN, SPREAD, SYBIL, Likes, Market, reward
 from tests.support.coordinator_in_process import TRAINER, VALIDATOR, World, good_file, key_of, make_config, world_at
 from tests.support.strangers import Stranger
@@ -246,7 +246,8 @@ def test_a_draw_that_goes_from_key_to_key_is_owed_by_all_of_them_until_it_is_don
 
 
 @pytest.mark.parametrize(
-    ("check", "owed"), [(MARGIN, 1), (ROUNDING, 1), ("unread", 1), ("rewards", 1), ("version", 0), ("scorer", 0)]
+    ("check", "owed"),
+    [(MARGIN, 1), (ROUNDING, 1), ("unread", 1), ("rewards", 1), ("version", 0), ("scorer", 0), (UNFETCHED, 0)],
 )
 def test_a_draw_whose_file_was_spoiled_is_owed_as_if_it_was_let_go(busy: World, check: str, owed: int) -> None:
     """Rejected without blame, for which it is enough to be off by a little: otherwise that is how to drop a draw."""

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from shoal.client.rollout_store import SwarmStore
+from shoal.coordinator.db.schema import nodes
 from shoal.errors import UnreadError
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Upload
@@ -115,15 +117,20 @@ def test_an_expired_file_is_never_a_strike(tmp_path: Path) -> None:
                 store.read(file)
             for _ in range(9):
                 court.postponed = {place: replace(put, due=0.0) for place, put in court.postponed.items()}
-                if court._is_due(file) and not court._judge(file):
+                if court._is_due(file):
+                    court.judge([file])
+                if (file.step, file.submission) not in court.postponed:
                     break
         node = key_of("honest").address
         assert court.strikes[node] == 0
+        assert court.budget.left(node, PROVEN) == BURST_S
         assert court.verdicts.banned == set()
         assert court.votes is not None
         assert [vote.letter for vote in court.votes._votes.values()] == ["v"] * len(court.votes._votes)
         assert len(court.votes._votes) == 2
         assert not (court.run_dir.path / "evidence").exists()
+        owed = select(nodes.c.owed).where(nodes.c.address == node)
+        assert swarm.database.ask(lambda db: db.execute(owed).scalar_one()) == 0, "nor a draw that it owes"
         assert swarm.lease("honest") is not None
 
 

@@ -92,6 +92,16 @@ def test_a_run_of_some_profiles_has_the_odds_of_those_alone() -> None:
     assert set(table.admitted([]).gaps) == {*default_rates().gaps, HERE, H100}
 
 
+@pytest.mark.parametrize("kind", ["shortfalls", "chunks"])
+def test_rates_that_rest_on_nothing_are_refused(kind: str) -> None:
+    """A bound on them would be infinite, and evidence not a number, which accepts everything."""
+    found = rates_file()
+    empty = {HERE: Histogram(count=0, above=(0,) * len(EDGES))}
+    rates = found.rates.model_copy(update={kind: empty})
+    with pytest.raises(ConfigError, match=f"{kind} of {HERE} rest on a count of 0"):
+        TABLE.loosened(found.model_copy(update={"rates": rates}), "rates")
+
+
 def test_a_way_that_is_measured_twice_is_counted_twice_and_not_added_up() -> None:
     table = TABLE.loosened(rates_file(4.0, "flash"), "rates")
     own = [histogram for name, histogram in table.admitted([]).gaps.items() if name.startswith("flash")]

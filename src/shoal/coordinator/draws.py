@@ -24,7 +24,7 @@ from shoal.coordinator.db.queries import FILES_PER_DRAW
 from shoal.coordinator.db.schema import LeaseStatus, leases, nodes
 from shoal.coordinator.node_states import RECENT, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
-from shoal.protocol.verdict import Finding
+from shoal.protocol.verdict import UNFETCHED, Finding
 
 LeaseRow = Row[tuple[Any, ...]]
 # For so many times `workers.lease_s` a draw that was let go is kept for its node and network, and counts against it: a
@@ -34,7 +34,7 @@ KEPT_LEASES = 360
 MAX_GIVEN = 6
 # Checks that a file fails by nobody's doing. Its maker can have it fail any other one, without blame where it fails by
 # little or cannot be read.
-NOT_SPOILED = ("version", "scorer", "trainer")
+NOT_SPOILED = ("version", "scorer", UNFETCHED, "trainer")
 
 
 @dataclass(frozen=True, slots=True)

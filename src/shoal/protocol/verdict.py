@@ -17,9 +17,11 @@ MARGIN = "margin"
 ROUNDING = "rounding"
 # Numbers that no honest machine comes to.
 NUMBERS = "numbers"
+# A file, or the version that it was made with, that did not come to the judge.
+UNFETCHED = "unfetched"
 # Checks that say nothing about the file's maker: a version that was taken back, a scorer that failed, a file that could
 # not be fetched or read here, a value near its threshold, unlikely rounding, and what the trainer turns down.
-NOBODYS_FAULT = ("version", "scorer", "unread", MARGIN, ROUNDING, "trainer")
+NOBODYS_FAULT = ("version", "scorer", "unread", UNFETCHED, MARGIN, ROUNDING, "trainer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
-from shoal.protocol.verdict import Finding
+from shoal.protocol.verdict import UNFETCHED, Finding
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.rundir import TAKEOVER_S, RunDir, limits_of
 from shoal.tasks.rewards.scorer import Scorer
@@ -284,9 +284,11 @@ class Validator:
             self.metrics.write("note", text=f"not judged, tried again in {pause:.0f} s: {str(error)[:MAX_REASON]}")
             return True
         self.postponed.pop(place, None)
-        finding = Finding(UNREAD, "a file can be fetched and read", upload.path.name, str(error)[:MAX_REASON])
+        # What did not come here is not its maker's doing; what a reader stumbles over may be, and its draw is owed.
+        check = UNFETCHED if error.again else UNREAD
+        finding = Finding(check, "a file can be fetched and read", upload.path.name, str(error)[:MAX_REASON])
         self.verdicts.void(Judged(upload, None, "", finding, audited=False, began=began))
-        return False
+        return error.again  # nor is a node charged for time in which nothing came
 
 
 def past_strikes(path: Path) -> Counter[str]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates, bounds, upper_bound
+from shoal.protocol.rates.shipped import default_rates
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.bets import TILTS, Bets, Noise, Observed, bet_names, histograms
 
@@ -83,6 +84,19 @@ def test_one_impossible_token_per_file_is_found_within_twenty_files(bets: Bets) 
         answers = [answer(rng) for _ in range(16)]
         answers[0].shortfalls_T[7] = 3.0
         account.add(bets.nats(answers, NOISE), 16 * TOKENS, bet_names(["other"]))
+    assert account.files <= 20
+
+
+@pytest.mark.parametrize("lies", [1, 8, 38])
+def test_a_few_answers_with_false_log_probs_are_found_among_many_honest_ones(lies: int) -> None:
+    """By the odds that come with Shoal: the honest rest of a file of 128 answers outweighs nothing."""
+    fair, rng = Bets(default_rates()), np.random.default_rng(11)
+    account = Account()
+    while not account.is_over and account.files < 30:
+        answers = [answer(rng) for _ in range(128)]
+        for lie in answers[:lies]:
+            lie.gaps_T[:] = 5.0
+        account.add(fair.nats(answers, NOISE), 128 * TOKENS, bet_names(["other"]))
     assert account.files <= 20
 
 

@@ -125,6 +125,15 @@ def test_a_restart_comes_to_the_same_sums_in_the_same_order(tmp_path: Path) -> N
     assert [again.of(f"0x{n}") for n in range(3)] == [log.of(f"0x{n}") for n in range(3)]
 
 
+def test_looser_rates_forget_what_was_too_much_by_stricter_ones(tmp_path: Path) -> None:
+    log = EvidenceLog(tmp_path / "evidence.jsonl")
+    assert log.add("0xa", 0, 0, Weighed(nats(BAN_NATS + 3), 10)).is_over
+    log.loosened(1)
+    for found in (log, EvidenceLog(tmp_path / "evidence.jsonl")):
+        assert not found.of("0xa").is_over
+        assert not found.with_file("0xa", 0, 1, Weighed(nats(0.0), 10)).is_over
+
+
 def test_looking_ahead_writes_nothing_and_comes_to_what_counting_comes_to(tmp_path: Path) -> None:
     log = EvidenceLog(tmp_path / "evidence.jsonl")
     for number in range(3):

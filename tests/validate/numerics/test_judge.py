@@ -11,7 +11,9 @@ from shoal.errors import BannedError
 from shoal.models.load import load_as
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import ROUNDING, is_blame
+from shoal.validate.numerics import judge
 from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.bets import Noise
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import BETS, VOID_NATS, Weighed, finding_of
 from tests.support.model_and_checks import World, build_world, lease_of, model_dir, with_sample
@@ -58,6 +60,28 @@ def test_false_log_probs_are_evidence_though_tokens_are_right(world: World, hone
     weighed = world.checks.weigh(forged)
     assert weighed.total > BAN_NATS
     assert weighed.strongest.startswith(("gaps", "shift"))
+
+
+def test_noise_is_measured_once_per_version_though_files_of_two_take_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Noise] = []
+
+    def own(*_: object) -> Noise:
+        measured.append(Noise(1.0 + len(measured), 1.0))
+        return measured[-1]
+
+    monkeypatch.setattr(judge, "own_answers", lambda *_: [])
+    monkeypatch.setattr(judge, "own_noise", own)
+    assert world.checks.numbers is not None
+    numbers = replace(world.checks.numbers)
+    for root, gap in (("a", 1.0), ("b", 2.0), ("a", 1.0), ("b", 2.0)):
+        numbers.measure(root, list)
+        assert numbers.noise is not None
+        assert numbers.noise.gap == gap
+    for number in range(100):
+        numbers.measure(str(number), list)
+    assert len(numbers._measured) <= world.checks.config.async_level + 2
 
 
 def test_evidence_has_three_outcomes() -> None:

@@ -65,6 +65,12 @@ class RatesTable(BaseModel):
                     f"{origin}: {name} rests on {units.count:.0f} units of 64 tokens, at least {MIN_UNITS} are needed; "
                     "measure more answers (--samples), or add up files with shoal calibrate merge"
                 )
+            # What rests on nothing has no bound, and odds without one would accept everything.
+            for kind, least in (("shortfalls", 1e-9), ("chunks", MIN_UNITS)):
+                if (found := getattr(rates.rates, kind)[name].count) < least:
+                    raise ConfigError(
+                        f"{origin}: {kind} of {name} rest on a count of {found:g}; measure it with shoal calibrate"
+                    )
         if self.version >= MAX_ADDITIONS:
             raise ConfigError(
                 f"{origin}: the table has {MAX_ADDITIONS} additions, which is the maximum; start a new run with all of "

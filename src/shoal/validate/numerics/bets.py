@@ -7,6 +7,7 @@ nats come with a probability of at most e^-x (Markov). Several bets are laid sid
 - `shortfalls`: tokens are not those that the lease's noise picks, more often than rounding decides between two.
 - `tilt`, `unlikely`, `ends`: with free sampling, tokens are not drawn by the distribution (`free_draws.py`).
 - `chunks`: proofs are further off than honest ones.
+- `gaps in parts`: those of some answers are, in a file that is honest otherwise.
 - `shift`: gaps follow what a *particular* other computation would yield: weights in 8 bits, the version before, another
   temperature. Rounding has no reason to, so this sees what is far smaller than the noise. It is fair to any noise whose
   projection on the shift is as likely to be too high as too low.
@@ -28,6 +29,10 @@ MIN_UNIT = 16
 MAX_GAP = 16.0
 # Exponents of the bets on units and chunks: how much more is won one step (a quarter of a doubling) further up.
 TILTS = (0.5, 1.5, 4.0)
+# Bets that a part of a file is off, which its honest rest does not outweigh: for so many units side by side, and what
+# share of the file is expected to be off.
+PARTS = ((1, 1 / 8), (4, 1 / 64))
+PART_TILT = 1.5
 # Bets on shortfalls: from which multiple of the noise on, and how much more often than is honest.
 SHORT_FROM = (0.0, 1.0, 4.0, 16.0, 64.0)
 SHORT_TIMES = (2.0, 16.0, 256.0, 8192.0)
@@ -77,6 +82,8 @@ class Bets:
         chunks = _joined([answer.chunks_C for answer in answers]) / noise.mantissa
         won = {f"gaps {tilt:g}": float(odds[_bins(units)].sum()) for tilt, odds in self._gaps.items()}
         won |= {f"chunks {tilt:g}": float(odds[_bins(chunks)].sum()) for tilt, odds in self._chunks.items()}
+        each = self._gaps[PART_TILT][_bins(units)]
+        won |= {part_bet(size): _in_part(each, size, share) for size, share in PARTS}
         won |= self._shortfalls(answers, noise.gap)
         if free := [answer.draws for answer in answers if answer.draws is not None]:
             won |= free_nats(free, noise.gap)
@@ -106,10 +113,15 @@ def shift_bet(name: str) -> str:
     return f"shift {name}"
 
 
+def part_bet(size: int) -> str:
+    return f"gaps in parts of {size}"
+
+
 def bet_names(shifts: Sequence[str]) -> list[str]:
     """All bets of a run whose judges look for these shifts."""
     return [
         *(f"{kind} {tilt:g}" for kind in ("gaps", "chunks") for tilt in TILTS),
+        *(part_bet(size) for size, _ in PARTS),
         *(f"shortfalls {start:g} x{times:g}" for start in SHORT_FROM for times in SHORT_TIMES),
         *map(shift_bet, shifts),
     ]
@@ -132,6 +144,13 @@ def _odds(above: Floats, tilt: float) -> Floats:
     mass = above - np.append(above[1:], 0.0)
     rise = tilt * np.arange(len(EDGES)) / 4 * np.log(2)
     return np.asarray(rise - np.logaddexp.reduce(rise + np.log(np.maximum(mass, 1e-300))))
+
+
+def _in_part(won: Floats, size: int, share: float) -> float:
+    """What is won if of each stretch that share alone is bet, and the rest kept: it pays 1 on average as the bets do,
+    and an honest stretch costs no more than the share."""
+    parts = [part.sum() for part in np.array_split(won, max(1, len(won) // size))]
+    return float(np.log1p(share * np.expm1(parts)).sum())
 
 
 def _edge(distance: float) -> int:

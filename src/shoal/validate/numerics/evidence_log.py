@@ -4,8 +4,10 @@ A file is counted once, however often it is judged again after a crash. A torn l
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from shoal.files import disk_errors, make_directory, parse_json
 from shoal.validate.numerics.account import Account
@@ -22,16 +24,10 @@ class EvidenceLog:
         self._rates = 0
         make_directory(path.parent)
         if path.exists():
-            for line in path.read_bytes().splitlines():
-                try:
-                    tree = parse_json(line)
-                    if "rates" in tree:
-                        self._acquit(int(tree["rates"]))
-                        continue
-                    weighed = Weighed({str(bet): float(won) for bet, won in tree["nats"].items()}, int(tree["tokens"]))
-                    self._count(str(tree["node"]), int(tree["step"]), int(tree["submission"]), weighed)
-                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    continue
+            with path.open("rb") as file:  # line by line: a long run's log is larger than what is made of it
+                for line in file:
+                    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                        self._read(parse_json(line))
 
     def of(self, node: str) -> Account:
         """What there is against a node; an empty account if nothing was computed yet."""
@@ -66,6 +62,13 @@ class EvidenceLog:
             with disk_errors(self._path), self._path.open("a") as file:
                 file.write(f"\n{json.dumps({'rates': version})}\n")
             self._acquit(version)
+
+    def _read(self, tree: Any) -> None:
+        if "rates" in tree:
+            self._acquit(int(tree["rates"]))
+            return
+        weighed = Weighed({str(bet): float(won) for bet, won in tree["nats"].items()}, int(tree["tokens"]))
+        self._count(str(tree["node"]), int(tree["step"]), int(tree["submission"]), weighed)
 
     def _acquit(self, version: int) -> None:
         self._rates = version

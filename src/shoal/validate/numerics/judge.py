@@ -78,13 +78,17 @@ class NumericJudge:
     policy: Policy
     bets: Bets
     noise: Noise | None = field(default=None, init=False)
-    _measured: str = field(default="", init=False)
+    _measured: dict[str, Noise] = field(default_factory=dict, init=False)
 
     def measure(self, root: str, prompts: Callable[[], Sequence[Sequence[int]]]) -> None:
-        """Measures what honest rounding does on the weights that are loaded, whose root hash is this; once for each."""
-        if root != self._measured:
-            self.noise = own_noise(own_answers(self.policy, prompts(), self.config))
-            self._measured = root
+        """Measures what honest rounding does on the weights that are loaded, whose root hash is this; once for each,
+        though files of a step are made with several versions, and are judged in any order."""
+        if root not in self._measured:
+            found = own_noise(own_answers(self.policy, prompts(), self.config))
+            for oldest in list(self._measured)[: -self.config.async_level - 1]:
+                del self._measured[oldest]
+            self._measured[root] = found
+        self.noise = self._measured[root]
 
     def weigh(
         self,
