@@ -8,7 +8,7 @@ from typing import Self
 
 from shoal.telemetry.metrics import read_steps
 
-STEPS = 40
+STEPS = 30
 CONFIG = f"""
 name = "small"
 steps = {STEPS}
@@ -45,7 +45,7 @@ groups_per_submission = 4
 
 [eval]
 tasks = 32
-every = 20
+every = 15
 """
 
 

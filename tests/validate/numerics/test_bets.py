@@ -94,8 +94,8 @@ def test_a_few_answers_with_false_log_probs_are_found_among_many_honest_ones(lie
     account = Account()
     while not account.is_over and account.files < 30:
         answers = [answer(rng) for _ in range(128)]
-        for lie in answers[:lies]:
-            lie.gaps_T[:] = 5.0
+        for false in answers[:lies]:
+            false.gaps_T[:] = 5.0
         account.add(fair.nats(answers, NOISE), 128 * TOKENS, bet_names(["other"]))
     assert account.files <= 20
 
