@@ -73,7 +73,11 @@ class Runs:
 
 
 def reward_at(out: Path, step: int) -> float:
-    """The mean reward of the ten steps before `step`: of 96 samples and more each, so its standard error is 0.02."""
-    rewards = [float(entry["reward"]) for entry in read_steps(out / "metrics" / "trainer.jsonl", "step")]
-    assert len(rewards) >= step
-    return sum(rewards[step - 10 : step]) / 10
+    """The mean reward of the ten steps before `step`: of 96 samples and more each, so its standard error is 0.02.
+
+    A trainer that was killed between a step's checkpoint and its metrics leaves no line of that step.
+    """
+    entries = read_steps(out / "metrics" / "trainer.jsonl", "step")
+    rewards = [float(entry["reward"]) for entry in entries if step - 10 <= int(entry["step"]) < step]
+    assert len(rewards) >= 5
+    return sum(rewards) / len(rewards)
