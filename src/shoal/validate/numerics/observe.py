@@ -18,8 +18,8 @@ from shoal.validate.numerics.free_draws import Draws
 MIN_SPREAD = 0.01
 # How far off a chunk is whose proof is not a proof at all.
 NO_PROOF = 1e9
-# Rules that rounding does not break. How far mantissas differ is no rule but the distance that is bet on: noisy weights
-# may differ by more than any fixed number.
+# Rules that rounding does not break. How far mantissas differ is not among them: it is the distance that is bet on, and
+# on noisy weights it may exceed any fixed number.
 STRUCTURE = toploc.Thresholds(mantissa_mean=math.inf, mantissa_median=math.inf)
 
 
