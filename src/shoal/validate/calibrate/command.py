@@ -1,25 +1,24 @@
 """`shoal calibrate`: measures with progress, prints a table, writes thresholds (float32) or a rates file (bfloat16)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.config import RunConfig
 from shoal.errors import ConfigError
 from shoal.files import write_whole
-from shoal.generate.engine import Request
 from shoal.models.base import ensure_base_model
 from shoal.models.load import load
 from shoal.protocol.rates.rates_file import RatesFile, merge_files, read_architecture
 from shoal.rundir import open_run
 from shoal.validate.calibrate.answers import Answers
 from shoal.validate.calibrate.rates import OWN, measure_rates
-from shoal.validate.calibrate.tally import print_tallies, to_rates_file
+from shoal.validate.calibrate.tally import Tally, print_tallies, to_rates_file
 from shoal.validate.calibrate.target import make_requests, resolve
-from shoal.validate.calibrate.thresholds import measure, print_differences, to_toml
+from shoal.validate.calibrate.thresholds import Measured, measure, print_differences, to_toml
+from shoal.validate.numerics.bets import Noise
 from shoal.validate.numerics.calibration import Say
 from shoal.validate.numerics.judge import VOID_NATS
 
@@ -32,41 +31,29 @@ def calibrate(
     errors = Console(stderr=True)
     directory = ensure_base_model(resolved, errors)
     with progress(errors) as say:
-        requests = make_requests(load(directory), resolved, samples, with_tasks)
+        policy = load(directory)
+        requests = make_requests(policy, resolved, samples, with_tasks)
         if resolved.model.dtype == "bfloat16":
-            _rates(model, directory, resolved, requests, out, say, console)
+            tallies, noise = measure_rates(directory, resolved, requests, say)
         else:
-            _thresholds(model, directory, resolved, requests, out, say, console)
+            found = measure(policy, directory, resolved, requests, say)
+    if resolved.model.dtype == "bfloat16":
+        _give_rates(tallies, noise, to_rates_file(tallies, model, read_architecture(directory)), out, console)
+    else:
+        _give_thresholds(found, to_toml(model, found), out, console)
 
 
-def _thresholds(
-    model: str,
-    directory: Path,
-    config: RunConfig,
-    requests: Sequence[Request],
-    out: Path | None,
-    say: Say,
-    console: Console,
-) -> None:
-    found = measure(load(directory), directory, config, requests, say)
+def _give_thresholds(found: Measured, text: str, out: Path | None, console: Console) -> None:
     print_differences(found, console)
-    text = to_toml(model, found)
     console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         write_whole(out, text.encode())
         _say_written(out, console)
 
 
-def _rates(
-    model: str,
-    directory: Path,
-    config: RunConfig,
-    requests: Sequence[Request],
-    out: Path | None,
-    say: Say,
-    console: Console,
+def _give_rates(
+    tallies: Mapping[str, Tally], noise: Noise, rates: RatesFile, out: Path | None, console: Console
 ) -> None:
-    tallies, noise = measure_rates(directory, config, requests, say)
     print_tallies(tallies, console)
     console.print(
         f"the judge's own noise ({OWN}): log-prob gaps of {noise.gap:.3g} per unit of spread, mantissas "
@@ -75,7 +62,7 @@ def _rates(
         soft_wrap=True,
     )
     if out is not None:
-        to_rates_file(tallies, model, read_architecture(directory)).write(out)
+        rates.write(out)
         _say_written(out, console)
 
 
