@@ -64,6 +64,11 @@ BENCHMARKS = {
         "weights.delta",
         "bench_delta",
     ),
+    "sharding": Benchmark(
+        "two ranks of a trainer against one process, versions in several files, packing, and a plan's memory",
+        "training.sharding",
+        "bench_sharding",
+    ),
     "broadcast": Benchmark(
         "a file from an origin through a relay to clients, against shardcast and nginx",
         "weights.broadcast",

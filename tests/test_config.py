@@ -144,6 +144,17 @@ def test_a_missing_key_is_named(key: str) -> None:
         check_config({k: v for k, v in MINIMAL.items() if k != key}, "here")
 
 
+LONG = {"sampling": {"group_size": 16, "max_new_tokens": 32768}, "train": {"token_budget": 40000}}
+
+
+def test_a_step_of_long_answers_in_many_files_is_within_the_bound() -> None:
+    """INTELLECT-2's 256 groups of 16 answers, with one group per file up to all that a file holds."""
+    for groups in (1, 8, 80):
+        config = check_config({**MINIMAL, **LONG, "workers": {"groups_per_submission": groups}}, "test")
+        tokens_logprobs_and_proofs = groups * 16 * (32768 * 8 + 1024 * 258)
+        assert tokens_logprobs_and_proofs < config.max_file_bytes < 1 << 30
+
+
 def test_all_faults_are_told_at_once() -> None:
     said = fault({"steps": -1, "seed": "x", "sampling": {"group_size": 1}})
     assert all(key in said for key in ("steps = -1", "seed = 'x'", "sampling.group_size = 1"))
@@ -159,6 +170,12 @@ def test_all_faults_are_told_at_once() -> None:
         ({"train": {"optimizer_steps": 3, "groups_per_step": 2}}, "train.optimizer_steps = 3: each needs a group"),
         ({"async_level": 4}, "keep.versions = 5: async_level 4 and train.checkpoint_every 1 need at least 6 versions"),
         ({"train": {"loss": {"eps": 0.5, "delta": 1.4}}}, "delta 1.4 must exceed 1 + eps = 1.5"),
+        ({**LONG, "workers": {"lease_s": 30.0}}, "workers.lease_s = 30: an answer of sampling.max_new_tokens = 32768"),
+        ({**LONG, "wait_s": 30.0, "ledger": {"quorum": 2, "drawn": 3}}, "wait_s = 30: no validator could vote in time"),
+        (
+            {**LONG, "workers": {"groups_per_submission": 256}},
+            "file may have 3,305,373,696 bytes, and at most 1,073,741",
+        ),
     ],
 )
 def test_values_that_exclude_each_other_are_named_together(tree: dict[str, Any], said: str) -> None:

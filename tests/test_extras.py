@@ -63,6 +63,10 @@ def imported(file: Path, *, lazily: bool) -> Iterator[str]:
     yield from walk(ast.parse(file.read_text()))
 
 
+# Runs in an interpreter of its own, which has what it imports.
+ELSEWHERE = {"vllm_script.py"}
+
+
 def file_of(module: str) -> Path | None:
     place = SOURCES.joinpath(*module.split("."))
     found = (place.with_suffix(".py"), place / "__init__.py")
@@ -84,6 +88,7 @@ def test_everything_that_is_imported_is_declared() -> None:
     missing = {
         str(file.relative_to(SOURCES)): undeclared
         for file in SOURCES.rglob("*.py")
+        if file.name not in ELSEWHERE
         if (undeclared := {name.replace("-", "_") for name in third_party(imported(file, lazily=True))} - declared)
     }
     assert missing == {}

@@ -14,8 +14,9 @@ from shoal.config import RunConfig
 from shoal.config_io import check_config, to_toml
 from shoal.errors import ConfigError, ModelError, StorageError
 from shoal.files import STAGING, locked
-from shoal.models.load import WEIGHTS, load
-from shoal.protocol.submission import Limits
+from shoal.models.load import load
+from shoal.models.weights import WEIGHTS
+from shoal.protocol.rollout_rules import Limits
 from shoal.rundir import FORMAT, RUN_FILE, claimed, limits_of, locate_run, open_run, prepare_run
 
 

@@ -24,7 +24,7 @@ from shoal.errors import ModelError
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.process import KEEP_FREED_MEMORY
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import bare_rollout
 from shoal.rl.bin_packing import fill, first_fit_decreasing
 from shoal.tasks.build import build_source
 from shoal.train.batch import Group, pack
@@ -150,8 +150,5 @@ def _packing(found: Findings) -> None:
 
 def _group(lengths: list[int]) -> Group:
     prompt = [1] * PACKED_PROMPT
-    samples = [
-        Rollout(0, i, "packing", 0, prompt, [1] * length, [0.0] * length, "length", 0.0, 0.0, "", b"")
-        for i, length in enumerate(lengths)
-    ]
-    return Group(prompt, samples, [0.0] * len(samples), 0)
+    samples = [bare_rollout(prompt, [1] * length) for length in lengths]
+    return Group(samples[0].prompt, samples, [0.0] * len(samples), 0)

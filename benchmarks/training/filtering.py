@@ -24,7 +24,8 @@ from benchmarks.common.roles import Roles
 from shoal.config import RunConfig
 from shoal.evals.answers import Drawing, answer_tasks
 from shoal.evals.filter import filter_source
-from shoal.models.load import load, read_weights
+from shoal.models.load import load
+from shoal.models.version_reader import VersionReader
 from shoal.rundir import RunDir, prepare_run
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
@@ -125,6 +126,7 @@ def _run(config: RunConfig, measured: RunConfig, path: Path, size: Size, progres
 def _rewards(run: RunDir, measured: RunConfig, numbers: Sequence[int], heldout: int) -> dict[int, float]:
     """What some versions earn on held-out tasks, with the same noise for all."""
     channel = run.channel()
+    reader = VersionReader(channel, measured.model.dtype)
     policy = load(run.base_model)
     source = build_source(measured.tasks)
     tasks = [source.task("heldout", index) for index in range(heldout)]
@@ -133,7 +135,7 @@ def _rewards(run: RunDir, measured: RunConfig, numbers: Sequence[int], heldout: 
         for number in numbers:
             version = channel.version(number)
             assert version is not None, f"version {number} is not there"
-            policy.set_weights(read_weights(channel.fetch(version), measured.model.dtype), f"version {number}")
+            policy.set_weights(reader.read(channel.fetch(version)), f"version {number}")
             answered = answer_tasks(policy, tasks, judge, "heldout", _drawing(measured, 4))
             rewards[number] = statistics.fmean(one.mean_reward for one in answered)
     return rewards

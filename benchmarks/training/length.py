@@ -13,7 +13,8 @@ from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult
 from benchmarks.common.roles import Roles
 from shoal.config import RunConfig
-from shoal.models.load import load, read_weights
+from shoal.models.load import load
+from shoal.models.version_reader import VersionReader
 from shoal.roles.evaluator import Evaluation, evaluate
 from shoal.rundir import prepare_run
 from shoal.tasks.build import build_source
@@ -33,14 +34,14 @@ def bench_length(quick: bool, progress: Progress) -> BenchResult:
     config = changed(config, {"model.source": str(base)})
     with tempfile.TemporaryDirectory(prefix="shoal-bench-length-") as scratch:
         progress.stage("with budgets")
-        before, after = _run(config, Path(scratch) / "with", heldout, progress)
+        before, after = before_and_after(config, Path(scratch) / "with", heldout, progress)
         progress.stage("without budgets")
         free = changed(config, {"length.targets": []})
-        _, without = _run(free, Path(scratch) / "without", heldout, progress)
+        _, without = before_and_after(free, Path(scratch) / "without", heldout, progress)
     return conclude(before, after, without)
 
 
-def _run(config: RunConfig, path: Path, heldout: int, progress: Progress) -> tuple[Evaluation, Evaluation]:
+def before_and_after(config: RunConfig, path: Path, heldout: int, progress: Progress) -> tuple[Evaluation, Evaluation]:
     """The base model and the last version of a run, measured alike."""
     run = prepare_run(config, path, progress.console)
     with Roles(run) as roles:
@@ -51,7 +52,8 @@ def _run(config: RunConfig, path: Path, heldout: int, progress: Progress) -> tup
     assert last is not None
     with Scorer(config.tasks) as judge:
         before = evaluate(policy, source, judge, config, heldout)
-        policy.set_weights(read_weights(channel.fetch(last), config.model.dtype), f"version {last.number}")
+        weights = VersionReader(channel, config.model.dtype).read(channel.fetch(last))
+        policy.set_weights(weights, f"version {last.number}")
         return before, evaluate(policy, source, judge, config, heldout)
 
 

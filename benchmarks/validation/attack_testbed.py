@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from shoal.attacks.weights import OlderVersion
@@ -23,11 +22,14 @@ from shoal.generate.engine import Completion, Engine, Request, TorchEngine
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy, trainable
 from shoal.protocol.lease import Lease
+from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Rollout, Submission, read_rollouts
+from shoal.protocol.submission import Submission, read_rollouts
 from shoal.rundir import limits_of
 from shoal.tasks.source import Judge, TaskSource, draw
 from shoal.train.batch import sort_groups
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
 from shoal.train.step import train_step
 from shoal.validate.checks import all_checks as checks_module
 from shoal.validate.checks.all_checks import Checks
@@ -156,7 +158,7 @@ def remembering(memory: Memory) -> Iterator[None]:
         policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, *rest: Any
     ) -> list[Replayed]:
         noise = keys or [(0, 0)] * len(samples)
-        names = [(tuple(s.prompt), tuple(s.completion), key) for s, key in zip(samples, noise, strict=True)]
+        names = [(s.prompt.tobytes(), s.completion.tobytes(), key) for s, key in zip(samples, noise, strict=True)]
         new = [number for number, name in enumerate(names) if name not in memory]
         if new:
             found = replay(policy, [samples[n] for n in new], keys and [keys[n] for n in new], *rest)
@@ -185,7 +187,7 @@ def build_testbed(
     many steps less one from the base model."""
     engine = TorchEngine(policy, max_batch=64, max_len=config.max_len, temperature=config.sampling.temperature)
     testbed = Testbed(config, policy, engine, tasks, judge, scratch, {})
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         [p for _, p in trainable(policy.model)], lr=lr, betas=config.train.betas, weight_decay=config.train.weight_decay
     )
     tree = config.model_dump(mode="json", exclude_none=True)
@@ -195,6 +197,6 @@ def build_testbed(
         testbed.before = {name: tensor.clone() for name, tensor in policy.weights().items()}
         _, made = testbed.honest(testbed.leases(files, step * files, node="trained-on"), engine)
         groups = sort_groups([file.submission for file in made], normalise=config.train.advantage_std).signal
-        train_step(policy, None, optimizer, groups, RunConfig.model_validate(tree), step)
+        train_step(alone(policy, None, optimizer), groups, RunConfig.model_validate(tree), step)
         policy.model.zero_grad(set_to_none=True)
     return testbed

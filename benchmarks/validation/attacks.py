@@ -226,7 +226,7 @@ def _attacks(name: str, testbed: Testbed, size: Size, tally: Tally, progress: Pr
 
 def asked(file: File) -> list[tuple[Sequence[int], Sequence[int]]]:
     """The texts of a file."""
-    return [(sample.prompt, sample.completion) for sample in file.submission.rollouts]
+    return [(sample.prompt.tolist(), sample.completion.tolist()) for sample in file.submission.rollouts]
 
 
 def _rate(verdicts: Sequence[str]) -> float:

@@ -7,62 +7,33 @@ measured once per version, and its cost is shared by the files of a step.
 """
 
 import statistics
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 from benchmarks.common.configs import changed
 from benchmarks.common.progress import Progress
-from benchmarks.validation.attack_testbed import ROOT, Recorded, Testbed
-from benchmarks.validation.validation_cost import cpu_s
+from benchmarks.validation.made_file import made_file, timed
 from shoal.config import AuditConfig, RunConfig
 from shoal.errors import BenchError
-from shoal.generate.engine import TorchEngine
-from shoal.generate.submission_builder import Maker
 from shoal.models.base import base_model_dir
 from shoal.models.load import load_as
-from shoal.protocol.submission import Submission, read_rollouts
-from shoal.rundir import limits_of
-from shoal.tasks.build import build_source
-from shoal.tasks.rewards.scorer import Scorer
+from shoal.protocol.submission import Submission
 from shoal.validate.audit import Audits
-from shoal.validate.calibrate.thresholds import threads
-from shoal.validate.checks.all_checks import Checks
 from shoal.validate.numerics.alternatives import ROUNDED
 from shoal.validate.numerics.judge import VOID_NATS
 
 # Spot checks that are averaged over.
 SPOTS = 3
-T = TypeVar("T")
 
 
 def measure_file_cost(config: RunConfig, progress: Progress) -> tuple[dict[str, float], dict[str, float]]:
     """Ratios to the generation of the file, and seconds of CPU; `config` is a bfloat16 one."""
-    policy = replace(load_as(base_model_dir(config), "bfloat16", "float32"), eos_ids=frozenset())
-    tasks, audit, temperature = build_source(config.tasks), config.audit, config.sampling.temperature
-    engine = TorchEngine(policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature)
-    with tempfile.TemporaryDirectory(prefix="shoal-cost-") as scratch, Scorer(config.tasks) as judge, threads(1):
-        testbed = Testbed(config, policy, engine, tasks, judge, Path(scratch), {})
-        (lease,) = testbed.leases(1)
-        requests = testbed.requests([lease])
-        maker = Maker(config, policy, engine, tasks, judge)
-        # First calls are slow: they compile, and take memory.
-        list(engine.generate([replace(request, max_new_tokens=2) for request in requests], hidden=True))
-        progress.stage(f"cost: generating {len(requests)} answers")
-        generating, answers = timed(lambda: maker.answer(requests))
-        (file,) = testbed.files(Maker, [lease], Recorded(requests, answers))  # starts the scorer, too
-        path = Path(scratch) / "cost.parquet"
-        path.write_bytes(file.data)
-        limits = limits_of(config, policy.vocab)
-        read_rollouts(path, lease, limits)  # starts the reader
-        wide = Checks(changed(config, {"model.dtype": "float32"}), policy, tasks, judge, lambda _: ROOT)
-        rounding = Checks(config, policy, tasks, judge, lambda _: ROOT)
+    policy, audit = load_as(base_model_dir(config), "bfloat16", "float32"), config.audit
+    progress.stage("cost: generating one file")
+    with made_file(config, policy, config.workers.max_batch) as made:
+        wide, rounding = made.checks(changed(config, {"model.dtype": "float32"})), made.checks(config)
         progress.stage("cost: judging")
-        reading, submission = timed(lambda: read_rollouts(path, lease, limits))
-        checking, finding = timed(lambda: wide.cheap(submission))
+        reading, (submission, finding) = timed(lambda: (submission := made.read(), wide.cheap(submission)))
         numbers = rounding.numbers
         assert numbers is not None
         measuring, _ = timed(lambda: numbers.measure(submission.weights, rounding._prompts))
@@ -86,25 +57,20 @@ def measure_file_cost(config: RunConfig, progress: Progress) -> tuple[dict[str, 
             "bfloat16": [timed(partial(weighed, of))[0] for of in (submission, *spots)],
             "compared": [timed(partial(weighed, of, other))[0] for of in (submission, *spots)],
         }
+    generating = made.generating
     average = {
         name: audit.rate * whole + (1 - audit.rate) * statistics.mean(some) for name, (whole, *some) in costs.items()
     }
     files_per_version = config.train.groups_per_step / config.workers.groups_per_submission
     numeric = (1 - audit.shift_rate) * average["bfloat16"] + audit.shift_rate * average["compared"]
     ratios = {
-        "validation_vs_generation_cpu": (reading + checking + numeric + measuring / files_per_version) / generating,
-        "validation_vs_generation_cpu_float32": (reading + checking + average["float32"]) / generating,
+        "validation_vs_generation_cpu": (reading + numeric + measuring / files_per_version) / generating,
+        "validation_vs_generation_cpu_float32": (reading + average["float32"]) / generating,
         "whole_audit_vs_generation_cpu": costs["bfloat16"][0] / generating,
         "whole_audit_vs_generation_cpu_float32": costs["float32"][0] / generating,
         "noise_vs_generation_cpu": measuring / files_per_version / generating,
     }
-    values = {"generation_cpu_s": generating, "noise_cpu_s": measuring, "read_cpu_s": reading + checking}
+    values = {"generation_cpu_s": generating, "noise_cpu_s": measuring, "read_cpu_s": reading}
     values |= {f"whole_cpu_s.{name}": whole for name, (whole, *_) in costs.items()}
     values |= {f"spot_cpu_s.{name}": statistics.mean(some) for name, (_, *some) in costs.items()}
     return ratios, values
-
-
-def timed(work: Callable[[], T]) -> tuple[float, T]:
-    began = cpu_s()
-    found = work()
-    return cpu_s() - began, found

@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.common.configs import base_model
 from benchmarks.common.progress import Progress
 from benchmarks.validation.attack_testbed import build_testbed
+from shoal import toploc
 from shoal.attacks.base import fewer_layers
 from shoal.config import RunConfig
 from shoal.errors import BenchError
@@ -44,11 +45,16 @@ from shoal.validate.numerics.honest_answers import (
 )
 from shoal.validate.numerics.judge import NOISE_ANSWERS, own_answers
 from shoal.validate.numerics.observe import own_noise
+from shoal.validate.numerics.vllm_way import Vllm, vllm_python
 from shoal.validate.numerics.ways import WAYS, Way, rounded
 
-CHEATS = ("int4", "int8", "fp8", "older_version", "temperature", "smaller_model")
+# Tokens of 8-bit weights, with the log-probs and proofs that the true weights have for them.
+LAUNDERED = "int8_laundered"
+CHEATS = ("int4", "int8", "fp8", "older_version", "temperature", "smaller_model", LAUNDERED)
 EDITED = "edited"
 COOLED = 0.9
+# The way that is computed for real, where vLLM is installed.
+VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +100,36 @@ def look(name: str, config: RunConfig, size: Size, progress: Progress) -> Sight:
     honest: dict[str, list[Observed]] = defaultdict(list)
     cheats: dict[tuple[str, str], list[Observed]] = defaultdict(list)
     done = 0
-    for block in (*blocks(texts[: size.cheat_texts], vocab), *blocks(texts[size.cheat_texts :], vocab)):
-        bench = _Bench(policy, config.sampling.temperature, older, block)
-        for way in WAYS.values():
-            progress.detail(f"{done} of {size.texts} texts, {way.name}")
-            own = bench.computed(way)
-            honest[way.name] += bench.seen(own)
-            if way.name in size.cheat_ways:
-                cheats[EDITED, way.name] += bench.edited(own)
-        for cheat in CHEATS:
-            for kind in size.cheat_ways if done < size.cheat_texts else ():
-                progress.detail(f"{done} of {size.texts} texts, {cheat} on {kind}")
-                cheats[cheat, kind] += bench.cheat(cheat, WAYS[kind])
-        done += len(block)
+    with vllm_of(policy, max(len(text.read) for text in texts)) as vllm:
+        for block in (*blocks(texts[: size.cheat_texts], vocab), *blocks(texts[size.cheat_texts :], vocab)):
+            bench = _Bench(policy, config.sampling.temperature, older, block)
+            for way in WAYS.values():
+                progress.detail(f"{done} of {size.texts} texts, {way.name}")
+                own = bench.computed(way)
+                honest[way.name] += bench.seen(own)
+                if way.name in size.cheat_ways:
+                    cheats[EDITED, way.name] += bench.edited(own)
+            if vllm is not None:
+                progress.detail(f"{done} of {size.texts} texts, {VLLM}")
+                honest[VLLM] += bench.seen(vllm.computed(block, config.sampling.temperature))
+            for cheat in CHEATS:
+                for kind in size.cheat_ways if done < size.cheat_texts else ():
+                    progress.detail(f"{done} of {size.texts} texts, {cheat} on {kind}")
+                    cheats[cheat, kind] += bench.cheat(cheat, WAYS[kind])
+            done += len(block)
     return Sight(noise, honest, cheats, _distances(honest["flash"], noise))
+
+
+@contextmanager
+def vllm_of(policy: Policy, max_len: int) -> Iterator[Vllm | None]:
+    """vLLM with the weights that are loaded; None where it is not installed."""
+    if (python := vllm_python()) is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-vllm-") as scratch:
+        policy.model.save_pretrained(scratch)
+        with Vllm(python, Path(scratch), max_len) as vllm:
+            yield vllm
 
 
 def trained(name: str, config: RunConfig, size: Size, progress: Progress) -> tuple[Policy, Weights]:
@@ -163,13 +185,14 @@ class _Bench:
     def cheat(self, cheat: str, way: Way) -> list[Observed]:
         with self._cheating(cheat):
             own = self.computed(way, COOLED * self._temperature if cheat == "temperature" else None)
-        return self.seen(own)
+        claims = picked(own, self._noise)
+        return self._beside(laundered(claims, self.computed(way)) if cheat == LAUNDERED else claims)
 
     def _cheating(self, cheat: str) -> AbstractContextManager[None]:
         match cheat:
             case "int4":
                 return self._with(None, lambda w: rounded(int_rounded(7, w)))
-            case "int8":
+            case "int8" | "int8_laundered":
                 return self._with(None, lambda w: rounded(int_rounded(127, w)))
             case "fp8":
                 return self._with(None, lambda w: rounded(fp8_rounded(w)))
@@ -191,6 +214,20 @@ class _Bench:
 
     def _beside(self, claimed: Sequence[Claim]) -> list[Observed]:
         return beside(self._truth, claimed, self._noise, self._others)
+
+
+def laundered(claims: Sequence[Claim], honest: Computed) -> list[Claim]:
+    """The same tokens, with the log-probs and proofs that an honest machine computes for them."""
+    found = []
+    for claim, states_TD, scaled_TV in zip(claims, honest.states, honest.scaled, strict=True):
+        logprobs_T = torch.log_softmax(scaled_TV, dim=1).gather(1, claim.tokens_T.unsqueeze(1)).squeeze(1)
+        found.append(Claim(claim.tokens_T, logprobs_T, toploc.build(states_TD.bfloat16())))
+    return found
+
+
+def not_best(answers: Sequence[Observed]) -> float:
+    """The share of tokens that are not the best under the lease's noise."""
+    return float(np.mean(np.concatenate([answer.shortfalls_T for answer in answers]) > 0))
 
 
 def _distances(answers: Sequence[Observed], noise: Noise) -> dict[str, float]:

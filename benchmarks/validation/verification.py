@@ -1,9 +1,10 @@
 """`python -m benchmarks verification`: honest machines and cheats before the numeric judge of bfloat16 runs.
 
-The laptop's tiny model and SmolLM2-135M, each some training steps from its base, computed in 15 honest ways and by six
-cheats. Odds are those that come with Shoal, which were measured on other texts. Each way is also judged by odds that
-were measured without it. Tokens until a ban are those that the judge recomputed of a new node, at a probability of 1e-6
-that an honest node is ever banned; a cheat's row is on the hardware of one honest way (`tokens_int8.tp4.tiny`).
+The laptop's tiny model and SmolLM2-135M, each some training steps from its base, computed in 15 honest ways, by vLLM as
+well where `SHOAL_VLLM_PYTHON` names an interpreter that has it, and by seven cheats. Odds are those that come with
+Shoal, which were measured on other texts. Each way is also judged by odds that were measured without it. Tokens until a
+ban are those that the judge recomputed of a new node, at a probability of 1e-6 that an honest node is ever banned; a
+cheat's row is on the hardware of one honest way (`tokens_int8.tp4.tiny`).
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 from benchmarks.common.configs import changed, checkout_config, hardly_trained, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
+from benchmarks.generation.engine import keep_freed_memory
 from benchmarks.validation.file_cost import measure_file_cost
 from benchmarks.validation.numeric_lives import (
     files_until_ban,
@@ -25,9 +27,10 @@ from benchmarks.validation.numeric_lives import (
     validity,
     weighed_files,
 )
-from benchmarks.validation.numeric_testbed import CHEATS, EDITED, Sight, Size, look
+from benchmarks.validation.numeric_testbed import CHEATS, EDITED, LAUNDERED, Sight, Size, look, not_best
 from shoal.config import AuditConfig
 from shoal.protocol.rates.shipped import default_rates
+from shoal.validate.numerics.account import BAN_NATS
 from shoal.validate.numerics.bets import Bets, Observed
 from shoal.validate.numerics.judge import Weighed
 from shoal.validate.numerics.ways import WAYS
@@ -67,6 +70,7 @@ BARS: dict[str, tuple[Op, float]] = {
 def bench_verification(quick: bool, progress: Progress) -> BenchResult:
     """All figures. `quick` measures the tiny model alone, hardly trained."""
     torch.set_num_threads(min(2, os.cpu_count() or 1))
+    keep_freed_memory()
     laptop = changed(laptop_config(), {"model.dtype": "bfloat16"})
     if quick:
         sizes, configs = {"tiny": QUICK}, {"tiny": hardly_trained(laptop)}
@@ -91,9 +95,10 @@ def result(
         found, files = _honest(sight, sizes[name])
         left_out += files
         found |= _cheats(sight, sizes[name])
-        found |= {f"distance.{other}": times for other, times in sight.distances.items()}
+        for other, times in sight.distances.items():
+            found |= {f"distance.{other}": times, f"ideal_tokens.{other}": ideal_tokens(times)}
         values |= {f"{figure}.{name}": value for figure, value in found.items()}
-    values["honest_ways"] = len(WAYS)
+    values["honest_ways"] = len(set[str]().union(*(sight.honest for sight in sights.values())))
     for figure in ("honest_files", "honest_blamed", "left_out_blamed"):
         values[figure] = sum(int(values[f"{figure}.{name}"]) for name in sights)
     values["honest_worst_nats"] = max(float(values[f"honest_worst_nats.{name}"]) for name in sights)
@@ -103,11 +108,17 @@ def result(
     return BenchResult("verification", ratios, values, bars)
 
 
+def ideal_tokens(distance: float) -> float:
+    """Tokens that the best possible test on log-probs needs on average (likelihood ratio), if it is told that noise is
+    Gaussian and which other computation it has to look for: each token is worth distance^2 / 2 nats."""
+    return 2 * BAN_NATS / distance**2
+
+
 def _honest(sight: Sight, size: Size) -> tuple[dict[str, Figure], list[Weighed]]:
     """One node per way, judged by all odds and by those that were measured without its way; and its files by these,
     each compared with every other computation."""
     rates, audit = default_rates(), AuditConfig()
-    blamed, every = Counter[str](), list[Weighed]()
+    blamed, every, by_way = Counter[str](), list[Weighed](), dict[str, Figure]()
     worst, worst_way = -math.inf, ""
     for node, (way, answers) in enumerate(sight.honest.items()):
         for figure, known in (("honest_blamed", rates), ("left_out_blamed", rates.without(way))):
@@ -118,7 +129,8 @@ def _honest(sight: Sight, size: Size) -> tuple[dict[str, Figure], list[Weighed]]
             if life.worst > worst:
                 worst, worst_way = life.worst, way
         every += files
-    return {
+        by_way[f"honest_worst_file.{way}"] = max(file.total for file in files)
+    return by_way | {
         "honest_files": len(every),
         "honest_blamed": blamed["honest_blamed"],
         "left_out_blamed": blamed["left_out_blamed"],
@@ -139,6 +151,8 @@ def _cheats(sight: Sight, size: Size) -> dict[str, Figure]:
         else:
             files = weighed_files(answers, size.answers, bets, sight.noise)
             found[f"tokens_{cheat}.{way}"] = tokens_until_ban(files, audit, NODES)
+        if cheat == LAUNDERED:
+            found[f"not_best_{cheat}_vs_honest.{way}"] = not_best(answers) / max(not_best(sight.honest[way]), 1e-9)
     return found
 
 

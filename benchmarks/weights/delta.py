@@ -40,6 +40,8 @@ from shoal.shardcast.delta.blocks import Bits
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.train.batch import Group, sort_groups
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
 from shoal.train.step import train_step
 
 LRS = {"3e-7": 3e-7, "1e-6": 1e-6}
@@ -185,7 +187,7 @@ def train(
 ) -> dict[int, Path]:
     """Two training steps; the versions after the optimizer steps in `KEPT`, as files."""
     settings = config.train
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         [p for _, p in trainable(policy.model)],
         lr=settings.lr,
         betas=settings.betas,
@@ -208,7 +210,7 @@ def train(
     keep()
     optimizer.register_step_post_hook(count)
     for step in range(2):
-        train_step(policy, None, optimizer, groups[step * STEPS : (step + 1) * STEPS], config, step)
+        train_step(alone(policy, None, optimizer), groups[step * STEPS : (step + 1) * STEPS], config, step)
     if done != 2 * STEPS:
         raise BenchError(f"bench delta: {done} of {2 * STEPS} optimizer steps were made: a loss was not finite")
     return files

@@ -8,12 +8,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from shoal import clocks
 from shoal.crypto.tls import Mode, is_served
 from shoal.rl.loss_config import LossConfig
+from shoal.rollout_size import MAX_BYTES, file_room
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+# The tables of roles that compute.
+DeviceTable = Literal["train", "workers", "audit", "eval"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 # A profile's name, or one with wildcards.
 ProfilePattern = Annotated[str, Field(min_length=1, max_length=180, pattern=r"^[a-z0-9.+_/*?-]+$")]
@@ -157,6 +162,21 @@ class SamplingConfig(_Table):
     max_prompt_tokens: Positive = Field(256, description="Longest prompt, in tokens; a longer one is an error.")
 
 
+class LoraConfig(_Table):
+    """Training of small matrices beside frozen layers (arXiv:2106.09685): a version is an adapter of megabytes.
+
+    A layer W becomes W + alpha / rank * B A. Without this table, all weights are trained.
+    """
+
+    rank: int = Field(8, ge=1, le=4096, description="Rows of A and columns of B; at most the smaller side of a layer.")
+    alpha: float = Field(16.0, gt=0, le=1e6, description="Scale of an adapter, as a multiple of 1 / rank.")
+    targets: list[str] = Field(
+        default_factory=list,
+        description='Names of the linear layers that get an adapter, as in ["q_proj", "v_proj"]; if empty, '
+        "every linear layer but the output head.",
+    )
+
+
 class TrainConfig(_Table):
     """The optimizer and the training step.
 
@@ -203,7 +223,40 @@ class TrainConfig(_Table):
     )
     checkpoint_every: Positive = Field(1, description="Steps between checkpoints.")
     threads: Threads = Field(1, description="CPU threads of the trainer.")
+    device: DeviceName | None = Field(None, description="Device of the trainer; default: the run's device.")
+    ranks: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Processes that shoal run splits the trainer into, each with its share of the model. Elsewhere: "
+        "torchrun --nproc-per-node N -m shoal trainer RUN --join URL.",
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Keep only the input of each block and compute the rest again for gradients: less memory."
+    )
+    offload_activations: bool = Field(
+        False, description="Keep these inputs in host memory; needs activation_checkpointing."
+    )
+    offload_optimizer: bool = Field(
+        False, description="Keep the optimizer's moments, 8 bytes per parameter, in host memory."
+    )
+    device_tflops: float = Field(
+        0.0,
+        ge=0,
+        description="Peak TFLOP/s of one of the trainer's devices, of which the metric mfu is a share; 0: the known "
+        "figure of its model, if there is one.",
+    )
     loss: LossConfig = LossConfig()
+    lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
+
+    @model_validator(mode="after")
+    def _offloads_what_it_keeps(self) -> Self:
+        if self.offload_activations and not self.activation_checkpointing:
+            raise ValueError(
+                "offload_activations = true: only the inputs of recomputed blocks are offloaded; set "
+                "activation_checkpointing = true too"
+            )
+        return self
 
     @property
     def max_groups(self) -> int:
@@ -220,6 +273,9 @@ class WorkerConfig(_Table):
 
     count: int = Field(1, ge=1, le=1024, description="Workers started by shoal run.")
     threads: Threads = Field(1, description="CPU threads per worker.")
+    device: DeviceName | None = Field(
+        None, description="Device of the workers started by shoal run; default: the run's device."
+    )
     max_batch: Batch = Field(128, description="Sequences generated at once.")
     batches: list[Batch] = Field(
         default_factory=list, description="max_batch for each worker of shoal run, if they differ."
@@ -228,7 +284,13 @@ class WorkerConfig(_Table):
         None, description="Number format that workers compute in; default: model.dtype."
     )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
-    lease_s: float = Field(240.0, gt=0, description="Seconds after which an unfinished lease goes back to the pool.")
+    lease_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which an unfinished lease goes back to the pool. Default: three times what answers "
+        "of full length take at the node's measured speed; for a node without accepted files, what they take at 200 "
+        "tokens per second; at least 240.",
+    )
 
     def batch_of(self, worker: int) -> int:
         return self.batches[worker] if worker < len(self.batches) else self.max_batch
@@ -317,6 +379,7 @@ class AuditConfig(_Table):
     strikes: Positive = Field(2, description="Rejected files after which a node is banned.")
     token_budget: Positive = Field(4096, description="Tokens recomputed in one forward pass.")
     threads: Threads = Field(1, description="CPU threads of the validator.")
+    device: DeviceName | None = Field(None, description="Device of the validator; default: the run's device.")
     thresholds: ThresholdsConfig = ThresholdsConfig()
     enforce: bool = Field(
         True,
@@ -367,6 +430,7 @@ class EvalConfig(_Table):
         description="Suite to measure at the same versions: words, arithmetic, reasoning, or a file; if empty, none.",
     )
     threads: Threads = Field(1, description="CPU threads of the evaluator.")
+    device: DeviceName | None = Field(None, description="Device of the evaluator; default: the run's device.")
 
 
 class KeepConfig(_Table):
@@ -377,8 +441,9 @@ class KeepConfig(_Table):
     rollouts: int = Field(
         0,
         ge=0,
-        description="Trained steps whose rollouts are kept; 0 keeps all. An accepted file that is removed before its "
-        "challenge window closes, up to 2 * (ledger.patience + ledger.window) + 2 steps, can no longer be ruled on.",
+        description="Trained steps whose rollouts are kept, and those since the last whole checkpoint; 0 keeps all. An "
+        "accepted file that is removed before its challenge window closes, up to 2 * (ledger.patience + ledger.window) "
+        "+ 2 steps, can no longer be ruled on.",
     )
     rejected_mib: int = Field(
         1024,
@@ -568,11 +633,17 @@ class RunConfig(_Table):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of all of the run's randomness.")
     steps: Positive = Field(description="Training steps; step k yields policy version k + 1.")
     async_level: int = Field(2, ge=0, le=64, description="Step k accepts rollouts of versions k - async_level .. k.")
-    wait_s: float = Field(
-        600.0,
+    wait_s: float | None = Field(
+        None,
         gt=0,
-        description="Seconds after which a role gives up on a coordinator or relay that does not answer. For files and "
-        "versions it keeps waiting, and reports it each time this has passed.",
+        description="Seconds after which a role gives up on a coordinator or relay that does not answer, and which "
+        "validators have for a vote. For files and versions roles keep waiting, and report it each time this has "
+        "passed. Default: a quarter of a new node's lease, at least 600 and at most 3600.",
+    )
+    device: DeviceName = Field(
+        "auto",
+        description="What roles of this run compute on: cpu, cuda or mps; auto: the first of cuda, mps and cpu that "
+        "their machine has. A machine that joins from elsewhere chooses for itself (--device).",
     )
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="Sources of tasks.")
@@ -592,6 +663,33 @@ class RunConfig(_Table):
     def max_len(self) -> int:
         """The longest sequence, prompt and answer."""
         return self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+
+    @property
+    def file_tokens(self) -> int:
+        """Most tokens that are generated for a rollout file."""
+        return self.workers.groups_per_submission * self.sampling.group_size * self.sampling.max_new_tokens
+
+    @property
+    def new_lease_s(self) -> float:
+        """Seconds that a lease of a node without accepted files lasts."""
+        return self.workers.lease_s or clocks.newcomer_lease_s(self.file_tokens)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that roles wait: `wait_s`, or what follows from the longest file."""
+        return self.wait_s or clocks.wait_s(self.new_lease_s)
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Most bytes of a rollout file of this run."""
+        sampling = self.sampling
+        samples = self.workers.groups_per_submission * sampling.group_size
+        return file_room(samples, sampling.max_prompt_tokens, sampling.max_new_tokens)
+
+    def device_of(self, role: DeviceTable) -> DeviceName:
+        """What a role of this run computes on."""
+        own: DeviceName | None = getattr(self, role).device
+        return own or self.device
 
     @model_validator(mode="before")
     @classmethod
@@ -618,6 +716,13 @@ class RunConfig(_Table):
             )
         if self.length.targets and "{prompt}" not in self.length.prompt:
             raise ValueError(f"length.prompt = {self.length.prompt!r}: must contain {{prompt}}, the prompt without it")
+        if self.max_file_bytes > MAX_BYTES:
+            raise ValueError(
+                f"workers.groups_per_submission = {self.workers.groups_per_submission}: with "
+                f"{self.sampling.group_size} answers per group of up to {self.sampling.max_new_tokens} tokens its "
+                f"file may have {self.max_file_bytes:,} bytes, and at most {MAX_BYTES:,} are read; lower one of them"
+            )
+        self._clocks_can_work()
         self._judged_by_enough()
         if self.train.optimizer_steps > self.train.groups_per_step:
             raise ValueError(
@@ -643,6 +748,22 @@ class RunConfig(_Table):
                 f"{self.train.checkpoint_every} need at least {fewest} versions on disk; raise keep.versions"
             )
         return self
+
+    def _clocks_can_work(self) -> None:
+        fastest_s = self.sampling.max_new_tokens / clocks.FASTEST_ANSWER
+        if self.workers.lease_s is not None and self.workers.lease_s < fastest_s:
+            raise ValueError(
+                f"workers.lease_s = {self.workers.lease_s:g}: an answer of sampling.max_new_tokens = "
+                f"{self.sampling.max_new_tokens} takes at least {fastest_s:g} s, for no engine gives one answer more "
+                f"than {clocks.FASTEST_ANSWER:,.0f} tokens per second; raise it, or leave it out: leases then follow "
+                "each node's measured speed"
+            )
+        checked_s = self.file_tokens / clocks.FASTEST_CHECK
+        if self.wait_s is not None and self.ledger.drawn > 1 and self.wait_s < checked_s:
+            raise ValueError(
+                f"wait_s = {self.wait_s:g}: no validator could vote in time, for a file of up to {self.file_tokens:,} "
+                f"tokens takes at least {checked_s:g} s to check; raise it, or leave it out"
+            )
 
     def _judged_by_enough(self) -> None:
         """One of several validators alone decides on nothing, and as many can vote as are needed.

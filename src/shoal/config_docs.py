@@ -56,8 +56,8 @@ def _prose(model: type[BaseModel]) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key holds, or a list of which it holds; None for a plain value."""
-    if typing.get_origin(annotation) is list:
+    """The table that a key holds, may hold, or holds a list of; None for a plain value."""
+    if typing.get_origin(annotation) in (list, Union, types.UnionType):
         return _model_in(typing.get_args(annotation)[0])
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 

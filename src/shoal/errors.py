@@ -21,6 +21,10 @@ class ModelError(ShoalError):
     """A model directory cannot be used."""
 
 
+class DeviceError(ShoalError):
+    """A device that is not here, or cannot do what was asked of it."""
+
+
 class TaskError(ShoalError):
     """A task source cannot be built, or a scorer failed."""
 

@@ -34,7 +34,7 @@ def disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code = _error_number(error)
+        code = error_number(error)
         if code in (errno.ENOSPC, errno.EDQUOT):
             free = free_bytes(target)
             raise StorageError(
@@ -89,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
     return from_json(text)
 
 
-def _error_number(error: Exception) -> int | None:
+def error_number(error: Exception) -> int | None:
     """The system's number of an error; safetensors and shutil.copytree only put it into their message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno

@@ -6,11 +6,13 @@
 import numba
 
 
-def kept(signature):
-    """Compiled at once, and kept: beside its file or, where that is read-only, in the user's cache directory."""
+def kept(signature, fastmath=False):
+    """Compiled at once, and kept: beside its file or, where that is read-only, in the user's cache directory.
+
+    `fastmath` names what the compiler may do with floats that IEEE 754 forbids."""
 
     def decorate(function):
-        settings = {"nogil": True, "error_model": "numpy"}
+        settings = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
         try:
             return numba.njit(signature, cache=True, **settings)(function)
         except RuntimeError as error:  # there is no directory that can be written

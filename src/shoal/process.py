@@ -21,6 +21,8 @@ from shoal.fork_server import ForkedProcess, ForkServer, ForkServerError
 PARENT_PIPE = "SHOAL_PARENT_PIPE"
 LAST_WORDS = "SHOAL_LAST_WORDS"
 OMP_THREADS = "OMP_NUM_THREADS"
+# The file through which ranks on one machine meet, in the place of torchrun's server.
+RENDEZVOUS = "SHOAL_RENDEZVOUS"
 MAX_WORDS = 4096  # bytes; any pipe takes them without a reader
 _last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
@@ -68,15 +70,17 @@ class Child:
         log: Path,
         *,
         is_service: bool = False,
+        environment: Mapping[str, str] | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """The fork server starts it, if there is one and as long as that lives."""
+        """The fork server starts it, if there is one and as long as that lives. The environment is added to ours."""
         self.name = name
         self.arguments = list(arguments)
         self.threads = threads
         self.log = log
         self.is_service = is_service
         """A service works for the others and has no end of its own."""
+        self._environment = dict(environment or {})
         self._fork_server = fork_server
         self._start()
 
@@ -100,13 +104,16 @@ class Child:
     def _process(self, log: int, pipes: Mapping[str, int]) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._fork_server is not None:
             with suppress(ForkServerError):
-                return self._fork_server.start(self.arguments, {OMP_THREADS: str(self.threads)}, log, pipes)
+                own = {OMP_THREADS: str(self.threads), **self._environment}
+                return self._fork_server.start(self.arguments, own, log, pipes)
         return subprocess.Popen(
             [sys.executable, "-m", "shoal", *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=role_environment(self.threads) | {name: str(number) for name, number in pipes.items()},
+            env=role_environment(self.threads)
+            | self._environment
+            | {name: str(number) for name, number in pipes.items()},
             pass_fds=list(pipes.values()),
             start_new_session=True,
         )
@@ -131,6 +138,10 @@ class Child:
         except BlockingIOError:
             return ""
 
+    def terminate(self) -> None:
+        """Asks the role to end."""
+        self.process.terminate()
+
     def stop(self, grace_s: float) -> None:
         """Asks the role to end, and makes it after `grace_s`."""
         if self.process.poll() is None:
@@ -153,7 +164,7 @@ def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
     """Ends all children side by side: a signal to each, then one common deadline."""
     for child in children:
         if child.poll() is None:
-            child.process.terminate()
+            child.terminate()
     deadline = time.monotonic() + grace_s
     for child in children:
         child.stop(max(0.0, deadline - time.monotonic()))

@@ -4,7 +4,6 @@ Everything a role needs is found here, so any role can be started alone, killed 
 """
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,8 +20,8 @@ from shoal.files import disk_errors, locked, parse_json, read_regular, write_who
 from shoal.protocol.lease import NODE_NAME
 from shoal.protocol.rates.rates_file import Architecture, read_architecture
 from shoal.protocol.rates.rates_table import RatesTable
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.stores import Version, WeightSource
-from shoal.protocol.submission import Limits
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
 from shoal.tasks.difficulty import Sampler, Table
 from shoal.telemetry.metrics import MetricsWriter
@@ -30,10 +29,8 @@ from shoal.telemetry.status import StatusFile
 
 RUN_FILE = "run.json"
 # Of the directory and all that is signed in it. A run of another format is refused, for it cannot be continued.
-FORMAT = 2
+FORMAT = 3
 LOCK = "lock"
-# What a model directory is made of; other files beside it are left alone.
-MODEL_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay", "planter")
 # A role that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
@@ -52,6 +49,11 @@ MAY_CHANGE = (
     "ledger.confirmations",
     "train.threads",
     "train.checkpoint_every",
+    "train.ranks",
+    "train.activation_checkpointing",
+    "train.offload_activations",
+    "train.offload_optimizer",
+    "train.device_tflops",
 )
 # Two configs that differ in these alone judge a file alike.
 DECIDES_NO_VERDICT = (*MAY_CHANGE, "cheaters", "ledger")
@@ -86,11 +88,22 @@ class RunDir:
     def channel(self) -> DirectoryChannel:
         return DirectoryChannel(self.path / "weights", self.config.keep.versions)
 
-    def base_version(self, source: WeightSource) -> Version:
-        base = source.version(0)
-        if base is None:
-            raise WeightsError(f"run {self.path}: its base model, version 0, is missing; start a new run")
-        return base
+    def first_version(self, source: WeightSource) -> tuple[Version, Path]:
+        """The version that a role begins with, and its files: the newest one, or version 0 where that is an adapter."""
+        from shoal.models.adapter_files import is_adapter
+
+        version = source.offered()
+        while version is not None:
+            try:
+                folder = source.fetch(version)
+                if not is_adapter(folder):
+                    return version, folder
+                version = source.version(0)
+            except WeightsError:
+                before, version = version, source.offered()
+                if version == before:  # otherwise it was pushed out or taken back meanwhile
+                    raise
+        raise WeightsError(f"run {self.path}: its base model, version 0, is missing; start a new run")
 
     def metrics(self, role: str) -> MetricsWriter:
         return MetricsWriter(self.path / "metrics" / f"{role}.jsonl")
@@ -148,7 +161,7 @@ def open_run(path: Path) -> RunDir:
 
 def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     """Makes a run directory with the base model as version 0, or goes on with the one that is there."""
-    from shoal.models.base import ensure_base_model
+    from shoal.models.base import ensure_base_model, write_base_version
 
     config = settled(config, path)
     file = path / RUN_FILE
@@ -170,13 +183,16 @@ def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     base = ensure_base_model(config, console) if newest is None else None
     if base is not None and config.model.dtype == "bfloat16":
         RatesTable.first(config.audit, read_architecture(base))  # before anything is made
+    if base is not None and config.train.lora is not None:
+        from shoal.models.lora import check_targets
+
+        check_targets(base, config.train.lora)
     created = parse_json(file.read_text()).get("created", time.time()) if file.exists() else time.time()
     write_run_file(path, config, created)
     if base is not None:
         with channel.publish(0) as staging:
-            for file in base.iterdir():
-                if file.is_file() and file.suffix in MODEL_FILES and file.name != TABLE:
-                    shutil.copy2(file, staging)
+            write_base_version(base, staging, config.model.dtype)
+            (staging / TABLE).unlink(missing_ok=True)  # of another run, whose version the base model is
             if (table := _first_table(config)) is not None:
                 (staging / TABLE).write_text(table.to_json())
     return run

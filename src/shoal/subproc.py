@@ -104,15 +104,19 @@ class Child:
         except (ValueError, RecursionError):
             raise NotJsonError(line.strip()) from None
 
-    def read(self, size: int, seconds: float) -> bytes:
-        """The raw bytes that follow a message; ChildError if they do not come in time."""
+    def read(self, size: int, seconds: float) -> bytearray:
+        """The raw bytes that follow a message, in one buffer; ChildError if they do not come in time."""
         deadline = time.monotonic() + seconds
-        parts = [self._take(size)]
-        left = size - len(parts[0])
-        while left > 0:
-            parts.append(self._more(deadline, seconds, min(left, 1 << 20)))
-            left -= len(parts[-1])
-        return b"".join(parts)
+        data = bytearray(size)
+        begun = self._take(size)
+        data[: len(begun)] = begun
+        left = memoryview(data)[len(begun) :]
+        while left:
+            self._await(deadline, seconds)
+            if not (count := os.readv(self._from, [left])):
+                raise ChildError(self.end())
+            left = left[count:]
+        return data
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends its requests, gives it so long to end by itself, and then kills it and all that it started."""
@@ -158,12 +162,15 @@ class Child:
         del self._pending[:size]
         return taken
 
-    def _more(self, deadline: float, seconds: float, max_bytes: int = 1 << 16) -> bytes:
-        if not _is_ready(self._from, select.POLLIN, deadline - time.monotonic()):
-            raise LateError(f"took longer than {seconds:g} s")
-        if not (data := os.read(self._from, max_bytes)):
+    def _more(self, deadline: float, seconds: float) -> bytes:
+        self._await(deadline, seconds)
+        if not (data := os.read(self._from, 1 << 16)):
             raise ChildError(self.end())
         return data
+
+    def _await(self, deadline: float, seconds: float) -> None:
+        if not _is_ready(self._from, select.POLLIN, deadline - time.monotonic()):
+            raise LateError(f"took longer than {seconds:g} s")
 
     def _listen(self, errors: IO[bytes], show: bool) -> None:
         with errors:
@@ -174,9 +181,9 @@ class Child:
                         os.write(2, data)  # not through sys.stderr, whose lock a thread must not hold when we exit
 
 
-def say(pipe: IO[bytes], message: object, data: bytes = b"") -> None:
-    """In the child: a message, and raw bytes after it."""
-    pipe.write(_line(message) + data)
+def say(pipe: IO[bytes], message: object) -> None:
+    """In the child: a message. Raw bytes may be written after it."""
+    pipe.write(_line(message))
     pipe.flush()
 
 

@@ -13,8 +13,8 @@ from shoal.coordinator import leases as leasing
 from shoal.coordinator.db.database import Database
 from shoal.coordinator.db.queries import FILES_PER_DRAW
 from shoal.coordinator.db.schema import leases, nodes
-from shoal.coordinator.draws import KEPT_LEASES, MAX_GIVEN, standing
-from shoal.coordinator.policy import Terms
+from shoal.coordinator.draws import MAX_GIVEN, standing
+from shoal.coordinator.policy import KEPT_LEASES, Terms
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 from shoal.protocol.verdict import MARGIN, ROUNDING, UNFETCHED, Finding, Verdict

@@ -74,7 +74,7 @@ def test_one_answer_that_is_hardly_possible_is_caught_alone(peaked: World) -> No
     """The other samples of a long file do not hide it, nor do log-probs that are right."""
     honest = peaked.honest(groups=4)
     worst = [peaked.workers.vocab - 1] * 11 + [1]
-    assert honest.rollouts[3].completion != worst
+    assert honest.rollouts[3].completion.tolist() != worst
     forged = with_sample(honest, 3, completion=worst, logprobs=[0.0] * 12)
     [own] = replay(peaked.checks.policy, [forged.rollouts[3]], None, 0.4, 4096)
     finding = next(peaked.checks.costly([with_sample(forged, 3, logprobs=own.logprobs_T.tolist())]))

@@ -22,6 +22,7 @@ from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, 
 from tests.support.coordinator_in_process import good_file, key_of, world_at
 from tests.support.model_and_checks import World, build_world, gym
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, train, working
+from tests.support.submissions import changed
 from tests.support.validator_in_process import open_court
 
 
@@ -44,7 +45,7 @@ class SlowScorer:
 def made_up(submission: Submission) -> Submission:
     """Well-formed rubbish: right prompts, and answers that nobody drew."""
     return replace(
-        submission, rollouts=[replace(r, completion=[40] * (len(r.completion) - 1) + [1]) for r in submission.rollouts]
+        submission, rollouts=[changed(r, completion=[40] * (len(r.completion) - 1) + [1]) for r in submission.rollouts]
     )
 
 
@@ -199,7 +200,7 @@ def test_a_file_whose_log_probs_the_trainer_finds_off_is_never_trained_on(
         if forged:
             return made
         forged.append(lease.submission)
-        first = replace(made.rollouts[0], logprobs=[-10_000.0] * len(made.rollouts[0].logprobs))
+        first = changed(made.rollouts[0], logprobs=[-10_000.0] * len(made.rollouts[0].logprobs))
         return replace(made, rollouts=[first, *made.rollouts[1:]])
 
     monkeypatch.setattr(type(worker.maker), "make", lambda _self, lease, version: forge(lease, version))

@@ -30,7 +30,7 @@ from tests.support.coordinator_in_process import TRAINER, World, key_of, world_a
 from tests.support.model_and_checks import SAMPLING, TASKS, build_world, gym, model_dir
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes
 from tests.support.strangers import Stranger
-from tests.support.submissions import LIMITS, make_lease, make_submission
+from tests.support.submissions import LIMITS, changed, make_lease, make_submission
 from tests.support.validator_in_process import open_court
 
 from .pages import with_hollow_pages
@@ -58,7 +58,7 @@ def is_made_up(answer: str) -> bool:
 
 def made_up(submission: Submission) -> bytes:
     """Right prompts and lengths, and answers that nobody drew."""
-    rollouts = [replace(r, completion=[40] * (len(r.completion) - 1) + [r.completion[-1]]) for r in submission.rollouts]
+    rollouts = [changed(r, completion=[40] * (len(r.completion) - 1) + [r.completion[-1]]) for r in submission.rollouts]
     rubbish = replace(submission, rollouts=rollouts)
     return write_rollouts(rubbish, groups_with_signal(rubbish))
 
@@ -226,7 +226,7 @@ def test_rubbish_of_one_place_never_comes_as_fast_as_it_is_judged(tmp_path: Path
             refuse_all(world)
         stranger.join("elsewhere", PLACES[1])
         assert stranger.lease("elsewhere", PLACES[1]) is not None
-        world.clock.ahead += world.config.workers.lease_s + 1
+        world.clock.ahead += world.config.new_lease_s + 1
         assert stranger.spoil("later", PLACES[0])
 
 

@@ -45,12 +45,15 @@ def test_every_way_is_judged_and_every_cheat_has_a_figure(sight: Sight) -> None:
     with Progress(Console(file=io.StringIO())) as progress:
         result = bench.result({"tiny": sight}, {"tiny": SMALL}, None, progress)
     values = json.loads(result.to_json())["values"]
-    assert values["honest_files"] == len(WAYS) * SMALL.texts // SMALL.answers
+    assert {*WAYS} <= sight.honest.keys()
+    assert values["honest_files"] == len(sight.honest) * SMALL.texts // SMALL.answers
     assert values["honest_blamed"] == values["left_out_blamed"] == 0
     assert values["validity"] <= 1
     assert all(0 < values[f"tokens_{cheat}"] <= MAX_TOKENS for cheat in CHEATS)
     assert values["tokens_int4"] < values["tokens_int8"]
     assert 0 < values["edited_files"] <= 20
+    # No test is better than the ideal one, which is told what to look for.
+    assert values["ideal_tokens.older version.tiny"] < values["tokens_older_version"]
     assert not result.met("honest_files")  # a small run does not pass for the real one
 
 

@@ -104,6 +104,24 @@ def test_an_option_that_the_relay_of_a_run_does_not_heed_is_refused(tmp_path: Pa
     assert f"relay of a run does not take {option}: only a relay outside a run does" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--to", "s3://bucket"], "give --url with the URL under which others read it"),
+        (["--to", "s3://bucket", "--host", "0.0.0.0"], "relay --to does not take --host"),
+        (["--to", "s3://bucket", "--url", "http://x", "--to-option", "region"], "--to-option region: give it as KEY="),
+        (["--to", "ftp://bucket", "--url", "http://x"], "--to ftp://bucket: "),
+        (["--to-option", "region=x"], "--to-option without --to"),
+    ],
+)
+def test_a_relay_to_an_object_store_says_what_is_wrong_with_its_options(
+    tmp_path: Path, options: list[str], reason: str
+) -> None:
+    result = shoal(tmp_path, "relay", "--join", "http://127.0.0.1:1", *options)
+    assert result.returncode == 3
+    assert reason in result.stderr
+
+
 def test_a_prepared_run_has_its_own_config(tmp_path: Path) -> None:
     result = shoal(tmp_path, "coordinator", str(tmp_path), "--set", "steps=3")
     assert result.returncode == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.cli.lend import lend, machine
+from shoal.cli.lend import lend, machine, on_device
 from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.announce import AnnouncedChannel
 from shoal.client.client import CoordinatorClient
@@ -240,3 +240,11 @@ def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:
 )
 def test_others_are_told_a_host_that_they_can_reach(run: RunDir, swarm: dict[str, str], host: str) -> None:
     assert run.config.swarm.model_copy(update=swarm).public_host == host
+
+
+def test_a_device_given_here_wins_over_the_runs(run: RunDir) -> None:
+    assert on_device(run, "workers", "mps").config.device_of("workers") == "mps"
+    assert on_device(run, "workers", "mps").config.device_of("audit") == run.config.device
+    assert on_device(run, "audit", None) == run
+    with pytest.raises(ConfigError, match="--device tpu: give auto, cpu, cuda, mps"):
+        on_device(run, "workers", "tpu")

@@ -14,8 +14,9 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.stores import RolloutStore
-from shoal.protocol.submission import Limits, Submission, write_rollouts
+from shoal.protocol.submission import Submission, write_rollouts
 from shoal.protocol.version_directory import DirectoryChannel
 from tests.support.coordinator_in_process import World, good_file, key_of, make_config, world_at
 from tests.support.memory_store import MemoryStore, Records

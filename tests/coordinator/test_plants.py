@@ -12,6 +12,7 @@ from shoal.cli.ledger_views import planters
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer
+from shoal.coordinator.archive import handed_in
 from shoal.coordinator.command import open_coordinator
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
 from shoal.crypto.keys import Key
@@ -19,8 +20,9 @@ from shoal.ledger.acts import NO_HASH
 from shoal.ledger.export import read_file, verify_file
 from shoal.ledger.state import State, in_standing
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.rundir import role_key
+from shoal.rundir import RunDir, role_key
 from shoal.validate.evidence.vote_log import Vote, Votes
+from tests.protocol.test_rates_table import H100
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, good_file, key_of, make_config, world_at
 from tests.support.ledger_of_a_run import keep
 from tests.support.submissions import ROOT
@@ -185,6 +187,24 @@ def test_what_is_known_to_be_bad_never_reaches_the_trainer_whoever_accepts_it(pl
     assert history(planted).judges[VALIDATOR.address].standing == 66
 
 
+def test_the_record_of_a_file_says_whether_it_was_planted_and_what_its_node_declared(
+    planted: World, tmp_path: Path
+) -> None:
+    sower, honest = Sower(planted), key_of("honest")
+    sower.until("r")
+    lease = planted.store(honest).lease(honest.address, sower.bad[-1][0])
+    assert lease is not None
+    planted.store(honest).put(lease, good_file(lease))
+    planted.link(honest).join("worker", profile=H100)
+    swarm = planted.config.swarm.model_copy(update={"database": planted.url_of_database})
+    run = RunDir(tmp_path, planted.config.model_copy(update={"swarm": swarm}))
+    bad, good = handed_in(run, *sower.bad[-1]), handed_in(run, lease.step, lease.submission)
+    assert bad is not None
+    assert good is not None
+    assert (bad.planted, good.planted) == (True, False)
+    assert (good.lease, good.profile) == (lease, H100)
+
+
 def test_a_step_has_as_much_good_work_as_without_a_bad_file(tmp_path: Path) -> None:
     def groups(path: Path, *, known: bool) -> int:
         with planted_world(path) as world:
@@ -231,7 +251,7 @@ def test_nobody_can_tell_a_planted_file_from_another(tmp_path: Path) -> None:
 def plain(tree: Any) -> Any:
     """An answer without times and draws, nor an order that follows from times."""
     if isinstance(tree, dict):
-        drop = ("beacon", "deadline", "received", "judged", "seen_s", "sha256", "size")
+        drop = ("beacon", "deadline", "received", "judged", "seen_s", "sha256", "size", "latencies")
         return {key: plain(value) for key, value in tree.items() if key not in drop}
     return sorted((plain(item) for item in tree), key=repr) if isinstance(tree, list) else tree
 

@@ -141,9 +141,11 @@ def test_a_runs_records_say_what_a_node_declared_and_what_numbers_are_judged_by(
     bfloat16.link(A).join("worker", profile=H100)
     swarm = bfloat16.config.swarm.model_copy(update={"database": bfloat16.url_of_database})
     run = RunDir(tmp_path, bfloat16.config.model_copy(update={"swarm": swarm}))
-    assert archive.profile_of(run, A.address) == H100
-    assert archive.profile_of(run, key_of("b").address) == ""
+    with archive.reading(run) as db:
+        assert (found := archive.node_of(db, A.address)) is not None
+        assert found.profile == H100
+        assert archive.node_of(db, key_of("b").address) is None
     assert archive.rates_of(run) == bfloat16.link(A).rates().rates
-    assert not archive.is_planted(run, 0, 0)
+    assert archive.handed_in(run, 0, 0) is None
     assert node_record(bfloat16.url, A.address).profile == H100
     assert node_record(str(tmp_path / "elsewhere"), A.address) == NodeRecord()

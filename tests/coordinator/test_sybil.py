@@ -69,7 +69,9 @@ def test_a_thousand_talkative_keys_hide_nobody_and_the_status_is_still_read(tmp_
         text = {"name": "\U00020000" * 64, "doing": "\U00020000" * 200, "waits_on": "\U00020000" * 64}
         fresh = {"role": "worker", "url": "", "state": "healthy", "reason": "x" * 4000, "refused": "", "version": None}
         fresh |= {"network": "", "profile": "p" * 180}
-        counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned", "owed"), 0)
+        counts = dict.fromkeys(
+            ("accepted", "rejected", "samples", "tokens", "expired", "abandoned", "owed", "busy_s"), 0
+        )
         now = world.clock() + 60
         times = {"joined": now, "seen": now, "since": now}
         rows = [{"address": f"0x{n:040x}", **text, **fresh, **counts, **times} for n in range(1500)]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from moto.server import ThreadedMotoServer
 
 from shoal.coordinator.uploads import Objects, incoming_name, object_name
 from shoal.errors import ConfigError
 from tests.support.coordinator_in_process import World, good_file, key_of, world_at
+from tests.support.servers.s3 import s3_server
 from tests.support.submissions import judge_formats
 
 A = key_of("a")
@@ -18,16 +18,8 @@ A = key_of("a")
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        url = f"http://{host}:{port}"
-        httpx2.put(f"{url}/uploads")
+    with s3_server("uploads") as url:
         yield url
-    server.stop()
 
 
 @pytest.fixture

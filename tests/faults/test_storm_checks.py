@@ -78,7 +78,8 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     database = Database(f"sqlite:///{run.path / HOME / STATE}")
     terms = Terms.of(config, TRAINER.address, frozenset([VALIDATOR.address]))
     made = History(run, database, {"0": {"0": 0, "1": 0}})
-    base = run.base_version(run.channel())
+    base = run.channel().version(0)
+    assert base is not None
 
     def join(db: Connection, key: Key, role: Role, name: str) -> None:
         nodes.join(db, terms, Signed(key.address, key.address[2:34], NOW, ""), role, name, "", NOW)

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from shoal.errors import ModelError
 from shoal.generate.engine import TorchEngine
-from shoal.models.attention import MAX_PADDING, Packed, SharedPrompt, _similar
+from shoal.models.attention import Packed, SharedPrompt
+from shoal.models.kernels.segments import MAX_PADDING, similar
 from shoal.models.load import Policy, load
 from tests.support.architectures import VOCAB, plain_model, save_random
 
@@ -200,7 +201,7 @@ def test_no_token_sees_what_comes_after_it(gqa: Policy) -> None:
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60))
 def test_buckets_hold_each_sample_once_and_waste_little(ragged: list[int]) -> None:
-    buckets = _similar(ragged)
+    buckets = similar(ragged)
     assert sorted(sample for bucket in buckets for sample in bucket) == list(range(len(ragged)))
     for bucket in buckets:
         room = len(bucket) * max(ragged[sample] for sample in bucket)

@@ -17,7 +17,8 @@ from shoal.errors import ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models import smollm2
 from shoal.models.base import base_model_dir, ensure_base_model
-from shoal.models.load import WEIGHTS, load
+from shoal.models.load import load
+from shoal.models.weights import WEIGHTS
 
 TASKS = [{"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 4}}]
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from shoal.errors import ModelError
 from shoal.models.attention import Packed
-from shoal.models.load import WEIGHTS, Policy, load, read_weights, trainable
+from shoal.models.load import Policy, load, trainable
+from shoal.models.weights import WEIGHTS, read_weights
 from tests.support.architectures import save_random
 
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from shoal.config import TinyConfig
 from shoal.errors import ModelError, TaskError
-from shoal.models.load import WEIGHTS, Policy, load
+from shoal.models.load import Policy, load
 from shoal.models.tiny import ASK, COMMON, DEMONSTRATIONS, EOS, PAD, SURVEY, build_tiny, build_tokenizer, warm_start
+from shoal.models.weights import WEIGHTS
 from shoal.tasks.source import Split, Task
 from shoal.tasks.sources.gym.source import ReasoningGym
 

@@ -25,16 +25,11 @@ from shoal.protocol import parquet_reader as decode
 from shoal.protocol import submission as record
 from shoal.protocol.lease import Lease
 from shoal.protocol.parquet_reader import READER, Reader
-from shoal.protocol.submission import (
-    SCHEMA,
-    Limits,
-    Rollout,
-    Submission,
-    groups_with_signal,
-    read_rollouts,
-    write_rollouts,
-)
-from tests.support.submissions import LIMITS, ROOT, make_lease, make_submission
+from shoal.protocol.rollout import RAGGED, SCHEMA, Columns, Rollout, logprobs_of, tokens_of
+from shoal.protocol.rollout_rules import MAX_TEXT, Limits
+from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
+from shoal.rollout_size import file_room, proof_room
+from tests.support.submissions import LIMITS, ROOT, changed, make_lease, make_rollout, make_submission
 
 LEASE = make_lease(deadline=2e9)
 GOOD = make_submission(LEASE)
@@ -50,10 +45,10 @@ def submissions(draw: st.DrawFn) -> Submission:
     groups, version = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     rollouts = []
     for group in range(groups):
-        prompt = draw(st.lists(tokens, min_size=1, max_size=LIMITS.max_prompt_tokens))
+        prompt = tokens_of(draw(st.lists(tokens, min_size=1, max_size=LIMITS.max_prompt_tokens)))
         source, task = draw(st.text()), draw(st.integers(0, 2**32))
         for sample in range(LIMITS.group_size):
-            completion = draw(st.lists(tokens, min_size=1, max_size=LIMITS.max_new_tokens))
+            completion = tokens_of(draw(st.lists(tokens, min_size=1, max_size=LIMITS.max_new_tokens)))
             size = len(completion)
             reward = draw(st.none() | st.floats(-1e6, 1e6, width=32))
             rollouts.append(
@@ -64,7 +59,7 @@ def submissions(draw: st.DrawFn) -> Submission:
                     task=task,
                     prompt=prompt,
                     completion=completion,
-                    logprobs=draw(st.lists(st.floats(-10000, 0, width=32), min_size=size, max_size=size)),
+                    logprobs=logprobs_of(draw(st.lists(st.floats(-10000, 0, width=32), min_size=size, max_size=size))),
                     finish=draw(st.sampled_from(["eos", "length"])),
                     reward=reward,
                     advantage=draw(float32),
@@ -86,15 +81,21 @@ def read(path: Path, data: bytes, limits: Limits = LIMITS) -> Submission:
     return read_rollouts(path, LEASE, limits)
 
 
-def changed(number: int, change: dict[str, Any]) -> Submission:
-    """The good submission with one sample changed."""
-    rollouts = [replace(r, **change) if i == number else r for i, r in enumerate(GOOD.rollouts)]
-    return replace(GOOD, rollouts=rollouts)
+def good_table() -> Any:
+    return pq.read_table(io.BytesIO(GOOD_BYTES))
+
+
+def with_row(number: int, change: dict[str, Any], signal: int = 2) -> bytes:
+    """The good file with one sample changed, to values that no array of ours can hold as well."""
+    rows = good_table().to_pylist()
+    rows[number] |= change
+    summary = json.dumps({"groups": 2, "signal": signal})
+    return write_table(pa.Table.from_pylist(rows, SCHEMA), {b"shoal.summary": summary.encode()})
 
 
 def with_footer(**footer: bytes | None) -> bytes:
     """The good file with keys of its footer changed, or removed where None is given."""
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     metadata = dict(table.schema.metadata) | {f"shoal.{key}".encode(): value for key, value in footer.items()}
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({k: v for k, v in metadata.items() if v is not None}), buffer)
@@ -110,11 +111,65 @@ def test_what_is_written_is_read_back(submission: Submission, tmp_path_factory: 
     assert read_rollouts(path, submission.lease, LIMITS) == submission
 
 
+def test_tokens_of_a_file_are_views_of_one_buffer_and_a_group_shares_its_prompt(path: Path) -> None:
+    table = good_table()
+    columns = Columns.of(table)
+    for name in RAGGED:
+        values = getattr(columns, name).values
+        assert values.__array_interface__["data"][0] == table[name].chunk(0).values.buffers()[1].address
+    first, second, *_, last = read(path, GOOD_BYTES).rollouts
+    assert second.prompt is first.prompt is not last.prompt
+    assert (first.completion.dtype.name, first.logprobs.dtype.name) == ("int32", "float32")
+    assert np.shares_memory(first.completion.base, second.completion.base)
+    with pytest.raises(ValueError, match="read-only"):
+        first.completion[0] = 7
+
+
+def test_a_file_in_several_row_groups_is_the_same_file(path: Path) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(good_table(), buffer, row_group_size=3)
+    assert read(path, buffer.getvalue()) == GOOD
+
+
+def test_the_first_sample_that_breaks_a_rule_is_named_whichever_rule_it_is(path: Path) -> None:
+    rows = good_table().to_pylist()
+    rows[5] |= {"completion": [1, 2, 999]}
+    rows[3] |= {"advantage": math.nan, "finish": "stop"}
+    with pytest.raises(RolloutError, match="sample 3: finish 'stop' is neither"):
+        read(path, write_table(pa.Table.from_pylist(rows, SCHEMA)))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 33, 2048])
+def test_the_largest_file_that_an_honest_worker_writes_is_within_the_bound(path: Path, tokens: int) -> None:
+    """Noise throughout, which does not compress, and text of the widest characters."""
+    rng, limits = np.random.default_rng(0), replace(LIMITS, vocab=1 << 31, max_prompt_tokens=16, max_new_tokens=tokens)
+    lease = make_lease(groups=1)
+    prompt = rng.integers(0, 1 << 31, 16, np.int32)
+    rollouts = [
+        changed(
+            make_rollout(0, sample),
+            prompt=prompt,
+            completion=rng.integers(0, 1 << 31, tokens, np.int32),
+            logprobs=-rng.exponential(1.0, tokens),
+            source="\U0001f41f" * MAX_TEXT,
+            proof=rng.bytes(proof_room(tokens)),
+            reward=None,
+            error="\U0001f420" * MAX_TEXT,
+        )
+        for sample in range(4)
+    ]
+    submission = Submission(lease, lease.version, ROOT, rollouts)
+    path.write_bytes(write_rollouts(submission, 0))
+    assert path.stat().st_size <= file_room(4, 16, tokens)
+    assert read_rollouts(path, lease, limits) == submission
+
+
 def test_a_file_is_ordinary_parquet_with_the_columns_of_the_schema(path: Path) -> None:
     path.write_bytes(GOOD_BYTES)
     table = pq.read_table(path)
     assert table.column_names == SCHEMA.names
-    assert table.to_pylist() == [asdict(rollout) for rollout in GOOD.rollouts]
+    rows = [asdict(rollout) for rollout in GOOD.rollouts]
+    assert table.to_pylist() == [row | {name: row[name].tolist() for name in RAGGED} for row in rows]
     assert json.loads(table.schema.metadata[b"shoal.lease"]) == asdict(LEASE)
 
 
@@ -149,13 +204,15 @@ def test_a_file_is_ordinary_parquet_with_the_columns_of_the_schema(path: Path) -
         ({"error": "broke"}, "reward 0.0 with error 'broke'; exactly one must be given"),
         ({"advantage": math.nan}, "advantage nan is not finite"),
         ({"advantage": math.inf}, "advantage inf is not finite"),
+        ({"parts": "[1]"}, "parts '[1]' is not a JSON object of numbers"),
+        ({"parts": '{"task": ' + "9" * 400 + "}"}, 'parts \'{"task": 999'),  # larger than any float
     ],
 )
 def test_a_value_out_of_bounds_is_named_with_its_sample_and_the_rule(
     path: Path, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RolloutError, match=re.escape(f"0000.parquet sample 2: {said}")):
-        read(path, write_rollouts(changed(2, change), 2))
+        read(path, with_row(2, change))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +228,10 @@ def test_a_value_out_of_bounds_is_named_with_its_sample_and_the_rule(
     ],
 )
 def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], limits: Limits) -> None:
-    good = changed(7, change)
-    submission = read(path, write_rollouts(good, groups_with_signal(good)), limits)
+    submission = read(path, with_row(7, change, signal=1 if change.get("error") else 2), limits)
     for key, value in change.items():
         kept = getattr(submission.rollouts[-1], key)
+        kept = kept.tolist() if isinstance(value, list) else kept
         assert kept == (pytest.approx(value) if key == "logprobs" else value)
 
 
@@ -208,23 +265,23 @@ def test_a_footer_that_breaks_a_rule_is_named(path: Path, footer: dict[str, byte
 
 
 def test_a_footer_key_that_is_no_text_is_not_a_crash(path: Path) -> None:
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"\xff\xfe": b"\xff"}), buffer)
     assert read(path, buffer.getvalue()) == GOOD
 
 
-def write_table(table: pa.Table) -> bytes:
-    """A table under the good file's footer."""
+def write_table(table: pa.Table, footer: dict[bytes, bytes] | None = None) -> bytes:
+    """A table under the good file's footer, or with some of that changed."""
     buffer = io.BytesIO()
-    footer = pq.read_schema(io.BytesIO(GOOD_BYTES)).metadata
-    pq.write_table(table.replace_schema_metadata(footer), buffer)
+    good = pq.read_schema(io.BytesIO(GOOD_BYTES)).metadata
+    pq.write_table(table.replace_schema_metadata({**good, **(footer or {})}), buffer)
     return buffer.getvalue()
 
 
 @pytest.mark.parametrize("how", ["missing", "extra", "renamed", "reordered", "wider", "nullable"])
 def test_a_schema_that_differs_at_all_is_refused(path: Path, how: str) -> None:
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     match how:
         case "missing":
             table = table.drop_columns(["reward"])
@@ -244,7 +301,7 @@ def test_a_schema_that_differs_at_all_is_refused(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("rows", [0, 7, 9])
 def test_a_number_of_samples_other_than_the_leases_is_refused(path: Path, rows: int) -> None:
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     table = pa.concat_tables([table, table]).slice(0, rows)
     with pytest.raises(RolloutError, match=f"{rows} samples, the lease is for 8"):
         read(path, write_table(table))
@@ -256,7 +313,7 @@ def test_a_file_of_another_group_size_is_refused(path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_refused_without_a_crash(path: Path) -> None:
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     noise = pa.array([b"\xff\xfe"] * table.num_rows, pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(noise), noise.buffers())
     table = table.set_column(2, SCHEMA.field("source"), text)
@@ -275,7 +332,7 @@ def bomb(values_a_sample: int) -> bytes:
     """A good file but for prompts of so many zeros, which take next to no room in it."""
     values = pa.array(np.zeros(8 * values_a_sample, np.int32))
     prompts = pa.ListArray.from_arrays(pa.array(np.arange(9, dtype=np.int32) * values_a_sample), values)
-    table = pq.read_table(io.BytesIO(GOOD_BYTES))
+    table = good_table()
     return write_table(table.set_column(4, SCHEMA.field("prompt"), prompts))
 
 
@@ -285,7 +342,8 @@ from pathlib import Path
 from shoal.errors import RolloutError
 from shoal.protocol.parquet_reader import READER
 from shoal.protocol.lease import Lease
-from shoal.protocol.submission import Limits, read_rollouts
+from shoal.protocol.rollout_rules import Limits
+from shoal.protocol.submission import read_rollouts
 try:
     read_rollouts(Path(sys.argv[1]), Lease.from_json(sys.argv[2]), Limits(*map(int, sys.argv[3:])))
 except RolloutError as error:
@@ -398,7 +456,7 @@ def assert_within_limits(submission: Submission) -> None:
         assert (rollout.group, rollout.sample) == divmod(number, LIMITS.group_size)
         assert 1 <= len(rollout.prompt) <= LIMITS.max_prompt_tokens
         assert 1 <= len(rollout.completion) == len(rollout.logprobs) <= LIMITS.max_new_tokens
-        assert all(0 <= token < LIMITS.vocab for token in rollout.prompt + rollout.completion)
+        assert all(0 <= token < LIMITS.vocab for token in [*rollout.prompt, *rollout.completion])
         assert all(-1e4 <= p <= 1e-4 for p in rollout.logprobs)
         assert rollout.finish in ("eos", "length")
         assert (rollout.reward is None) == bool(rollout.error)

@@ -1,6 +1,7 @@
 """What is fetched is what was published, or an error; what is half written is not there."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,10 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoal.errors import WeightsError
+from shoal.models.weights import piece_size_of, plan_files, specs_of, write_file, write_index
 from shoal.protocol.stores import Version
 from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
+from tests.support.sharded_versions import counted_hashing
 
 PUBLISH_FOREVER = """
 import itertools, sys
@@ -280,3 +284,66 @@ def test_what_is_no_whole_version_is_replaced_by_one(channel: DirectoryChannel, 
             (target / MANIFEST).unlink()
     assert not channel.is_whole(1)
     assert channel.fetch(publish(channel, 1)) == target
+
+
+def write_part(staging: Path, rank: int) -> None:
+    weights = {f"layers.{i}": torch.full((1 << 19,), float(i)).bfloat16() for i in range(8)}
+    files = plan_files(specs_of(weights), file_bytes=2 << 20)
+    for file in files[rank::2]:
+        write_file(staging, file, ((name, weights[name]) for name in file.tensors), piece_size_of(files))
+    if rank == 0:
+        write_index(staging, files)
+
+
+def test_processes_that_write_one_version_hash_what_they_write(
+    channel: DirectoryChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = multiprocessing.get_context("fork").Process
+    with counted_hashing(monkeypatch) as counted:
+        with channel.publish(1) as staging:
+            ranks = [start(target=write_part, args=(staging, rank)) for rank in range(2)]
+            for rank in ranks:
+                rank.start()
+            for rank in ranks:
+                rank.join(60)
+            assert [rank.exitcode for rank in ranks] == [0, 0]
+        assert counted.total < 1 << 16, "what the ranks hashed is not hashed again"
+    alone = DirectoryChannel(tmp_path / "alone", keep=3)
+    with alone.publish(1) as staging:
+        write_part(staging, 0)
+        write_part(staging, 1)
+        for note in staging.glob(".*.pieces"):
+            note.unlink()
+    version = channel.version(1)
+    assert version == alone.version(1)
+    assert version is not None
+    assert channel.fetch(version).is_dir()
+
+
+def test_a_file_that_changed_after_it_was_hashed_is_hashed_again(channel: DirectoryChannel) -> None:
+    with channel.publish(1) as staging:
+        write_part(staging, 0)
+        write_part(staging, 1)
+        path = next(staging.glob("*.safetensors"))
+        with path.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"?")
+    version = channel.version(1)
+    assert version is not None
+    assert (channel.fetch(version) / path.name).read_bytes()[5000:5001] == b"?"
+
+
+def test_a_later_version_is_a_whole_model_with_what_it_lacks_linked_from_the_base(channel: DirectoryChannel) -> None:
+    with channel.publish(0) as staging:
+        for name in ("config.json", "tokenizer.json", "model.safetensors", "table.json"):
+            (staging / name).write_text(f"{name} of version 0")
+    with channel.publish(1) as staging:
+        (staging / "model-00001-of-00002.safetensors").write_text("weights")
+        (staging / "tokenizer.json").write_text("its own")
+    version = channel.version(1)
+    assert version is not None
+    folder = channel.fetch(version)
+    names = {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors"}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == names
+    assert (folder / "tokenizer.json").read_text() == "its own"
+    assert (folder / "config.json").samefile(folder.parent / "v000000" / "config.json")

@@ -99,6 +99,9 @@ class Source:
     def latest(self) -> Version:
         return Version(0, ROOT)
 
+    def offered(self) -> Version:
+        return self.latest()
+
     def version(self, number: int) -> Version | None:
         return Version(0, ROOT) if number == 0 else None
 

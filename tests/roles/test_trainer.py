@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from shoal.errors import DivergedError, NoSignalError
-from shoal.models.load import WEIGHTS, Policy, load, read_weights
+from shoal.models.load import Policy, load
+from shoal.models.weights import WEIGHTS, read_weights
 from shoal.protocol.submission import groups_with_signal
 from shoal.protocol.version_directory import MANIFEST
 from shoal.roles.worker import Worker
@@ -24,6 +25,7 @@ from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 from shoal.telemetry.status import read_status
 from shoal.telemetry.waiting import Patience
+from shoal.train.checkpoint import file_name
 from shoal.train.step import train_step
 from tests.support.memory_store import records_of
 from tests.support.roles_in_process import (
@@ -73,8 +75,8 @@ def prefilled(run: RunDir, worker: Worker) -> None:
     judge_formats(judging_store(run, worker), 0, run.config.steps)
 
 
-def load_poisoned(directory: Path, dtype: str = "float32") -> Policy:
-    policy = load(directory, dtype)
+def load_poisoned(directory: Path, **options: Any) -> Policy:
+    policy = load(directory, **options)
     with torch.no_grad():
         policy.weights()["model.norm.weight"][0] = float("nan")
     return policy
@@ -215,7 +217,7 @@ def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
 ) -> None:
     run = make_run(tmp_path / "run", make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2}))
     prefilled(run, make_worker(run))
-    monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
+    monkeypatch.setattr("shoal.train.learner.load", load_poisoned)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* --set train\.lr=0\.0001 --out NEWDIR"):
         train(run)
     assert [entry["skipped"] for entry in steps_of(run)] == [True, True]
@@ -229,7 +231,7 @@ def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at
     config = make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2})
     run = make_run(tmp_path / "run", config)
     prefilled(run, make_worker(run))
-    monkeypatch.setattr("shoal.roles.trainer.load", load_poisoned)
+    monkeypatch.setattr("shoal.train.learner.load", load_poisoned)
     with pytest.raises(DivergedError, match="up to step 1 "):
         train(run)
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* this run ends here"):
@@ -354,12 +356,12 @@ def test_a_damaged_newest_version_is_published_again_from_its_checkpoint(
 
 
 def cut_the_optimizer_short(checkpoint: Path) -> None:
-    path = checkpoint / "optimizer.safetensors"
+    path = checkpoint / file_name("optimizer", 0, 1)
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def flip_a_bit_of_the_weights(checkpoint: Path) -> None:
-    path = checkpoint / WEIGHTS
+    path = checkpoint / file_name("model", 0, 1)
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
@@ -416,10 +418,10 @@ def test_rollouts_of_retracted_weights_are_refused_and_a_worker_that_outlived_th
         return train_step(*arguments)
 
     with working(run, make_worker(run)):
-        monkeypatch.setattr("shoal.roles.trainer.train_step", killed_at_step_3)
+        monkeypatch.setattr("shoal.roles.trainer_rank.train_step", killed_at_step_3)
         with pytest.raises(KeyboardInterrupt):
             train(run)
-        monkeypatch.setattr("shoal.roles.trainer.train_step", train_step)
+        monkeypatch.setattr("shoal.roles.trainer_rank.train_step", train_step)
         lost = [run.channel().version(2), run.channel().version(3)]
         for version in (2, 3):
             shutil.rmtree(folder(run, version))
@@ -448,6 +450,14 @@ def test_old_checkpoints_and_rollouts_are_cleared_as_configured(tmp_path: Path, 
     run, _ = completed(tmp_path / "run", tiny_dir, steps=4, keep={"checkpoints": 2, "rollouts": 2})
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000003", "step-000004"]
     assert sorted(path.name for path in records_of(run.path).folder.iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_rollouts_since_the_last_whole_checkpoint_are_kept_however_few_are_asked_for(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    """A kill while checkpoint 2 is written takes the trainer back to step 0, whose rollouts nobody makes again."""
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2, train={"checkpoint_every": 2}, keep={"rollouts": 1})
+    assert sorted(path.name for path in records_of(run.path).folder.iterdir()) == ["step-000000", "step-000001"]
 
 
 def test_checkpoints_less_often_than_versions_still_end_with_one(tmp_path: Path, tiny_dir: Path) -> None:

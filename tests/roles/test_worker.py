@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.errors import ModelError, TaskError, WeightsError
-from shoal.models.load import WEIGHTS, Policy, read_weights
+from shoal.models.load import Policy
+from shoal.models.weights import WEIGHTS, read_weights
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
@@ -77,8 +78,8 @@ def test_a_submission_follows_from_lease_and_weights_alone(run: RunDir, worker: 
     made(worker, replace(lease, submission=9), run)  # other work in between leaves no trace
     assert made(worker, lease, run) == first
     other = make_worker(run, max_batch=3)
-    assert [(r.completion, r.reward, r.finish) for r in made(other, lease, run)[0].rollouts] == [
-        (r.completion, r.reward, r.finish) for r in first[0].rollouts
+    assert [(r.completion.tolist(), r.reward, r.finish) for r in made(other, lease, run)[0].rollouts] == [
+        (r.completion.tolist(), r.reward, r.finish) for r in first[0].rollouts
     ]
 
 
@@ -96,7 +97,7 @@ def test_tasks_and_seeds_are_the_leases_own(run: RunDir, worker: Worker) -> None
     submission, _ = made(worker, lease, run)
     assert [r.task for r in submission.rollouts[::4]] == [lease.task_index(group) for group in range(4)]
     prompts = [worker.maker.policy.encode(Coin().task("train", lease.task_index(group)).prompt) for group in range(4)]
-    assert [r.prompt for r in submission.rollouts[::4]] == prompts
+    assert [r.prompt.tolist() for r in submission.rollouts[::4]] == prompts
 
 
 @pytest.mark.parametrize("field", ["submission", "step", "run", "beacon"])

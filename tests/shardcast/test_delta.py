@@ -246,9 +246,9 @@ def test_every_damage_to_a_delta_is_refused(base: Path, new: Path, made: Path, t
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "not a delta of format 1"),
-        (b"shoaldl2" + bytes(56), "not a delta of format 1"),
-        (delta.PRELUDE.pack(delta.MAGIC, 1, 1, bytes(32), 8, 8), "for a base of 1 bytes"),
+        (b"", "not a delta of format 2"),
+        (b"shoaldl1" + bytes(60), "not a delta of format 2"),
+        (delta.PRELUDE.pack(delta.MAGIC, 1, 1, bytes(32), 1 << 20, 8, 8), "for a base of 1 bytes"),
     ],
 )
 def test_what_is_no_delta_is_refused(base: Path, tmp_path: Path, content: bytes, why: str) -> None:
@@ -261,8 +261,15 @@ def test_a_header_that_claims_too_much_is_refused(base: Path, tmp_path: Path) ->
     size = base.stat().st_size
     bad = tmp_path / "bad.delta"
     for sizes in ((2**32 - 1, 9), (9, 2**32 - 1)):
-        bad.write_bytes(delta.PRELUDE.pack(delta.MAGIC, size, size, bytes(32), *sizes) + bytes(9))
+        bad.write_bytes(delta.PRELUDE.pack(delta.MAGIC, size, size, bytes(32), 1 << 20, *sizes) + bytes(9))
         refused(base, bad, "header would take")
+
+
+@pytest.mark.parametrize("piece", [0, 1, (1 << 20) - 1, (4 << 20) + 1, 2**32 - 1])
+def test_pieces_of_another_size_than_those_of_versions_are_refused(base: Path, tmp_path: Path, piece: int) -> None:
+    size, bad = base.stat().st_size, tmp_path / "bad.delta"
+    bad.write_bytes(delta.PRELUDE.pack(delta.MAGIC, size, size, bytes(32), piece, 9, 9) + bytes(9))
+    refused(base, bad, f"its pieces have {piece:,} bytes")
 
 
 FACTS = {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}

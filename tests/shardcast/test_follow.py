@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.errors import StorageError
-from shoal.shardcast.format.store import Store, directory_root
+from shoal.shardcast.format.hashing import content_of
+from shoal.shardcast.format.records import content_root
+from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.directory_follower import Follower, follow, version_number
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.origin.versions import Versions
@@ -81,7 +83,7 @@ def test_versions_are_offered_as_they_appear_with_their_roots(place: Place) -> N
     path = place.put(0, drift(0))
     place.follower.sync()
     (entry,) = place.publisher.entries
-    assert (entry.number, entry.root) == (0, directory_root(path, 0, entry.piece_size))
+    assert (entry.number, entry.root) == (0, content_root(0, entry.piece_size, content_of(path, entry.piece_size)))
     assert "version 0 published" in place.said[-1]
     place.follower.sync()
     assert len(place.said) == 1

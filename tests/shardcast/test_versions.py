@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from shoal.errors import DeltaError, ShardcastError
 from shoal.shardcast.delta.assemble import find_version
-from shoal.shardcast.fetch.client import KEEP_MADE
+from shoal.shardcast.fetch.downloader import KEEP
 from shoal.shardcast.format.records import Base
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.versions import Versions
@@ -71,7 +71,10 @@ def test_a_late_joiner_takes_the_full_version_and_the_deltas_after_it(origin: Or
         trainer.step(number)
     with client_of(tmp_path / "client", origin.server.url) as client:
         assert contents(client.fetch(4)) == contents(trainer.made[4])
-        assert [name[:11] for name in client.store.packages()] == ["000003-full", "000004-delt"]
+        assert client.counts["packages_fetched"] == 2
+        sizes = {(e.number, e.kind): e.size or 0 for e in origin.publisher.entries}
+        assert client.counts["bytes_fetched"] == sizes[3, "full"] + sizes[4, "delta"]
+        assert [name[:11] for name in client.store.packages()] == ["000003-full"], "a delta that was applied goes"
 
 
 def test_a_delta_that_does_not_pay_becomes_a_full_version(origin: Origin, tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_a_version_put_together_here_is_hashed_again_by_the_next_process(origin:
 
 def test_a_base_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShardcastError, match="version 7 with root abab"):
-        find_version(Store(tmp_path), Base(number=7, root="ab" * 32), lambda name: tmp_path / name)
+        find_version(Store(tmp_path), Base(number=7, root="ab" * 32))
 
 
 def test_an_older_version_that_is_asked_for_is_not_the_first_to_go(origin: Origin, tmp_path: Path) -> None:
@@ -167,4 +170,4 @@ def test_an_older_version_that_is_asked_for_is_not_the_first_to_go(origin: Origi
             client.fetch(number)
         for number in (4, 3, 7, 3):
             assert contents(client.fetch(number)) == contents(trainer.made[number]), number
-        assert len(client.store.made()) <= KEEP_MADE
+        assert len(client.store.made()) <= KEEP

@@ -28,7 +28,8 @@ from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Recipient, sign_request
 from shoal.crypto.tls import server_context
 from shoal.protocol.lease import Lease
-from shoal.protocol.submission import Limits, write_rollouts
+from shoal.protocol.rollout_rules import Limits
+from shoal.protocol.submission import write_rollouts
 from shoal.tasks.difficulty import Table
 from tests.support.submissions import LIMITS, ROOT, make_submission
 

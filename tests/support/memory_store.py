@@ -19,8 +19,9 @@ from shoal.errors import BannedError, RolloutError, UnreadError
 from shoal.files import sha256_file
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount, next_grant
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.stores import Upload, roots_of
-from shoal.protocol.submission import Limits, Submission, read_rollouts
+from shoal.protocol.submission import Submission, read_rollouts
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.protocol.version_directory import DirectoryChannel
 from shoal.rundir import RunDir
@@ -105,7 +106,7 @@ class MemoryStore:
             version=version,
             groups=grant.groups,
             beacon=draw("beacon", config.name, config.seed),
-            deadline=self._clock() + config.workers.lease_s,
+            deadline=self._clock() + config.new_lease_s,
         )
         records.leases[lease.step, lease.submission] = lease
         return lease

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shoal.attacks import ATTACKS
 from shoal.config import RunConfig, TinyConfig
+from shoal.devices import DTYPES
 from shoal.errors import RolloutError
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
-from shoal.models.load import DTYPES, Policy, load, load_as
+from shoal.models.load import Policy, load, load_as
 from shoal.models.tiny import build_tiny
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
@@ -29,7 +30,7 @@ from shoal.tasks.source import InProcess
 from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.validate.checks.all_checks import Checks
 from tests.support.roles_in_process import make_config
-from tests.support.submissions import WORDS, make_lease
+from tests.support.submissions import WORDS, changed, make_lease
 
 Kind = Literal["short", "long"]
 TASKS = {"source": "reasoning-gym/spell_backward", "options": WORDS, "binary": False}
@@ -130,5 +131,5 @@ def build_world(kind: Kind, dtype: str = "float32", **sampling: Any) -> World:
 
 def with_sample(submission: Submission, number: int, **changes: Any) -> Submission:
     """One sample changed."""
-    rollouts = [replace(r, **changes) if n == number else r for n, r in enumerate(submission.rollouts)]
+    rollouts = [changed(r, **changes) if n == number else r for n, r in enumerate(submission.rollouts)]
     return replace(submission, rollouts=rollouts)

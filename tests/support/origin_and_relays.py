@@ -9,8 +9,9 @@ from urllib.request import Request, urlopen
 
 from shoal.crypto.keys import Key
 from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.format.hashing import files_of
 from shoal.shardcast.format.records import MIB
-from shoal.shardcast.format.store import Store, files_of
+from shoal.shardcast.format.store import Store
 from shoal.shardcast.origin.publish import Publisher
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.shardcast.serve.server import Server, serving

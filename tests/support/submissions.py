@@ -6,8 +6,10 @@ from typing import Any
 
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
+from shoal.protocol.rollout import Rollout, logprobs_of, tokens_of
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.stores import RolloutStore
-from shoal.protocol.submission import Limits, Rollout, Submission
+from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, Verdict
 
 WORDS = {"min_word_len": 3, "max_word_len": 5}
@@ -37,16 +39,22 @@ def make_rollout(group: int = 0, sample: int = 0, **changes: Any) -> Rollout:
         sample=sample,
         source="spell_backward",
         task=11 + group,
-        prompt=[5, 6, 7 + group],
-        completion=[20 + sample, 30, 1],
-        logprobs=[-0.5, -1.25, -0.125],
+        prompt=tokens_of([5, 6, 7 + group]),
+        completion=tokens_of([20 + sample, 30, 1]),
+        logprobs=logprobs_of([-0.5, -1.25, -0.125]),
         finish="eos",
         reward=float(sample % 2),
         advantage=1.0 if sample % 2 else -1.0,
         error="",
         proof=bytes(258),
     )
-    return replace(rollout, **changes)
+    return changed(rollout, **changes)
+
+
+def changed(rollout: Rollout, **changes: Any) -> Rollout:
+    """The sample with some fields replaced; tokens and log-probs may be given as lists."""
+    kinds: dict[str, Any] = {"prompt": tokens_of, "completion": tokens_of, "logprobs": logprobs_of}
+    return replace(rollout, **{name: kinds.get(name, lambda same: same)(value) for name, value in changes.items()})
 
 
 def make_submission(

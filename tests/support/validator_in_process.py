@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from safetensors.torch import save_file
 
-from shoal.models.load import DTYPES, load_as
+from shoal.devices import DTYPES
+from shoal.models.load import load_as
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts

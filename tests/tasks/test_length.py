@@ -7,7 +7,7 @@ import pytest
 from shoal.config import LengthConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError
-from shoal.protocol.submission import read_parts
+from shoal.protocol.rollout import read_parts
 from shoal.tasks.length import budgeted, target_of, with_length
 from shoal.tasks.source import Score, Task
 from tests.support.model_and_checks import World, build_world

@@ -10,7 +10,8 @@ import pytest
 from shoal.config import LengthConfig, RewardConfig, TaskConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError, TaskError
-from shoal.protocol.submission import MAX_TEXT, write_parts
+from shoal.protocol.rollout import write_parts
+from shoal.protocol.rollout_rules import MAX_TEXT
 from shoal.tasks.build import build_source
 from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.length import with_length

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocol.submission import Rollout, Submission
+from shoal.protocol.rollout import Rollout, tokens_of
+from shoal.protocol.submission import Submission
 from shoal.train.batch import Group, MicroBatch, deal, pack, sort_groups
 from tests.support.submissions import make_lease, make_rollout, make_submission
 
@@ -27,7 +28,7 @@ def make_group(key: int, prompt: int, lengths: Sequence[int]) -> Group:
             make_rollout(0, number, completion=tokens, logprobs=[-float(token) for token in tokens], prompt=[])
         )
     advantages = [base + 0.5 + number for number in range(len(lengths))]
-    return Group([base + place for place in range(prompt)], samples, advantages, version=0)
+    return Group(tokens_of(range(base, base + prompt)), samples, advantages, version=0)
 
 
 @st.composite
@@ -64,7 +65,7 @@ def test_every_sample_is_packed_exactly_once(made: list[Group]) -> None:
         for batch in pack(made, BUDGET)
         for tokens in loss_tokens(batch).values()
     )
-    assert packed == Counter(tuple(sample.completion) for group in made for sample in group.samples)
+    assert packed == Counter(tuple(sample.completion.tolist()) for group in made for sample in group.samples)
 
 
 @given(groups())
@@ -77,7 +78,7 @@ def test_no_micro_batch_is_over_the_budget_or_empty(made: list[Group]) -> None:
 @given(groups())
 def test_every_token_keeps_the_advantage_and_log_prob_of_its_own_sample(made: list[Group]) -> None:
     wanted = {
-        sample.completion[0]: (advantage, sample.logprobs)
+        int(sample.completion[0]): (advantage, sample.logprobs.tolist())
         for group in made
         for sample, advantage in zip(group.samples, group.advantages, strict=True)
     }
@@ -90,7 +91,7 @@ def test_every_token_keeps_the_advantage_and_log_prob_of_its_own_sample(made: li
 
 @given(groups())
 def test_each_token_is_predicted_from_the_one_before_it(made: list[Group]) -> None:
-    prompts = {sample.completion[0]: group.prompt for group in made for sample in group.samples}
+    prompts = {int(sample.completion[0]): group.prompt.tolist() for group in made for sample in group.samples}
     for batch in pack(made, BUDGET):
         ids = batch.ids_1T[0].tolist()
         for tokens in loss_tokens(batch).values():
@@ -101,7 +102,7 @@ def test_each_token_is_predicted_from_the_one_before_it(made: list[Group]) -> No
 
 @given(groups())
 def test_positions_count_on_from_the_prompt_for_every_answer(made: list[Group]) -> None:
-    prompts = {sample.completion[0]: group.prompt for group in made for sample in group.samples}
+    prompts = {int(sample.completion[0]): group.prompt.tolist() for group in made for sample in group.samples}
     for batch in pack(made, BUDGET):
         positions = batch.layout.positions_1T[0].tolist()
         for tokens in loss_tokens(batch).values():
@@ -206,7 +207,7 @@ def test_what_the_policy_earns_is_counted_with_and_without_signal() -> None:
 
 def test_groups_keep_their_prompt_and_the_version_they_were_made_with() -> None:
     result = sort_groups([submission_of([0, 1, 0, 1], [1, 0, 0, 0], version=2)], normalise=True)
-    assert [(group.version, group.prompt) for group in result.signal] == [(2, [5, 6, 7]), (2, [5, 6, 8])]
+    assert [(group.version, group.prompt.tolist()) for group in result.signal] == [(2, [5, 6, 7]), (2, [5, 6, 8])]
     assert [[s.group for s in group.samples] for group in result.signal] == [[0] * 4, [1] * 4]
 
 

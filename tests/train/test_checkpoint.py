@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from shoal.errors import ModelError
 from shoal.files import STAGING
 from shoal.models.attention import Packed
-from shoal.models.load import WEIGHTS, Policy, load, trainable
-from shoal.train.checkpoint import OPTIMIZER, STATE, Progress, load_checkpoint, save_checkpoint
+from shoal.models.load import Policy, load, trainable
+from shoal.models.weights import WEIGHTS
+from shoal.train.checkpoint import STATE, Progress, file_name, load_checkpoint, save_checkpoint
+from shoal.train.learner import Learner, alone
+from shoal.train.optimizer import AdamW
 from tests.support.small_disk import run_on_small_disk
 
 SAVE_FOREVER = """
@@ -24,20 +27,28 @@ import itertools, sys, torch
 from pathlib import Path
 from shoal.models.load import load, trainable
 from shoal.train.checkpoint import Progress, save_checkpoint
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
 torch.set_num_threads(1)
 policy = load(Path(sys.argv[1]))
-optimizer = torch.optim.AdamW([p for _, p in trainable(policy.model)])
+parameters = [p for _, p in trainable(policy.model)]
+learner = alone(policy, None, AdamW(parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01))
 for version in itertools.count(1):
-    save_checkpoint(Path(sys.argv[2]), policy, optimizer, Progress(version, 0, {version - 1: {0: version}}), keep=2)
+    save_checkpoint(Path(sys.argv[2]), learner, Progress(version, 0, {version - 1: {0: version}}), keep=2)
 """
 
 
-def make_optimizer(policy: Policy) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for _, p in trainable(policy.model)], lr=1e-2, betas=(0.9, 0.99), weight_decay=0.01)
+MODEL, OPTIMIZER = file_name("model", 0, 1), file_name("optimizer", 0, 1)
 
 
-def train_once(policy: Policy, optimizer: torch.optim.Optimizer, seed: int) -> None:
+def make_learner(policy: Policy) -> Learner:
+    parameters = [p for _, p in trainable(policy.model)]
+    return alone(policy, None, AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.01))
+
+
+def train_once(learner: Learner, seed: int) -> None:
     """One optimizer step on tokens that follow from the seed."""
+    policy, optimizer = learner.policy, learner.optimizer
     ids_T = torch.randint(0, policy.vocab, (24,), generator=torch.Generator().manual_seed(seed))
     packed = Packed([24])
     hidden_TD = policy.hidden(ids_T.unsqueeze(0), packed.positions_1T, packed)[0]
@@ -57,53 +68,53 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 def save(path: Path, policy: Policy, version: int, keep: int = 2) -> dict[str, torch.Tensor]:
     """A checkpoint after one more optimizer step; gives its weights."""
-    optimizer = make_optimizer(policy)
-    train_once(policy, optimizer, version)
-    save_checkpoint(path, policy, optimizer, Progress(version, 0, {version - 1: {0: 0, 1: 0}}), keep)
+    learner = make_learner(policy)
+    train_once(learner, version)
+    save_checkpoint(path, learner, Progress(version, 0, {version - 1: {0: 0, 1: 0}}), keep)
     return weights_of(policy)
 
 
 def test_from_a_checkpoint_the_next_optimizer_step_is_the_same_bit_for_bit(
     tmp_path: Path, tiny_dir: Path, tiny_policy: Policy
 ) -> None:
-    optimizer = make_optimizer(tiny_policy)
+    learner = make_learner(tiny_policy)
     for seed in range(3):
-        train_once(tiny_policy, optimizer, seed)
-    save_checkpoint(tmp_path, tiny_policy, optimizer, Progress(3, 1, {1: {0: 0, 2: 1}, 2: {5: 2}}), keep=2)
+        train_once(learner, seed)
+    save_checkpoint(tmp_path, learner, Progress(3, 1, {1: {0: 0, 2: 1}, 2: {5: 2}}), keep=2)
     for seed in (3, 4):
-        train_once(tiny_policy, optimizer, seed)
+        train_once(learner, seed)
 
     resumed = load(tiny_dir)
-    again = make_optimizer(resumed)
-    progress, damaged = load_checkpoint(tmp_path, resumed, again)
+    again = make_learner(resumed)
+    progress, damaged = load_checkpoint(tmp_path, again)
     assert (progress, damaged) == (Progress(3, 1, {1: {0: 0, 2: 1}, 2: {5: 2}}), [])
     for seed in (3, 4):
-        train_once(resumed, again, seed)
+        train_once(again, seed)
     assert same(weights_of(resumed), weights_of(tiny_policy))
 
 
 def test_the_optimizers_moments_make_a_difference(tmp_path: Path, tiny_dir: Path, tiny_policy: Policy) -> None:
     """Guards the test above: with the weights alone the next step would be another."""
-    optimizer = make_optimizer(tiny_policy)
+    learner = make_learner(tiny_policy)
     for seed in range(3):
-        train_once(tiny_policy, optimizer, seed)
+        train_once(learner, seed)
     resumed = load(tiny_dir)
     resumed.set_weights(weights_of(tiny_policy), "copy")
-    train_once(tiny_policy, optimizer, 3)
-    train_once(resumed, make_optimizer(resumed), 3)
+    train_once(learner, 3)
+    train_once(make_learner(resumed), 3)
     assert not same(weights_of(resumed), weights_of(tiny_policy))
 
 
 def test_a_checkpoint_before_the_first_optimizer_step_can_be_loaded(tmp_path: Path, tiny_policy: Policy) -> None:
     # As when the very first step had no finite gradient.
-    save_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy), Progress(1, 1, {0: {0: 0}}), keep=2)
-    optimizer = make_optimizer(tiny_policy)
-    assert load_checkpoint(tmp_path, tiny_policy, optimizer) == (Progress(1, 1, {0: {0: 0}}), [])
-    train_once(tiny_policy, optimizer, 0)
+    save_checkpoint(tmp_path, make_learner(tiny_policy), Progress(1, 1, {0: {0: 0}}), keep=2)
+    learner = make_learner(tiny_policy)
+    assert load_checkpoint(tmp_path, learner) == (Progress(1, 1, {0: {0: 0}}), [])
+    train_once(learner, 0)
 
 
 def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path, tiny_policy: Policy) -> None:
-    assert load_checkpoint(tmp_path / "nowhere", tiny_policy, make_optimizer(tiny_policy)) == (None, [])
+    assert load_checkpoint(tmp_path / "nowhere", make_learner(tiny_policy)) == (None, [])
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path, tiny_policy: Policy) -> None:
@@ -117,13 +128,13 @@ def test_foreign_folders_are_neither_counted_nor_touched(tmp_path: Path, tiny_po
     for name in foreign:
         (tmp_path / name).mkdir()
     (tmp_path / "step-999998" / "notes").write_text("mine")
-    assert load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))[0] is None
+    assert load_checkpoint(tmp_path, make_learner(tiny_policy))[0] is None
     for version in (1, 2, 3):
         save(tmp_path, tiny_policy, version)
     expected = ["step-000002", "step-000003", *foreign]
     assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(expected)
     shutil.copytree(tmp_path / "step-000003", tmp_path / "step-000900")
-    progress, _ = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    progress, _ = load_checkpoint(tmp_path, make_learner(tiny_policy))
     assert progress is not None
     assert progress.version == 3
 
@@ -131,15 +142,15 @@ def test_foreign_folders_are_neither_counted_nor_touched(tmp_path: Path, tiny_po
 def test_a_file_in_the_place_of_a_checkpoint_is_replaced(tmp_path: Path, tiny_policy: Policy) -> None:
     (tmp_path / "step-000001").write_text("foreign")
     save(tmp_path, tiny_policy, 1)
-    progress, _ = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    progress, _ = load_checkpoint(tmp_path, make_learner(tiny_policy))
     assert progress is not None
 
 
 def test_a_checkpoint_is_safetensors_and_json_only(tmp_path: Path, tiny_policy: Policy) -> None:
     save(tmp_path, tiny_policy, 1)
     files = {file.name for file in (tmp_path / "step-000001").iterdir()}
-    assert files == {WEIGHTS, OPTIMIZER, STATE}
-    assert load_file(tmp_path / "step-000001" / WEIGHTS).keys() == tiny_policy.weights().keys()
+    assert files == {MODEL, OPTIMIZER, STATE}
+    assert load_file(tmp_path / "step-000001" / MODEL).keys() == tiny_policy.weights().keys()
 
 
 def flip(path: Path, position: int) -> None:
@@ -151,14 +162,14 @@ def flip(path: Path, position: int) -> None:
 def spoil(folder: Path, how: str) -> None:
     match how:
         case "truncated weights":
-            data = (folder / WEIGHTS).read_bytes()
-            (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+            data = (folder / MODEL).read_bytes()
+            (folder / MODEL).write_bytes(data[: len(data) // 2])
         case "altered weights":
-            flip(folder / WEIGHTS, -1)
+            flip(folder / MODEL, -1)
         case "altered moments":
             flip(folder / OPTIMIZER, -1000)
         case "missing weights":
-            (folder / WEIGHTS).unlink()
+            (folder / MODEL).unlink()
         case "missing moments":
             (folder / OPTIMIZER).unlink()
         case "missing state":
@@ -199,7 +210,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_older_one_with_a_note(
     older = save(tmp_path, tiny_policy, 1)
     save(tmp_path, tiny_policy, 2)
     spoil(tmp_path / "step-000002", how)
-    progress, damaged = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    progress, damaged = load_checkpoint(tmp_path, make_learner(tiny_policy))
     assert progress == Progress(1, 0, {0: {0: 0, 1: 0}})
     assert same(weights_of(tiny_policy), older)
     [note] = damaged
@@ -213,7 +224,7 @@ def test_when_all_checkpoints_are_damaged_nothing_is_trained_over(tmp_path: Path
         spoil(tmp_path / f"step-{version:06d}", "truncated weights")
     before = weights_of(tiny_policy)
     with pytest.raises(ModelError, match=r"none can be read: checkpoint step-000002.*step-000001.*; restore one, or"):
-        load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+        load_checkpoint(tmp_path, make_learner(tiny_policy))
     assert same(weights_of(tiny_policy), before)
 
 
@@ -222,7 +233,7 @@ def test_a_damaged_checkpoint_can_be_written_again(tmp_path: Path, tiny_policy: 
     save(tmp_path, tiny_policy, 2)
     spoil(tmp_path / "step-000002", "missing state")
     newest = save(tmp_path, tiny_policy, 2)
-    progress, damaged = load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+    progress, damaged = load_checkpoint(tmp_path, make_learner(tiny_policy))
     assert (progress, damaged) == (Progress(2, 0, {1: {0: 0, 1: 0}}), [])
     assert same(weights_of(tiny_policy), newest)
 
@@ -230,7 +241,7 @@ def test_a_damaged_checkpoint_can_be_written_again(tmp_path: Path, tiny_policy: 
 def test_what_a_killed_trainer_left_half_done_is_cleared_away(tmp_path: Path, tiny_policy: Policy) -> None:
     (tmp_path / f"{STAGING}abc").mkdir(parents=True)
     (tmp_path / f"{STAGING}abc" / WEIGHTS).write_bytes(b"half")
-    assert load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy)) == (None, [])
+    assert load_checkpoint(tmp_path, make_learner(tiny_policy)) == (None, [])
     save(tmp_path, tiny_policy, 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-000001"]
 
@@ -239,11 +250,11 @@ def test_a_checkpoint_of_another_model_is_an_error_and_not_passed_over(tmp_path:
     save(tmp_path, tiny_policy, 1)
     folder = tmp_path / "step-000001"
     foreign = {"other.weight": torch.zeros(2)}
-    save_file(foreign, folder / WEIGHTS)
+    save_file(foreign, folder / MODEL)
     state = json.loads((folder / STATE).read_text())
     (folder / STATE).write_text(json.dumps(state | {"sha256": {}}))
     with pytest.raises(ModelError, match=r"step-000001: lacks .*it is of another model"):
-        load_checkpoint(tmp_path, tiny_policy, make_optimizer(tiny_policy))
+        load_checkpoint(tmp_path, make_learner(tiny_policy))
 
 
 def test_a_trainer_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path, tiny_dir: Path) -> None:
@@ -261,7 +272,7 @@ def test_a_trainer_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Pat
         saver.send_signal(signal.SIGKILL)
         saver.wait()
     policy = load(tiny_dir)
-    progress, damaged = load_checkpoint(folder, policy, make_optimizer(policy))
+    progress, damaged = load_checkpoint(folder, make_learner(policy))
     assert progress is not None
     assert progress.version >= 4
     assert progress.used == {progress.version - 1: {0: progress.version}}
@@ -275,16 +286,19 @@ from pathlib import Path
 from shoal.errors import StorageError
 from shoal.models.load import load, trainable
 from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
 torch.set_num_threads(1)
 disk, policy = Path(sys.argv[1]), load(Path(sys.argv[2]))
-optimizer = torch.optim.AdamW([p for _, p in trainable(policy.model)])
-save_checkpoint(disk, policy, optimizer, Progress(1, 0, {}), keep=2)
+parameters = [p for _, p in trainable(policy.model)]
+learner = alone(policy, None, AdamW(parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01))
+save_checkpoint(disk, learner, Progress(1, 0, {}), keep=2)
 try:
     for version in (2, 3, 4, 5):
-        save_checkpoint(disk, policy, optimizer, Progress(version, 0, {}), keep=9)
+        save_checkpoint(disk, learner, Progress(version, 0, {}), keep=9)
 except StorageError as error:
     print(error)
-print(load_checkpoint(disk, policy, optimizer))
+print(load_checkpoint(disk, learner))
 print(sorted(entry.name for entry in disk.iterdir()))
 """
     size = (tiny_dir / WEIGHTS).stat().st_size // 1024

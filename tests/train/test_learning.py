@@ -9,9 +9,12 @@ import torch
 from shoal.config import RunConfig
 from shoal.generate.engine import Request, TorchEngine
 from shoal.models.load import load
+from shoal.protocol.rollout import tokens_of
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.loss_config import Family
 from shoal.train.batch import Group
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
 from shoal.train.step import train_step
 from tests.support.roles_in_process import make_config
 from tests.support.submissions import make_rollout
@@ -30,7 +33,8 @@ def learning_curve(directory: Path, config: RunConfig) -> list[float]:
     """The mean reward of each step's samples, drawn by the engine and trained on as the trainer does."""
     policy = load(directory)
     reference = load(directory)
-    optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad], betas=config.train.betas)
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    learner = alone(policy, reference, AdamW(parameters, lr=1e-3, betas=config.train.betas, weight_decay=0.01))
     engine = TorchEngine(policy, max_batch=GROUPS * SAMPLES, max_len=config.max_len, temperature=1.0)
     curve = []
     for step in range(STEPS):
@@ -41,7 +45,7 @@ def learning_curve(directory: Path, config: RunConfig) -> list[float]:
         advantages_GS = group_advantages(rewards_GS, normalise=config.train.advantage_std)
         groups = [
             Group(
-                prompts[g],
+                tokens_of(prompts[g]),
                 [
                     make_rollout(g, s, completion=done[i].tokens, logprobs=done[i].logprobs)
                     for s, i in enumerate(members)
@@ -55,7 +59,7 @@ def learning_curve(directory: Path, config: RunConfig) -> list[float]:
         ]
         curve.append(float(rewards_GS.mean()))
         if groups:
-            result = train_step(policy, reference, optimizer, groups, config, step)
+            result = train_step(learner, groups, config, step)
             assert result.skipped == 0
             assert result.metrics()["mismatch_max"] < 1e-3
     return curve

@@ -13,8 +13,8 @@ from shoal.errors import ConfigError, DivergedError
 from shoal.models.load import Policy, load
 from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.train.batch import pack
+from shoal.train.scorer import logprobs
 from shoal.train.sft import SftConfig, example, fit, fit_model, from_conversations, from_source
-from shoal.train.step import logprobs
 from tests.support.submissions import WORDS
 
 
@@ -53,7 +53,7 @@ def test_packing_changes_nothing(tiny_dir: Path) -> None:
 def test_only_answers_are_learnt(tiny_dir: Path) -> None:
     policy = load(tiny_dir)
     group = example(policy, policy.encode("What?"), "That.")
-    assert group.samples[0].prompt == policy.encode("What?")
+    assert group.samples[0].prompt.tolist() == policy.encode("What?")
     assert policy.decode(group.samples[0].completion) == "That."
     assert group.samples[0].completion[-1] in policy.eos_ids
 

@@ -13,15 +13,18 @@ import torch
 from shoal.config import RunConfig
 from shoal.generate.engine import Request, TorchEngine
 from shoal.models.load import Policy, load
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import Rollout
 from shoal.rl.advantages import group_advantages
 from shoal.train.batch import Group, pack
-from shoal.train.step import StepResult, learning_rate, logprobs, train_step
+from shoal.train.learner import alone
+from shoal.train.optimizer import AdamW
+from shoal.train.scorer import logprobs
+from shoal.train.step import StepResult, learning_rate, train_step
 from tests.support.architectures import save_random
 from tests.support.roles_in_process import make_config
 from tests.support.submissions import make_rollout
 
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+Make = Callable[[list[torch.nn.Parameter]], AdamW]
 TEMPERATURE = 0.8
 
 
@@ -56,23 +59,33 @@ def rollouts(model_dir: Path) -> list[Group]:
             for c in done
         ]
         rewards_1S = torch.tensor([[rng.random() for _ in samples]])
-        groups.append(Group(prompt, samples, group_advantages(rewards_1S)[0].tolist(), 0))
+        groups.append(Group(samples[0].prompt, samples, group_advantages(rewards_1S)[0].tolist(), 0))
     return groups
 
 
-def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+class Sgd(AdamW):
     """Moves weights along the gradient itself, so that weights compare as gradients do."""
-    return torch.optim.SGD(parameters)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            old = parameter.clone()
+            parameter.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+            parameter.grad.copy_(old)
 
 
-def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters)
+def sgd(parameters: list[torch.nn.Parameter]) -> AdamW:
+    return Sgd(parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def adamw(parameters: list[torch.nn.Parameter]) -> AdamW:
+    return AdamW(parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01)
 
 
 def stepped(
     policy: Policy, groups: Sequence[Group], config: RunConfig, make: Make = sgd, reference: Policy | None = None
 ) -> StepResult:
-    return train_step(policy, reference, make(list(policy.model.parameters())), groups, config, 0)
+    return train_step(alone(policy, reference, make(list(policy.model.parameters()))), groups, config, 0)
 
 
 def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
@@ -92,7 +105,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 def total_logp(policy: Policy, prompt: list[int], completion: list[int]) -> float:
     sample = make_rollout(prompt=prompt, completion=completion, logprobs=[0.0] * len(completion))
-    (batch,) = pack([Group(prompt, [sample], [0.0], 0)], 256)
+    (batch,) = pack([Group(sample.prompt, [sample], [0.0], 0)], 256)
     with torch.no_grad():
         return float(logprobs(policy, batch, TEMPERATURE)[0].sum())
 
@@ -162,7 +175,9 @@ def test_the_gradient_is_that_of_the_plain_policy_gradient(policy: Policy, rollo
 def test_the_right_answer_becomes_likelier_and_the_wrong_one_less(policy: Policy) -> None:
     prompt, right, wrong = [10, 20, 30], [40, 41, 1], [50, 51, 1]
     samples = [make_rollout(0, i, prompt=prompt, completion=c) for i, c in enumerate((right, wrong))]
-    group = Group(prompt, samples, [1.0, -1.0], -1)  # of an older version: their log-probs are not this policy's
+    group = Group(
+        samples[0].prompt, samples, [1.0, -1.0], -1
+    )  # of an older version: their log-probs are not this policy's
     before = [total_logp(policy, prompt, completion) for completion in (right, wrong)]
     stepped(policy, [group], settings(lr=1e-3), adamw)
     rise, fall = (
@@ -179,11 +194,11 @@ def poison(policy: Policy, name: str = "model.layers.0.mlp.up_proj.weight") -> N
 
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_no_moment(policy: Policy, rollouts: list[Group]) -> None:
     optimizer = adamw(list(policy.model.parameters()))
-    train_step(policy, None, optimizer, rollouts, settings(), 0)
+    train_step(alone(policy, None, optimizer), rollouts, settings(), 0)
     poison(policy)
     before = weights_of(policy)
     moments = copy.deepcopy([state["exp_avg"] for state in optimizer.state.values()])
-    result = train_step(policy, None, optimizer, rollouts, settings(), 1)
+    result = train_step(alone(policy, None, optimizer), rollouts, settings(), 1)
     assert (result.skipped, result.losses) == (1, [])
     assert all(torch.equal(before[name], now) or before[name].isnan().any() for name, now in policy.weights().items())
     assert int(sum(tensor.isnan().sum() for tensor in policy.weights().values())) == 1
@@ -238,7 +253,7 @@ def test_trainer_and_engine_agree_on_fresh_rollouts(policy: Policy, rollouts: li
 
 def test_a_mismatch_is_reported_as_large_as_it_is(policy: Policy, rollouts: list[Group]) -> None:
     def shifted(sample: Rollout) -> Rollout:
-        return replace(sample, logprobs=[p - 0.25 for p in sample.logprobs])
+        return replace(sample, logprobs=sample.logprobs - 0.25)
 
     groups = [replace(group, samples=[shifted(s) for s in group.samples]) for group in rollouts]
     metrics = stepped(policy, groups, settings()).metrics()
@@ -284,7 +299,7 @@ def test_the_learning_rate_warms_up_by_updates_and_then_stays(
 ) -> None:
     optimizer = sgd(list(policy.model.parameters()))
     config = settings(warmup_steps=4)
-    train_step(policy, None, optimizer, rollouts, config, step)
+    train_step(alone(policy, None, optimizer), rollouts, config, step)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(expected * config.train.lr)
 
 

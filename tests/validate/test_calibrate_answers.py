@@ -16,7 +16,6 @@ from shoal.coordinator import archive
 from shoal.errors import ConfigError, RolloutError, WeightsError
 from shoal.files import sha256_file
 from shoal.models.this_machine import this_profile
-from shoal.protocol.lease import Lease
 from shoal.protocol.rates.honest_rates import EDGES
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.rates_table import RatesTable, SignedRates
@@ -118,16 +117,16 @@ def test_beside_a_runs_records_a_file_is_the_one_on_record_and_no_planted_one(
     hashes = {place_of(file): sha256_file(file) for file in files[:2]}
     leases = court.store.records.leases
 
-    def handed_in(_run: RunDir, step: int, submission: int) -> tuple[Lease, str] | None:
-        place = step, submission
-        return (leases[place], hashes[place]) if place in hashes else None
+    def handed_in(_run: RunDir, step: int, submission: int) -> archive.HandedIn | None:
+        if (place := (step, submission)) not in hashes:
+            return None
+        profile = H100 if leases[place].node == "node-0" else ""
+        return archive.HandedIn(leases[place], hashes[place], profile, planted=place in planted)
 
     for name, fake in (
         ("has_records", lambda _run: True),
         ("rates_of", lambda _run: None),
         ("handed_in", handed_in),
-        ("is_planted", lambda _run, *place: place in planted),
-        ("profile_of", lambda _run, node: H100 if node == "node-0" else ""),
     ):
         monkeypatch.setattr(archive, name, fake)
     declared = Answers(court.run)

@@ -72,7 +72,7 @@ def test_tasks(world: World, honest: Submission) -> None:
     longer = with_sample(honest, group[2], prompt=[*own.prompt, 5])
     check, sample, claimed, found = said(check_tasks(longer, gym(), encode))
     assert (check, sample) == ("tasks", group[2])
-    assert (claimed, found) == (shown([*own.prompt, 5]), shown(own.prompt))
+    assert (claimed, found) == (shown([*own.prompt.tolist(), 5]), shown(own.prompt.tolist()))
 
 
 class Mute:
@@ -216,12 +216,12 @@ def test_a_file_of_many_tokens_may_have_a_share_that_is_not_the_best(honest: Sub
 
 def test_logprobs(honest: Submission, replayed: Sequence[Replayed]) -> None:
     assert check_logprobs(honest, replayed, LIMITS) is None
-    own = honest.rollouts[4].logprobs
+    own = honest.rollouts[4].logprobs.tolist()
     for wrong in (own[0] - 0.02, own[0] + 0.02, math.nan, -math.inf):
         finding = check_logprobs(with_sample(honest, 4, logprobs=[wrong, *own[1:]]), replayed, LIMITS)
         check, sample, claimed, found = said(finding)
         assert (check, sample) == ("logprobs", 4)
-        assert claimed == wrong or math.isnan(wrong)
+        assert claimed == pytest.approx(wrong, rel=1e-6) or math.isnan(wrong)
         assert found == pytest.approx(own[0], abs=1e-4)
     assert check_logprobs(with_sample(honest, 4, logprobs=[own[0] + 0.005, *own[1:]]), replayed, LIMITS) is None
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
+from shoal.protocol.rollout import Rollout
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from tests.support.model_and_checks import World, with_sample
+from tests.support.submissions import changed
 
 
 @st.composite
@@ -34,10 +36,10 @@ def edited_bytes(draw: st.DrawFn, data: bytes) -> bytes:
     """Bits flipped anywhere but in the constant coefficient's low byte: one more there is one more in every last bit,
     as honest noise may be."""
     places = [n for n in range(len(data)) if n != 3]
-    changed = bytearray(data)
+    flipped = bytearray(data)
     for place in draw(st.lists(st.sampled_from(places), min_size=1, max_size=4, unique=True)):
-        changed[place] ^= draw(st.integers(1, 255))
-    return bytes(changed)
+        flipped[place] ^= draw(st.integers(1, 255))
+    return bytes(flipped)
 
 
 tokens = st.integers(0, 259)
@@ -68,9 +70,9 @@ def edits(draw: st.DrawFn, sample: Rollout) -> dict[str, Any]:
     new: Any
     match field:
         case "completion" | "prompt":
-            new = draw(edited_lists(getattr(sample, field), tokens))
+            new = draw(edited_lists(getattr(sample, field).tolist(), tokens))
         case "logprobs":
-            new = draw(edited_lists(sample.logprobs, logprobs))
+            new = draw(edited_lists(sample.logprobs.tolist(), logprobs))
         case "reward":
             new = draw(rewards)
         case "advantage":
@@ -88,7 +90,7 @@ def edits(draw: st.DrawFn, sample: Rollout) -> dict[str, Any]:
 
 def close(before: Rollout, after: Rollout) -> bool:
     """Whether an edit is within what honest workers may differ by."""
-    if replace(before, logprobs=[], advantage=0.0) != replace(after, logprobs=[], advantage=0.0):
+    if changed(before, logprobs=[], advantage=0.0) != changed(after, logprobs=[], advantage=0.0):
         return False
     near = len(before.logprobs) == len(after.logprobs)
     near = near and all(abs(a - b) < 0.01 for a, b in zip(before.logprobs, after.logprobs, strict=False))

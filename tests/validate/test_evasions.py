@@ -14,9 +14,9 @@ import pytest
 
 from shoal.config import TaskConfig
 from shoal.errors import BannedError, ConfigError
-from shoal.protocol.size_limits import MAX_BYTES
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.protocol.verdict import Verdict
+from shoal.rollout_size import MAX_BYTES
 from shoal.rundir import check_worker_name
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer

@@ -1,5 +1,6 @@
 """Evidence: anyone with the bundle and the version comes to the same verdict, and a false accusation is refuted."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -10,19 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
+from shoal.files import sha256_file
+from shoal.protocol.submission import parquet_of
 from shoal.protocol.verdict import Finding
 from shoal.tasks.source import InProcess
 from shoal.validate.evidence import bundle as evidence
 from shoal.validate.evidence import replay as again
+from shoal.validate.evidence import samples
 from shoal.validate.evidence.bundle import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
 from shoal.validate.evidence.replay import replay_bundle
 from tests.support.model_and_checks import World, gym, with_sample
+from tests.support.submissions import make_rollout
 from tests.support.validator_in_process import Court, InThisProcess, open_court
 
 ATTACK_OF = {
@@ -33,6 +40,15 @@ ATTACK_OF = {
     "logprobs": "false_logprobs",
     "computation": "own_mean_proof",
 }
+
+
+def pq_of(columns: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+GOOD_ROLLOUTS = parquet_of([make_rollout()], {})
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +119,43 @@ def test_a_bundle_holds_the_group_of_the_accused_sample_and_comes_back_as_it_was
     assert replayed(court.evidence(lease))[0]
 
 
+def test_long_samples_stand_in_a_parquet_file_beside_a_small_bundle(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = judged(court, "best_of_n")
+    assert not samples.samples_path(short).exists()
+    monkeypatch.setattr(samples, "MAX_JSON_TOKENS", 20)
+    path = judged(court, "best_of_n")
+    file = samples.samples_path(path)
+    assert json.loads(path.read_bytes())["rollouts"] == {"sha256": sha256_file(file)}
+    assert len(read_bundle(path).rollouts) == 8
+    assert replayed(path)[0]
+    kept = file.read_bytes()
+    file.write_bytes(samples.samples_path(judged(court, "best_of_n")).read_bytes())
+    with pytest.raises(RolloutError, match=r"has SHA-256 [0-9a-f]{12}, step-.* is about '[0-9a-f]{12}"):
+        replayed(path)
+    file.unlink()
+    with pytest.raises(RolloutError, match="cannot be read"):
+        replayed(path)
+    file.write_bytes(kept)
+    prune_evidence(path.parent, before=1000, oldest_version=0)
+    assert not list(path.parent.glob(f"{path.stem}.*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", GOOD_ROLLOUTS[:-9], pq_of({"group": [1]})])
+def test_samples_that_are_not_what_they_should_be_are_a_clear_error(
+    court: Court, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(samples, "MAX_JSON_TOKENS", 0)
+    path = judged(court, "false_reward")
+    samples.samples_path(path).write_bytes(content)
+    said = {"sha256": hashlib.sha256(content).hexdigest()}
+    tree = json.loads(path.read_bytes()) | {"rollouts": said}
+    path.write_text(json.dumps(tree))
+    with pytest.raises(RolloutError, match=r"step-.*parquet: (not a readable|damaged|its columns are)"):
+        replayed(path)
+
+
 def test_a_false_end_is_reached_again_and_refuted_when_mended(court: Court) -> None:
     honest = court.honest("cheat")
     number = next(n for n, r in enumerate(honest.rollouts) if r.finish == "eos")
@@ -167,7 +220,7 @@ def test_a_bundle_with_the_reward_or_the_tokens_made_right_is_refuted(court: Cou
 
     def fix(tree: dict[str, Any]) -> None:
         for row, r in zip(tree["rollouts"], honest.rollouts[:8], strict=True):
-            row.update(completion=r.completion, reward=r.reward, advantage=r.advantage)
+            row.update(completion=r.completion.tolist(), reward=r.reward, advantage=r.advantage)
 
     assert not replayed(edited(path, fix))[0]
 
@@ -280,6 +333,7 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     "change",
     [
         put("format", value=1),
+        put("format", value=3),
         put("format", value=None),
         put("config", value={}),
         put("config", "steps", value="many"),
@@ -293,6 +347,8 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         put("root", value="zz"),
         put("first", value="first"),
         put("first", value=3),
+        put("first", value=10**30),
+        put("first", value=-8),
         put("rollouts", value=[]),
         put("rollouts", value=None),
         put("rollouts", 0, value=7),

@@ -90,6 +90,9 @@ class Cut:
     def latest(self) -> Version | None:
         return self._channel.version(0)
 
+    def offered(self) -> Version | None:
+        return self.latest()
+
     def version(self, number: int) -> Version | None:
         return self._channel.version(number) if number == 0 else None
 

@@ -1,5 +1,6 @@
 """The weights that files are computed with, and those of the version before, whichever were needed last."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,9 @@ import pytest
 import torch
 
 from shoal.errors import WeightsError
+from shoal.models import version_reader
 from shoal.models.load import Policy
 from shoal.protocol.stores import Version
-from shoal.validate.judging import version_cache
 from shoal.validate.judging.version_cache import VersionCache
 
 VERSIONS = [Version(number, f"root {number}") for number in range(6)]
@@ -42,12 +43,12 @@ def cache(channel: Channel, tiny_policy: Policy, monkeypatch: pytest.MonkeyPatch
     def read(folder: Path, _dtype: str) -> dict[str, torch.Tensor]:
         return {name: torch.full_like(weights, float(folder.name)) for name, weights in tiny_policy.weights().items()}
 
-    monkeypatch.setattr(version_cache, "read_weights", read)
+    monkeypatch.setattr(version_reader, "read_weights", read)
     holds: Any = channel
     return VersionCache(holds, tiny_policy, VERSIONS[0], "float32", size=2)
 
 
-def number_of(weights: dict[str, torch.Tensor] | None) -> float | None:
+def number_of(weights: Mapping[str, torch.Tensor] | None) -> float | None:
     return None if weights is None else float(next(iter(weights.values())).flatten()[0])
 
 

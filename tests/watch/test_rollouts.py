@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from shoal.coordinator.archive import HOME, STATE
 from shoal.errors import ConfigError, ModelError
-from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_rollouts
+from shoal.protocol.rollout import Rollout
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
 from shoal.rundir import RunDir
 from shoal.watch.rollouts import print_rollouts

@@ -78,3 +78,20 @@ def test_nodes_that_were_put_out_are_named_with_the_check_they_did_not_pass(run_
     out = io.StringIO()
     print_summary(summary, Console(file=out, width=120))
     assert "cheater-0 (sampling)" in out.getvalue()
+
+
+def test_latencies_are_medians_over_versions_and_absent_where_nobody_measured_them(tmp_path: Path) -> None:
+    append(tmp_path / "metrics/trainer.jsonl", {"event": "step", "step": 0})
+    assert summarise(tmp_path).first_rollout_s is None
+    took = {"first_rollout_s": 1.0, "full_batch_s": None, "verdict_p50_s": 0.5, "verdict_p95_s": 2.0}
+    append(
+        tmp_path / "metrics/coordinator.jsonl",
+        {"event": "latency", "version": 0, **took},
+        {"event": "latency", "version": 1, **took, "first_rollout_s": 9.0, "full_batch_s": 12.0},
+        {"event": "latency", "version": 2, **took, "first_rollout_s": 3.0},
+    )
+    out = io.StringIO()
+    print_summary(summarise(tmp_path), Console(file=out, width=100))
+    shown = " ".join(out.getvalue().replace("│", " ").split())
+    assert "version to first rollout 3.0 s, to a full batch 12 s" in shown
+    assert "upload to verdict 0.5 s median, 2.0 s p95" in shown

@@ -10,7 +10,7 @@ from rich.console import Console
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.text import one_line
 from shoal.watch.history import History, seconds_per_step
-from shoal.watch.panels import clock, sparkline
+from shoal.watch.panels import NUMBERS, clock, numbers, sparkline
 from shoal.watch.view import LiveView, Plan, plan
 
 from .conftest import STEPS, put_status, step_values
@@ -136,7 +136,18 @@ def test_a_page_fits_its_terminal_and_wraps_nothing(run_dir: Path, width: int, h
         assert "reward" in text
     starts = [line[2:].split()[0] for line in page[1:-1] if line[2:].strip() and not line.startswith("│ ──")]
     heads = {"step", "reward", "solve", "held-out", "length", "entropy", "gradient", "clip", "KL", "drift"}
-    heads |= {"staleness", "trained", "all", "role", "trainer", *(f"worker-{n}" for n in range(workers))}
+    heads |= {
+        "staleness",
+        "trained",
+        "all",
+        "mismatch",
+        "per",
+        "to",
+        "verdict",
+        "role",
+        "trainer",
+        *(f"worker-{n}" for n in range(workers)),
+    }
     assert [start for start in starts if start not in heads and not re.fullmatch(r"\d\d:\d\d:\d\d", start)] == []
 
 
@@ -183,3 +194,32 @@ def test_the_pace_is_that_of_the_last_steps() -> None:
 
 def test_clocks_read_like_clocks() -> None:
     assert [clock(value) for value in (None, -1, 59.9, 61, 3661)] == ["–", "0:00", "0:59", "1:01", "1:01:01"]
+
+
+def test_the_numbers_show_utilisation_mismatch_and_latencies_of_the_last_step_and_version(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "metrics/trainer.jsonl") as trainer:
+        trainer.write("step", step=0, tokens_per_s_per_device=1234.0, mfu=0.41, mismatch_kl=2e-5)
+    with MetricsWriter(tmp_path / "metrics/coordinator.jsonl") as coordinator:
+        for version, seconds in ((0, 99.0), (1, 3.0)):
+            coordinator.write(
+                "latency",
+                version=version,
+                first_rollout_s=seconds,
+                full_batch_s=None,
+                verdict_p50_s=0.5,
+                verdict_p95_s=4.0,
+            )
+    history = History(tmp_path)
+    history.refresh()
+    console, out = plain()
+    console.width = 160
+    console.print(numbers(history, 160))
+    shown = " ".join(out.getvalue().split())
+    assert "per device 1,234 tokens/s, MFU 41%" in shown
+    assert "mismatch KL 2e-05" in shown
+    assert "to rollout / batch 3.0 s / –" in shown
+    assert "verdict p50 / p95 0.5 s / 4.0 s" in shown
+
+
+def test_every_number_has_its_place_on_a_page(tmp_path: Path) -> None:
+    assert numbers(History(tmp_path), 60).row_count == NUMBERS

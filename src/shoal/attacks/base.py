@@ -9,7 +9,7 @@ from shoal.errors import ConfigError
 from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import Policy
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import bare_rollout
 from shoal.validate.recompute import replay
 
 ATTACKS: dict[str, type[Maker]] = {}
@@ -46,10 +46,7 @@ def through_the_right_model(
     maker: Maker, requests: Sequence[Request], texts: Sequence[list[int]], ended: Sequence[bool]
 ) -> list[Completion]:
     """Texts of any origin with the states and log-probs that the claimed model has for them."""
-    samples = [
-        Rollout(0, 0, "", 0, list(request.prompt), text, [0.0] * len(text), "eos", None, 0.0, "", b"")
-        for request, text in zip(requests, texts, strict=True)
-    ]
+    samples = [bare_rollout(request.prompt, text) for request, text in zip(requests, texts, strict=True)]
     config = maker.config
     found = replay(maker.policy, samples, None, config.sampling.temperature, config.audit.token_budget)
     return [

@@ -45,7 +45,7 @@ class FalseLogprobs(Maker):
 
     def make(self, lease: Lease, version: Version) -> Submission:
         honest = Maker.make(self, lease, version)
-        return replace(honest, rollouts=[replace(r, logprobs=[p - 0.5 for p in r.logprobs]) for r in honest.rollouts])
+        return replace(honest, rollouts=[replace(r, logprobs=r.logprobs - 0.5) for r in honest.rollouts])
 
 
 @attack

@@ -1,17 +1,18 @@
 """Malformed files: values out of bounds, other column types, decompression bombs, truncated Parquet."""
 
 import io
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.attacks.base import attack
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
+from shoal.protocol.rollout import tokens_of
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 
@@ -23,7 +24,7 @@ class OutOfBounds(Maker):
     def make(self, lease: Lease, version: Version) -> Submission:
         honest = Maker.make(self, lease, version)
         first = honest.rollouts[0]
-        beyond = replace(first, completion=[self.policy.vocab, *first.completion[1:]])
+        beyond = replace(first, completion=tokens_of([self.policy.vocab, *first.completion[1:]]))
         return replace(honest, rollouts=[beyond, *honest.rollouts[1:]])
 
 
@@ -33,7 +34,7 @@ class NotANumber(Maker):
 
     def make(self, lease: Lease, version: Version) -> Submission:
         honest = Maker.make(self, lease, version)
-        return replace(honest, rollouts=[replace(r, logprobs=[math.nan] * len(r.logprobs)) for r in honest.rollouts])
+        return replace(honest, rollouts=[replace(r, logprobs=r.logprobs * np.nan) for r in honest.rollouts])
 
 
 class _Rewritten(Maker):

@@ -12,8 +12,9 @@ from shoal.attacks.base import attack
 from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
+from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Rollout, Submission
+from shoal.protocol.submission import Submission
 
 CHUNK = 32
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.app import app, console
-from shoal.cli.options import ConfigFlags, JoinFlags, MaybeTarget, takes_options
+from shoal.cli.options import ConfigFlags, Device, JoinFlags, MaybeTarget, takes_options
 from shoal.errors import ConfigError
 
 PANEL = "Join"
@@ -36,16 +36,17 @@ def worker(
         str | None,
         typer.Option(help="How this machine computes, if it is not as it looks: hardware/engine/attention/dtype/tpN."),
     ] = None,
+    device: Device = None,
     attack: Annotated[str | None, typer.Option(help="Cheat in this way, for tests; shoal attacks lists them.")] = None,
 ) -> None:
     """Generate rollouts with the newest policy version, in this process.
 
     To lend this machine to a run: shoal worker --join URL. Everything else comes from the run card.
     """
-    from shoal.cli.lend import lend, machine
+    from shoal.cli.lend import lend, machine, on_device
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    located = machine(located, batch, threads, dtype)
+    located = on_device(machine(located, batch, threads, dtype), "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile
 
@@ -57,15 +58,22 @@ def worker(
 
 @app.command(rich_help_panel=PANEL)
 @takes_options
-def validator(joining: JoinFlags, changes: ConfigFlags, run: MaybeTarget = None, allow_code: AllowCode = False) -> None:
+def validator(
+    joining: JoinFlags,
+    changes: ConfigFlags,
+    run: MaybeTarget = None,
+    allow_code: AllowCode = False,
+    device: Device = None,
+) -> None:
     """Check rollouts before the trainer may use them, in this process.
 
     With --join, any machine can validate once the run's owner has added its address (shoal identity show) to
     swarm.validators.
     """
-    from shoal.cli.lend import lend
+    from shoal.cli.lend import lend, on_device
 
     located, options = lend("validator", run, joining, console, changes, allow_code)
+    located = on_device(located, "audit", device)
     from shoal.roles.validator import start_validator
 
     start_validator(located, options)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype
+from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype, with_device
 from shoal.client.identity import default_key
+from shoal.config import DeviceTable
 from shoal.errors import ConfigError
 from shoal.roles.session import JoinOptions, join_run
 from shoal.rundir import RunDir, locate_run
@@ -43,7 +44,9 @@ def lend(
     if changes.settings or changes.out:
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
-    return join_run(flags.join, own, flags.home, JOIN_S, say, code), JoinOptions(flags.join, own, relays, say)
+    joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
+    # The card tells which devices the owner's machines have. This one has its own.
+    return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 
 def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:
@@ -57,3 +60,8 @@ def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | No
     own = {"max_batch": batch, "threads": threads, "dtype": dtype}
     workers = run.config.workers.model_copy(update={name: value for name, value in own.items() if value is not None})
     return replace(run, config=run.config.model_copy(update={"workers": workers}))
+
+
+def on_device(run: RunDir, role: DeviceTable, device: str | None) -> RunDir:
+    """The run's config with what a role computes on here, unless that is None."""
+    return replace(run, config=with_device(run.config, role, device))

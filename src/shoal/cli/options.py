@@ -19,6 +19,9 @@ import typer
 
 from shoal.errors import ConfigError
 
+if typing.TYPE_CHECKING:
+    from shoal.config import DeviceName, DeviceTable, RunConfig
+
 Target = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the config file of a run.")]
 MaybeTarget = Annotated[
     Path | None, typer.Argument(metavar="[RUN]", help="A run directory, or the config file of a run.")
@@ -42,6 +45,12 @@ NodeKey = Annotated[
 ]
 Home = Annotated[
     Path | None, typer.Option(help="Where a machine that joins keeps its files; default: your state directory.")
+]
+
+
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Compute on auto, cpu, cuda or mps; default: the config's, or auto."),
 ]
 
 
@@ -116,6 +125,24 @@ def _fields(kind: type) -> Iterator[inspect.Parameter]:
 def check_dtype(dtype: str | None) -> None:
     if dtype not in (None, "float32", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+
+
+def check_device(device: str | None) -> "DeviceName | None":
+    from shoal.config import DeviceName
+
+    for name in typing.get_args(DeviceName):
+        if name == device:
+            return typing.cast("DeviceName", name)
+    if device is not None:
+        raise ConfigError(f"--device {device}: give {', '.join(typing.get_args(DeviceName))}")
+    return None
+
+
+def with_device(config: "RunConfig", role: "DeviceTable", device: str | None) -> "RunConfig":
+    """A config with what a role computes on here, unless that is None."""
+    if (name := check_device(device)) is None:
+        return config
+    return config.model_copy(update={role: getattr(config, role).model_copy(update={"device": name})})
 
 
 def refuse_flags(context: typer.Context, form: str, names: Collection[str], why: str) -> None:

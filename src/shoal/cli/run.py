@@ -1,13 +1,23 @@
 """Help panel "Run": a whole run on this machine, and the roles that its owner alone starts."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.app import app, console
-from shoal.cli.options import ConfigFlags, Join, JoinFlags, MaybeTarget, Target, takes_options
+from shoal.cli.app import app, console, errors
+from shoal.cli.options import (
+    Config,
+    ConfigFlags,
+    Device,
+    Join,
+    JoinFlags,
+    MaybeTarget,
+    Settings,
+    Target,
+    takes_options,
+)
 from shoal.errors import ConfigError
 from shoal.extras import require
 
@@ -19,24 +29,83 @@ PANEL = "Run"
 def run(
     config: Target,
     changes: ConfigFlags,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config, check what can be checked, and stop.")
+    ] = False,
 ) -> None:
     """Run a whole swarm on this machine, and let other machines join it. Run it again to resume after a stop."""
     if dry_run:
-        from shoal.config_io import load_config, to_toml
-        from shoal.rundir import locate_run
+        from shoal.config_io import to_toml
+        from shoal.rundir import locate_config
 
-        settings = changes.settings or []
-        is_run = config.is_dir()
-        resolved = (
-            locate_run(config, settings, changes.out, console).config if is_run else load_config(config, settings)
-        )
+        resolved, path = locate_config(config, changes.settings or [], changes.out)
         typer.echo(to_toml(resolved), nl=False)
+        from shoal.plan.dry_run import check_run
+
+        for note in check_run(resolved, path):
+            errors.print(note, markup=False, highlight=False, soft_wrap=True)
         return
     require("coordinator", "shoal run")
     from shoal.roles.supervisor import run_config
 
     run_config(config, changes.settings or [], changes.out, console)
+
+
+@dataclass(frozen=True)
+class AssumptionFlags:
+    """What a plan takes for granted; each has a default that follows from the config."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Device of all roles: b200, h200, h100, a100, l40s, 4090 or cpu. Default: h100 if bfloat16."),
+    ] = None
+    worker_gpu: Annotated[
+        str | None, typer.Option(help="Device of workers, validator and evaluator; default: that of the trainer.")
+    ] = None
+    mbit: Annotated[float | None, typer.Option(min=0.001, help="Link of each machine, Mbit/s; default: 1000.")] = None
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Mean prompt length; default: half of the longest.")
+    ] = None
+    answer_tokens: Annotated[
+        float | None,
+        typer.Option(min=1, help="Mean answer length; default: mean of length.targets, or half of the longest."),
+    ] = None
+    signal: Annotated[
+        float | None, typer.Option(min=0.001, max=1, help="Share of groups whose rewards differ; default: 0.5.")
+    ] = None
+    delta_share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Size of a delta as a share of a full version; default: 0.02 if bfloat16."),
+    ] = None
+    train_use: Annotated[
+        float | None, typer.Option(min=0.001, max=1, help="Share of peak FLOP/s reached in training; default: 0.4.")
+    ] = None
+
+
+@app.command(rich_help_panel=PANEL)
+@takes_options
+def plan(
+    config: Config,
+    assuming: AssumptionFlags,
+    settings: Settings = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Say what a run needs on each kind of machine, before it starts: memory, disk, traffic, and time per step.
+
+    The model need not be here: its config.json is enough.
+    """
+    from shoal.config_io import load_config
+
+    resolved = load_config(config, settings or [])
+    from shoal.plan.assumptions import assumptions
+    from shoal.plan.plan import plan_run
+    from shoal.plan.show import print_plan, to_json
+
+    made = plan_run(resolved, assumptions(resolved, **asdict(assuming)))
+    if json_:
+        typer.echo(to_json(made))
+    else:
+        print_plan(made, console)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -64,15 +133,18 @@ def coordinator(
 
 @app.command(rich_help_panel=PANEL)
 @takes_options
-def trainer(run: Target, changes: ConfigFlags, join: Join = None) -> None:
-    """Train on accepted rollouts and publish policy versions, in this process.
+def trainer(run: Target, changes: ConfigFlags, join: Join = None, device: Device = None) -> None:
+    """Train on accepted rollouts and publish policy versions, in this process or as one rank of several.
+
+    Several: torchrun --nproc-per-node N -m shoal trainer RUN --join URL shards the model over N processes.
 
     It signs with RUN/keys/trainer.key; if the coordinator runs on another machine, set swarm.trainer there to this
     key's address.
     """
-    from shoal.cli.lend import lend
+    from shoal.cli.lend import lend, on_device
 
     located, options = lend("trainer", run, JoinFlags(join), console, changes)  # before torch: report a typo at once
+    located = on_device(located, "train", device)
     from shoal.roles.trainer import start_trainer
 
     start_trainer(located, options)

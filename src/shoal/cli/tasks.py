@@ -1,12 +1,13 @@
 """Help panel "Tasks and models": make, teach and measure models, and choose tasks for them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.app import app, console, errors
-from shoal.cli.options import Config, Settings, check_dtype, refuse_flags
+from shoal.cli.options import Config, Device, Settings, check_device, check_dtype, refuse_flags, with_device
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def sft(
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens packed into one forward pass.")] = 4096,
     seed: Annotated[int, typer.Option(help="Seed for the order of the examples.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    device: Device = None,
 ) -> None:
     """Fine-tune a model on examples (supervised), so that a model that solves no task starts to solve some.
 
@@ -54,18 +56,18 @@ def sft(
 
     _check_model(model)
     lines = load_config(data).tasks if data.suffix == ".toml" else None
-    import torch
-
+    wanted = check_device(device) or "auto"
+    from shoal.devices import set_up
     from shoal.tasks.build import build_source
     from shoal.train.sft import SftConfig, fit_model, from_conversations, from_source
 
-    torch.set_num_threads(threads)
+    place = set_up(wanted, threads, "--device")
     config = SftConfig(epochs=epochs, batch=batch, lr=lr, token_budget=token_budget, seed=seed)
     if lines is None:
-        fit_model(model, out, lambda policy: from_conversations(policy, data), config, console)
+        fit_model(model, out, lambda policy: from_conversations(policy, data), config, console, place)
     else:
         source = build_source(lines)
-        fit_model(model, out, lambda policy: from_source(policy, source, examples), config, console)
+        fit_model(model, out, lambda policy: from_source(policy, source, examples), config, console, place)
 
 
 @app.command("filter", rich_help_panel=PANEL)
@@ -87,6 +89,7 @@ def filter_tasks(
     seed: Annotated[int, typer.Option(min=0, help="Seed for sampling.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that measure; the result does not change.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads per process.")] = 1,
+    device: Device = None,
 ) -> None:
     """Measure how often a model solves each task, and keep the tasks that are worth training on.
 
@@ -109,14 +112,14 @@ def filter_tasks(
         lines = [TaskConfig(source=source, reward=reward)]
     header = Header(lines, str(model), samples, parse_keep(keep), temperature, seed)
     _check_model(model)
-    import torch
-
+    wanted = check_device(device) or "auto"
+    from shoal.devices import set_up
     from shoal.evals.answers import Drawing
     from shoal.evals.filter import filter_source
 
-    torch.set_num_threads(threads)
+    set_up(wanted, threads, "--device")
     drawing = Drawing(samples, temperature, max_new_tokens, max_prompt_tokens, seed=seed)
-    filter_source(header, drawing, tasks, out, console, workers)
+    filter_source(header, drawing, tasks, out, console, workers, wanted)
 
 
 @app.command("eval", rich_help_panel=PANEL)
@@ -135,6 +138,7 @@ def evaluate(
     against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers per task.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="With --suite: print JSON instead of a table.")] = False,
+    device: Device = None,
 ) -> None:
     """Measure pass@1 on held-out tasks; with --suite also pass@k, average@k and the difference between two models."""
     from shoal.rundir import open_run
@@ -142,7 +146,7 @@ def evaluate(
     if suite is not None:
         own = ("config", "settings", "version", "follow")
         refuse_flags(context, "eval --suite", own, "only eval of a run does, or of a model directory with --config")
-        _evaluate_suite(target, against, suite, tasks, samples, json_)
+        _evaluate_suite(target, against, suite, tasks, samples, json_, device)
         return
     refuse_flags(context, f"eval {target}", ("against", "samples", "json_"), "only eval --suite does")
     # Before torch: a typo is reported at once.
@@ -150,11 +154,12 @@ def evaluate(
         own = ("config", "settings", "version", "tasks")
         refuse_flags(context, "eval --follow", own, "the run's own config says what is measured (eval.tasks)")
         run = open_run(target)
+        run = replace(run, config=with_device(run.config, "eval", device))
         from shoal.roles.evaluator import start_evaluator
 
         start_evaluator(run)
     else:
-        measured = _run_or_config(target, config, settings or [])
+        measured = _run_or_config(target, config, settings or [], device)
         from shoal.roles.evaluator import evaluate_target
 
         evaluate_target(target, measured, version, tasks, console)
@@ -188,6 +193,7 @@ def calibrate(
     weights: Annotated[
         Path | None, typer.Option(help="With --answers: folder of the versions, if RUN/weights no longer has them.")
     ] = None,
+    device: Device = None,
 ) -> None:
     """Measure how far honest workers deviate: thresholds of a float32 run, honest rates of a bfloat16 run.
 
@@ -195,7 +201,7 @@ def calibrate(
     A.json. Rates of several machines add up: shoal calibrate merge A.json B.json --out C.json
     """
     target, *files = model
-    measured = ("dtype", "config", "samples")
+    measured = ("dtype", "config", "samples", "device")
     if answers:
         refuse_flags(context, "calibrate --answers", measured, "the run's own config and the files say it")
         from shoal.validate.calibrate.command import calibrate_answers
@@ -212,13 +218,20 @@ def calibrate(
     if files:
         raise ConfigError(f"calibrate {target}: takes one model, and {files[0]} is a second one; leave it out")
     check_dtype(dtype)
+    wanted = check_device(device)
     from shoal.validate.calibrate.command import calibrate as measure_model
 
-    measure_model(target, config, dtype, out, samples, console)
+    measure_model(target, config, dtype, out, samples, console, wanted)
 
 
 def _evaluate_suite(
-    target: Path, against: Path | None, name: str, tasks: int | None, samples: int | None, as_json: bool
+    target: Path,
+    against: Path | None,
+    name: str,
+    tasks: int | None,
+    samples: int | None,
+    as_json: bool,
+    device: str | None,
 ) -> None:
     from shoal.evals.suite_catalogue import find_suite
 
@@ -231,9 +244,11 @@ def _evaluate_suite(
         models[number] = model / "model" if (model / "model" / "config.json").is_file() else model
         if not (models[number] / "config.json").is_file():
             raise ConfigError(f"eval {model}: neither a model directory nor a finished run")
+    wanted = check_device(device) or "auto"
+    from shoal.devices import resolve
     from shoal.evals.suite import evaluate_suite
 
-    evaluate_suite(models, suite, "float32", as_json, console)
+    evaluate_suite(models, suite, "float32", as_json, console, resolve(wanted, what="--device"))
 
 
 def _check_model(model: Path) -> None:
@@ -241,7 +256,7 @@ def _check_model(model: Path) -> None:
         raise ConfigError(f"--model {model}: no such directory; shoal model CONFIG makes one and prints its path")
 
 
-def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "RunDir | RunConfig":
+def _run_or_config(target: Path, config: Path | None, settings: list[str], device: str | None) -> "RunDir | RunConfig":
     """What `shoal eval` measures: a run, or the config that goes with a model directory."""
     from shoal.config_io import load_config
     from shoal.rundir import RUN_FILE, open_run
@@ -251,7 +266,8 @@ def _run_or_config(target: Path, config: Path | None, settings: list[str]) -> "R
     if (target / RUN_FILE).is_file():
         if config or settings:
             raise ConfigError(f"eval {target}: --config and --set go with a model directory; a run has its own config")
-        return open_run(target)
+        run = open_run(target)
+        return replace(run, config=with_device(run.config, "eval", device))
     if config is None:
         raise ConfigError(f"eval {target}: not a run directory; for a model directory give --config with its tasks")
-    return load_config(config, settings)
+    return with_device(load_config(config, settings), "eval", device)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from shoal.cli.app import app, console
 from shoal.cli.options import Home, Join, JoinFlags, ListenFlags, NodeKey, refuse_flags, takes_options
 from shoal.errors import ConfigError
 from shoal.extras import require
+
+if TYPE_CHECKING:
+    from shoal.shardcast.serve.bucket import Bucket
 
 PANEL = "Weights"
 Allow = Annotated[
@@ -89,12 +92,44 @@ class RelayFlags:
     serve: Annotated[bool, typer.Option(help="Outside a run: --no-serve when nginx does the serving.")] = True
 
 
+@dataclass(frozen=True)
+class BucketFlags:
+    """A relay that keeps versions in an object store instead of serving them itself."""
+
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="s3://BUCKET/PREFIX",
+            help="Keep versions in this object store instead of serving them; --url is where others read it.",
+        ),
+    ] = None
+    to_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the object store, such as endpoint or region; repeatable. Credentials come from the "
+            "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
+        ),
+    ] = None
+
+    def bucket(self) -> "Bucket":
+        require("s3", "shoal relay --to")
+        from shoal.shardcast.serve.bucket import Bucket
+
+        options = dict(option.partition("=")[::2] for option in self.to_option or [])
+        if bad := next((key for key, value in options.items() if not key or not value), None):
+            raise ConfigError(f"--to-option {bad}: give it as KEY=VALUE, as in endpoint=https://HOST")
+        assert self.to is not None, "only asked for with --to"
+        return Bucket(self.to, options)
+
+
 @app.command(rich_help_panel=PANEL)
 @takes_options
 def relay(
     context: typer.Context,
     flags: RelayFlags,
     listen: ListenFlags,
+    object_store: BucketFlags,
     run_directory: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run's directory: serve as that run's relay.")
     ] = None,
@@ -112,8 +147,18 @@ def relay(
     A relay can withhold data but cannot alter it: every reader checks the origin's signature.
 
     To lend this machine's bandwidth to a run: shoal relay --join URL --host 0.0.0.0 --url https://THIS-MACHINE:7200.
+    By way of a bucket: shoal relay --join URL --to s3://BUCKET/PREFIX --url https://BUCKET.HOST/PREFIX.
     """
     require("relay", "shoal relay")
+    if object_store.to is not None:
+        refuse_flags(
+            context,
+            "relay --to",
+            ("host", "port", "tls", "nginx", "serve", "allow"),
+            "only a relay that serves does; readers of --to ask the object store",
+        )
+    elif object_store.to_option:
+        raise ConfigError("relay: --to-option without --to; give --to s3://BUCKET/PREFIX")
     if join is not None or (run_directory is not None and sources):
         refuse_flags(
             context,
@@ -129,7 +174,15 @@ def relay(
         from shoal.cli.lend import lend
         from shoal.roles.relay import start_relay
 
+        if object_store.to is not None and listen.url is None:
+            raise ConfigError(f"relay: --to {object_store.to}: give --url with the URL under which others read it")
+        bucket = object_store.bucket() if object_store.to is not None else None
         located, options = lend("relay", run_directory, JoinFlags(join, key, home), console)
+        if bucket is not None:
+            from shoal.roles.bucket_relay import start_bucket_relay
+
+            start_bucket_relay(located, sources or [], options, bucket, listen.url or "")
+            return
         start_relay(located, sources or [], listen.host, port, options, listen.url, listen.tls)
         return
     if not sources or not flags.origin_address:
@@ -142,8 +195,11 @@ def relay(
     )
     if flags.nginx is not None and flags.allow is not None:
         raise ConfigError("relay: --nginx with --allow: nginx cannot check who signed a request; give only one of them")
-    from shoal.cli.weights_serve import serve_relay
+    from shoal.cli.weights_serve import fill_bucket, serve_relay
 
+    if object_store.to is not None:
+        fill_bucket(sources, flags, object_store.bucket(), key, console)
+        return
     serve_relay(sources, flags, listen, port, key, console)
 
 
@@ -183,3 +239,25 @@ def tree(url: Annotated[str, typer.Argument(metavar="URL", help="An origin or a 
     from shoal.cli.weights_fetch import show_tree
 
     show_tree(url, console)
+
+
+@app.command(rich_help_panel=PANEL)
+def export(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's directory, or one of its versions: RUN/weights/v000012.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write; it must not exist.")],
+    version: Annotated[int | None, typer.Option(help="Version of the run; default: the newest.")] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter/--merged", help="The adapter alone, as PEFT loads it, or a whole model, as transformers does."
+        ),
+    ] = False,
+) -> None:
+    """Write a version as a model directory that transformers loads, or as a LoRA adapter that PEFT loads."""
+    from shoal.train.export import export_version
+
+    found = export_version(target, out, version, adapter=adapter)
+    kind = "adapter" if adapter else "model"
+    console.print(f"{kind} of version {found.number} (root {found.root[:12]}): {out}", soft_wrap=True, highlight=False)

@@ -24,6 +24,7 @@ from shoal.shardcast.serve.server import Server, until_stopped
 if TYPE_CHECKING:
     from shoal.cli.options import ListenFlags
     from shoal.cli.weights import OriginFlags, RelayFlags
+    from shoal.shardcast.serve.bucket import Bucket
 
 
 def serve_origin(directory: Path, flags: "OriginFlags", listen: "ListenFlags", port: int, console: Console) -> None:
@@ -73,17 +74,7 @@ def serve_relay(
 
     async def main() -> None:
         listening = await server.start() if flags.serve else None
-        puller = Puller(
-            store,
-            sources,
-            flags.origin_address,
-            flags.run_name,
-            mirror=True,
-            name=name,
-            own_url=server.known_as,
-            key=identity,
-            on_note=Notes(console),
-        )
+        puller = _puller(store, sources, flags, identity, console, server.known_as)
         server.facts = puller.facts
         with puller:
             what = f"relay {name} at {server.known_as}" if flags.serve else f"relay {name} fills {flags.store}"
@@ -91,6 +82,40 @@ def serve_relay(
             await server.keep(listening)
 
     until_stopped(main)
+
+
+def fill_bucket(
+    sources: Sequence[str], flags: "RelayFlags", bucket: "Bucket", key: Path | None, console: Console
+) -> None:
+    """Mirrors what the sources offer to an object store, until stopped."""
+    from shoal.shardcast.serve.bucket import Mirror, keep_mirroring  # obstore is there where a bucket was opened
+
+    store = Store(flags.store)
+    puller = _puller(store, sources, flags, Key.load_or_create(key) if key else None, console)
+    mirror = Mirror(store, bucket, puller.origin, flags.run_name)
+
+    async def main() -> None:
+        with puller:
+            console.print(f"relay {flags.name} fills {bucket.url}, fetching from {', '.join(sources)}", highlight=False)
+            await keep_mirroring(mirror, Notes(console))
+
+    until_stopped(main)
+
+
+def _puller(
+    store: Store, sources: Sequence[str], flags: "RelayFlags", key: Key | None, console: Console, own_url: str = ""
+) -> Puller:
+    return Puller(
+        store,
+        sources,
+        flags.origin_address,
+        flags.run_name,
+        mirror=True,
+        name=flags.name,
+        own_url=own_url,
+        key=key,
+        on_note=Notes(console),
+    )
 
 
 def _server(store: Store, name: str, listen: "ListenFlags", port: int, allow: Path | None, key: Key | None) -> Server:

@@ -39,6 +39,9 @@ class AnnouncedChannel:
     def latest(self) -> Version | None:
         return self._channel.latest()
 
+    def offered(self) -> Version | None:
+        return self._channel.offered()
+
     def version(self, number: int) -> Version | None:
         return self._channel.version(number)
 

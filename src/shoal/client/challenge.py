@@ -29,8 +29,8 @@ from shoal.ledger.state import Batch
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
 from shoal.protocol.signed_lease import SignedLease
-from shoal.protocol.size_limits import MAX_BYTES
 from shoal.protocol.verdict import Finding
+from shoal.rollout_size import MAX_BYTES
 from shoal.rundir import DECIDES_NO_VERDICT, RunDir, changes
 from shoal.tasks.difficulty import Table
 from shoal.text import one_line

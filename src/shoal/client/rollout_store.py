@@ -24,9 +24,10 @@ from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import Upload
-from shoal.protocol.submission import Limits, Submission, read_rollouts
+from shoal.protocol.submission import Submission, read_rollouts
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Finding, Value, Verdict
 from shoal.tasks.difficulty import Table

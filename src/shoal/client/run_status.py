@@ -23,6 +23,7 @@ from shoal.protocol import messages as m
 from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING
 from shoal.rundir import RUN_FILE, open_run
+from shoal.telemetry.status import seconds
 from shoal.text import one_line
 
 if TYPE_CHECKING:
@@ -214,6 +215,8 @@ def print_swarm(join: str, console: Console) -> None:
             f"signal, {count['leased']} out on leases",
             highlight=False,
         )
+    if took := status["latencies"]:
+        console.print(latency_line(took), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     weighs = any(node["numbers"] for node in status["nodes"])  # bfloat16 runs
     for name in ("node", "role", "state", "heard", "leases", "files", "refused", "abandoned", *["nats"] * weighs):
@@ -234,6 +237,18 @@ def print_swarm(join: str, console: Console) -> None:
     if console.width < MIN_WIDTH:  # the terminal folds the lines; a narrower table would hide the states
         table.width = MIN_WIDTH
     console.print(table, crop=False)
+
+
+def latency_line(took: dict[str, Any]) -> str:
+    """How long work takes on its way, in one sentence."""
+    first, batch, p50, p95 = (
+        "not yet" if took[key] is None else seconds(took[key])
+        for key in ("first_rollout_s", "full_batch_s", "verdict_p50_s", "verdict_p95_s")
+    )
+    return (
+        f"version {took['version']}: first rollout after {first}, full batch after {batch}; "
+        f"from upload to verdict {p50} (median), {p95} (p95)"
+    )
 
 
 def _link(join: str) -> CoordinatorClient:

@@ -137,7 +137,7 @@ class Juror:
 
         Not those whose bytes are gone, and none for longer than half of what the ledger waits for a vote.
         """
-        self._wait_s = self._wait_s or self._link.card.run_config().wait_s
+        self._wait_s = self._wait_s or self._link.card.run_config().patience_s
         if time.monotonic() > self._drawn_at.setdefault(batch.number, time.monotonic()) + self._wait_s / 2:
             return set()
         mine = {(batch.step, leaf.submission) for leaf in batch.leaves}

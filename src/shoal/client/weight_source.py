@@ -12,6 +12,7 @@ from typing import Self
 from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
 from shoal.protocol.stores import Version
 from shoal.shardcast.fetch.client import Puller
+from shoal.shardcast.fetch.downloader import KEEP
 from shoal.shardcast.format.records import Entry
 from shoal.shardcast.format.store import Store
 from shoal.telemetry.metrics import MetricsWriter
@@ -37,11 +38,16 @@ class CastChannel:
         wait_s: float,
         metrics: MetricsWriter,
         nearest: int = 0,
+        keep: int = KEEP,
     ) -> None:
+        """`keep` whole versions are on the disk at most: the one in use, and those that are made beside it."""
         self._wait_s = wait_s
         self._fetch_s = min(wait_s, FETCH_S)
         self._on_note = noting(metrics)
-        self._puller = Puller(Store(path), relays, origin, run, name=name, on_note=self._on_note, nearest=nearest)
+        self._puller = Puller(
+            Store(path), relays, origin, run, name=name, on_note=self._on_note, nearest=nearest, keep=keep
+        )
+        self._in_use: Version | None = None
         self._here: dict[int, Version] = {}
         self._stopped = threading.Event()
         self._held = contextlib.ExitStack()
@@ -67,6 +73,11 @@ class CastChannel:
         offered = [version for version in list(self._here.values()) if self._entry(version.number) == version]
         return max(offered, key=lambda version: version.number, default=None)
 
+    def offered(self) -> Version | None:
+        """The newest version that is complete at the origin; the first head is waited for."""
+        number = self._puller.latest(self._wait_s, closed=True)
+        return None if number is None else self._entry(number)
+
     def version(self, number: int) -> Version | None:
         """What the origin offers under a number; one that is newer than all is waited for, for a moment.
 
@@ -91,7 +102,13 @@ class CastChannel:
         return files
 
     def _fetch_and_hold(self, version: Version) -> Path:
-        """The files, kept from being removed; those of a version put together from deltas may go before that."""
+        """The files, kept from being removed; those of a version put together from deltas may go before that.
+
+        Those of the version before are let go first: a role that asks for another one is done with them, and there may
+        be no room for both and what the new one is made from.
+        """
+        if self._in_use != version:
+            self._held.close()
         attempts = HOLD_ATTEMPTS
         while True:
             files = self._puller.fetch(version.number, self._fetch_s, root=version.root)
@@ -104,7 +121,7 @@ class CastChannel:
                     raise
                 continue
             self._held.close()
-            self._held = holding
+            self._held, self._in_use = holding, version
             return files
 
     def _check_offered(self, version: Version) -> None:
@@ -127,7 +144,7 @@ class CastChannel:
             if number is None:
                 continue
             try:
-                self._puller.fetch(number, self._fetch_s)
+                self._puller.prefetch(number, self._fetch_s)
                 # Its last piece is out a moment before the head that gives its root.
                 self._puller.latest(HEARSAY_S, number - 1, closed=True)
                 if version := self._entry(number):

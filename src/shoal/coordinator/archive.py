@@ -36,6 +36,18 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedIn:
+    """What is on record of a file that was handed in."""
+
+    lease: Lease
+    sha256: str
+    profile: str
+    """How its node said that it computes; empty if it did not say, or was forgotten since."""
+    planted: bool
+    """Whether it is the planter's."""
+
+
+@dataclass(frozen=True, slots=True)
 class OnRecord:
     """A node's declared profile, and the leases that it let expire."""
 
@@ -68,18 +80,22 @@ def reading(run: RunDir) -> Iterator[Connection]:
         engine.dispose()
 
 
-def handed_in(run: RunDir, step: int, submission: int) -> tuple[Lease, str] | None:
-    """The lease and the file's hash that a run has on record for a submission; None if it has none (any more)."""
+def handed_in(run: RunDir, step: int, submission: int) -> HandedIn | None:
+    """What a run has on record for a submission; None if it has nothing (any more)."""
     if not has_records(run):
         return None
     query = (
-        select(leases, submissions.c.sha256)
+        select(leases, submissions.c.sha256, nodes.c.profile, plants.c.letter)
         .join(submissions, (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission))
+        .outerjoin(nodes, nodes.c.address == leases.c.node)
+        .outerjoin(plants, (plants.c.step == leases.c.step) & (plants.c.submission == leases.c.submission))
         .where(submissions.c.step == step, submissions.c.submission == submission)
     )
     with reading(run) as db:
         row = db.execute(query).first()
-    return (lease_of(run.config.name, row), row.sha256) if row is not None else None
+    if row is None:
+        return None
+    return HandedIn(lease_of(run.config.name, row), row.sha256, row.profile or "", planted=row.letter is not None)
 
 
 def node_of(db: Connection, address: str) -> OnRecord | None:
@@ -97,19 +113,6 @@ def rates_of(run: RunDir) -> RatesTable | None:
     with reading(run) as db:
         stored = read_fact(db, FACT)
     return SignedRates.model_validate_json(stored).rates if stored is not None else None
-
-
-def profile_of(run: RunDir, node: str) -> str:
-    """How a node said that it computes; empty if it did not say, or was forgotten since."""
-    with reading(run) as db:
-        return db.execute(select(nodes.c.profile).where(nodes.c.address == node)).scalar() or ""
-
-
-def is_planted(run: RunDir, step: int, submission: int) -> bool:
-    """Whether a submission is the planter's."""
-    with reading(run) as db:
-        found = db.execute(select(plants.c.letter).where(plants.c.step == step, plants.c.submission == submission))
-        return found.first() is not None
 
 
 def kept_steps(db: Connection) -> list[int]:

@@ -1,8 +1,8 @@
 """`shoal coordinator`: opens the database, the uploads and the ledger, and serves the API."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +13,14 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.db.database import Database
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.http.server import bind, serve, url_of
+from shoal.coordinator.latencies import Latencies
 from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.outbox import closed_at
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import Objects
 from shoal.crypto.keys import Key, checked_address, checksummed
 from shoal.crypto.tls import server_context
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, StorageError
 from shoal.files import free_bytes, locked, make_directory
 from shoal.ledger.store import LEDGER_FILE
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
@@ -27,10 +28,13 @@ from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
 MIN_FREE = 64 << 20
 
 
-def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Database]:
+def open_coordinator(
+    config: RunConfig, run: Path, report: Callable[[Latencies], None] = lambda _latencies: None
+) -> tuple[Coordinator, Database]:
     """The coordinator of a run, with its state in the run's directory unless the config says where.
 
     Trainer, validator and origin are those whose keys are in the directory, unless the config names addresses.
+    `report` hears how long each version's rollouts and verdicts took.
     """
     swarm = config.swarm
     home = run / HOME
@@ -57,7 +61,16 @@ def open_coordinator(config: RunConfig, run: Path) -> tuple[Coordinator, Databas
         ledger_writer = LedgerWriter.open(run / LEDGER_FILE, key, config, terms)
         model = RunDir(run, config).architecture()
         coordinator = Coordinator(
-            config, terms, key, origin, database, objects, ledger_writer, plants=plants, architecture=model
+            config,
+            terms,
+            key,
+            origin,
+            database,
+            objects,
+            ledger_writer,
+            plants=plants,
+            architecture=model,
+            report=report,
         )
     except BaseException:
         database.close()
@@ -70,18 +83,24 @@ def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int 
     if free_bytes(run) < MIN_FREE:
         raise ConfigError(f"run {run}: less than {MIN_FREE >> 20} MiB are free there; free some or give another --out")
     taken = f"coordinator: another one is at work in {run}; a run has one coordinator"
-    with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as tell:
-        _serve(config, run, host, port, tell, console)
+    with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as (tell, report):
+        _serve(config, run, host, port, tell, report, console)
 
 
 def _serve(
-    config: RunConfig, run: Path, host: str | None, port: int | None, tell: Callable[[str], None], console: Console
+    config: RunConfig,
+    run: Path,
+    host: str | None,
+    port: int | None,
+    tell: Callable[[str], None],
+    report: Callable[[Latencies], None],
+    console: Console,
 ) -> None:
     swarm = config.swarm.model_copy(update={"host": host} if host else {})
     key, tls = role_key(run, "coordinator"), swarm.scheme == "https"
     context = server_context(key, swarm.tls_cert, swarm.tls_key) if tls else None
     listener = bind(swarm.host, swarm.port if port is None else port)
-    coordinator, database = open_coordinator(config, run)
+    coordinator, database = open_coordinator(config, run, report)
 
     def started() -> None:
         url, address = url_of(listener, tls=tls), key.address
@@ -98,11 +117,16 @@ def _serve(
 
 
 @contextmanager
-def _told(config: RunConfig, run: Path) -> Iterator[Callable[[str], None]]:
-    """Where the coordinator reports what it is doing, if the run's directory is here."""
+def _told(config: RunConfig, run: Path) -> Iterator[tuple[Callable[[str], None], Callable[[Latencies], None]]]:
+    """Where the coordinator reports what it is doing and how long work takes, if the run's directory is here."""
     if not (run / RUN_FILE).exists():
-        yield lambda _text: None
+        yield lambda _text: None, lambda _latencies: None
         return
-    with RunDir(run, config).role("coordinator") as (status, _):
-        yield status.working
+    with RunDir(run, config).role("coordinator") as (status, metrics):
+
+        def report(took: Latencies) -> None:
+            with suppress(StorageError):  # the version is announced all the same
+                metrics.write("latency", **asdict(took))
+
+        yield status.working, report
         status.done("stopped")

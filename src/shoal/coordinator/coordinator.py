@@ -24,6 +24,7 @@ from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.draws import standing
 from shoal.coordinator.honeypots import Plants
+from shoal.coordinator.latencies import Latencies, latencies
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.node_states import State
@@ -106,7 +107,9 @@ class Coordinator:
         clock: Callable[[], float] = time.time,
         plants: Plants | None = None,
         architecture: Architecture | None = None,
+        report: Callable[[Latencies], None] = lambda _latencies: None,
     ) -> None:
+        """`report` hears how long each version's rollouts and verdicts took, once the next version is announced."""
         self.terms = terms
         self.key = key
         self.objects = objects
@@ -117,6 +120,7 @@ class Coordinator:
         self._database = database
         self.ledger_writer = ledger_writer
         self._plants = plants
+        self._report = report
         self._seen: tuple[float, Overview] | None = None
         self._card: tuple[list[str], SignedCard] | None = None
         self._tables: dict[int, bytes] = {}
@@ -284,14 +288,16 @@ class Coordinator:
     # Requests of the trainer and of validators
 
     async def announce(self, signed: Signed, number: int, root: str, table: Table | None) -> None:
-        def work(db: Connection, node: Node, now: float) -> None:
+        def work(db: Connection, node: Node, now: float) -> Latencies | None:
             nodes.must_train(self.terms, node.address)
             leases.must_be_newest(db, signed.time)
             tabled = None if table is None else SignedTable.sign(self.terms.run, number, root, table, self.key)
-            leases.announce(db, self.terms, number, root, now, tabled)
+            is_new = leases.announce(db, self.terms, number, root, now, tabled)
             leases.note_newest(db, signed.time)
+            return latencies(db, self.terms, number - 1) if is_new and number else None
 
-        await self._act(signed, work)
+        if (took := await self._act(signed, work)) is not None:
+            self._report(took)
         self._tables = {}
 
     async def retract(self, signed: Signed, after: int) -> list[int]:

@@ -27,9 +27,6 @@ from shoal.coordinator.policy import Terms
 from shoal.protocol.verdict import UNFETCHED, Finding
 
 LeaseRow = Row[tuple[Any, ...]]
-# For so many times `workers.lease_s` a draw that was let go is kept for its node and network, and counts against it: a
-# day at the default of 240 s. The slowest node that works all the time does as many files meanwhile.
-KEPT_LEASES = 360
 # A draw that makes workers crash is given so often, and then given up.
 MAX_GIVEN = 6
 # Checks that a file fails by nobody's doing. Its maker can have it fail any other one, without blame where it fails by
@@ -85,7 +82,7 @@ def missed(idle: Sequence[LeaseRow], newest: int) -> list[LeaseRow]:
 def waiting_for(db: Connection, terms: Terms, node: str, network: str, now: float) -> LeaseRow | None:
     """The draw that comes before any other for a node: its own that it let go, then one of its network, then one that
     has waited for its own long enough."""
-    asked = {"who": node, "network": network, "before": now - KEPT_LEASES * terms.lease_s}
+    asked = {"who": node, "network": network, "before": now - terms.kept_s}
     return next((row for query in queries.LET_GO if (row := db.execute(query, asked).first())), None)
 
 
@@ -113,8 +110,7 @@ def why_no_other(
         return f"lease {again.step}/{again.submission} gives draw {again.draw_of} again, and comes before a new one"
     if not network or terms.allow is not None or node.accepted >= FILES_PER_DRAW * (node.owed + 1):
         return ""
-    lately_s = KEPT_LEASES * terms.lease_s
-    where = {"network": network, "since": now - lately_s}
+    where = {"network": network, "since": now - terms.kept_s}
     undone = db.execute(queries.UNDONE, where).scalar_one()
     if undone <= terms.probation_files:
         return ""
@@ -123,8 +119,8 @@ def why_no_other(
     if undone <= most:
         return ""
     return (
-        f"nodes of network {network} have {undone} draws of the last {lately_s / 3600:.1f} hours undone, and {most} "
-        f"may be after {handed_in} files: there is no new one until these are done or older"
+        f"nodes of network {network} have {undone} draws of the last {terms.kept_s / 3600:.1f} hours undone, and "
+        f"{most} may be after {handed_in} files: there is no new one until these are done or older"
     )
 
 
@@ -181,7 +177,7 @@ def became_of(db: Connection, row: LeaseRow) -> str:
     if row.status == LeaseStatus.EXPIRED:
         return (
             f"{name}: expired and nothing was handed in; its draw is given again, to this node and its network first "
-            f"and after {KEPT_LEASES} times workers.lease_s to anybody. Until then the node owes it"
+            "and a day or more later to anybody. Until then the node owes it"
         )
     place = {"first": row.draw_of or f"{row.step}/{row.submission}", "times": row.given + 1}
     following = db.execute(queries.GIVEN_NEXT, place).first()

@@ -43,9 +43,9 @@ class NoLease:
 
 def announce(
     db: Connection, terms: Terms, number: int, root: str, now: float, table: SignedTable | None = None
-) -> None:
+) -> bool:
     """Makes a version known, and what tasks are drawn by from then on. The same again changes nothing; another content
-    under a known number is refused.
+    under a known number is refused. Whether it is new.
 
     The step before the one that yielded it is over for everybody by now, and goes to the ledger; at the end all are.
     """
@@ -72,6 +72,7 @@ def announce(
         remember_steps(db, number if number >= terms.steps else number - 1)
         if number >= terms.steps:
             remember_end(db, terms.steps)
+    return known is None
 
 
 def _keep_table(db: Connection, terms: Terms, signed: SignedTable) -> None:
@@ -293,6 +294,7 @@ def _issue(
     now: float,
 ) -> SignedLease:
     number = db.execute(queries.LAST_NUMBER, {"at_step": step}).scalar()
+    lasts_s = terms.lease_for(drawn.groups, node.tokens, node.busy_s, drawn.given)
     lease = Lease(
         run=terms.run,
         node=node.address,
@@ -301,7 +303,7 @@ def _issue(
         version=version,
         groups=drawn.groups,
         beacon=drawn.beacon,
-        deadline=now + terms.lease_s,
+        deadline=now + lasts_s,
         draw_of=drawn.draw_of,
     )
     fields = {name: value for name, value in asdict(lease).items() if name != "run"}

@@ -67,7 +67,7 @@ class LedgerWriter:
         if not wanted.rpc and is_known:
             raise LedgerError(f"run {path.parent}: its ledger is a contract; set ledger.rpc to a node of its chain")
         if not wanted.rpc:
-            writer = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.wait_s)
+            writer = cls(path, SqliteLedger.open(path, key, config.name, law), key, wanted, links, config.patience_s)
         else:
             from shoal.ledger.evm.deployed import contract_of  # needs more packages than a file
 
@@ -82,7 +82,7 @@ class LedgerWriter:
                 confirmations=wanted.confirmations,
             )
             place = {"contract": ledger.address, "created": ledger.created}
-            writer = cls(path, ledger, key, wanted.model_copy(update=place), links, config.wait_s)
+            writer = cls(path, ledger, key, wanted.model_copy(update=place), links, config.patience_s)
         if not is_known:  # else its chain may be away
             writer._begin()
         return writer

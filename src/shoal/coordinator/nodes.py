@@ -60,7 +60,7 @@ def join(
                 "full", f"run {terms.run}: has {terms.max_nodes} nodes, which is the maximum (swarm.max_nodes)"
             )
     use_nonce(db, signed)
-    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "expired", "abandoned", "owed"), 0)
+    counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "busy_s", "expired", "abandoned", "owed"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
     place = {"name": name, "url": url, "network": network, "profile": profile}

@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
+from shoal import clocks
 from shoal.config import RunConfig
-from shoal.protocol.size_limits import max_file_bytes
+
+# For so many leases of a new node a draw that was let go is kept for its node and network, and counts against it: a day
+# at 240 s, in which the slowest node that works all the time does as many files. Long automatic ones: fewer.
+KEPT_LEASES = 360
+KEPT_LONG_LEASES = 24
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,9 @@ class Terms:
     online_filter: bool
     groups_per_submission: int
     lease_s: float
+    """What a lease of a new node lasts."""
+    group_tokens: int
+    """Most tokens that are generated for a group; 0 where all leases last as long as a new node's."""
     trainer: str
     """Reads accepted files, announces versions, forgets old steps."""
     validators: frozenset[str]
@@ -40,6 +49,25 @@ class Terms:
     tables: int = 0
     """Versions whose tables of weights are kept; 0 where all tasks are asked alike and there are none."""
 
+    @property
+    def kept_s(self) -> float:
+        """Seconds for which a draw that was let go is kept for its node and network."""
+        kept_s = KEPT_LEASES * self.lease_s
+        return min(kept_s, max(DAY_S, KEPT_LONG_LEASES * self.lease_s)) if self.group_tokens else kept_s
+
+    def lease_for(self, groups: int, tokens: int, busy_s: float, given: int) -> float:
+        """Seconds that a lease lasts: for so many groups, for a node that took `busy_s` for the `tokens` that it has
+        had accepted, the `given`-th time that its draw is given.
+
+        A node's speed is that of full submissions: fewer answers side by side are slower in proportion, so a lease for
+        fewer groups lasts as long as a full one.
+        """
+        if not self.group_tokens:
+            return self.lease_s
+        speed = tokens / busy_s if tokens and busy_s else None
+        wide = groups if speed is None else max(groups, self.groups_per_submission)
+        return clocks.lease_s(wide * self.group_tokens, speed, given)
+
     @classmethod
     def of(cls, config: RunConfig, trainer: str, validators: frozenset[str]) -> "Terms":
         swarm = config.swarm
@@ -51,7 +79,8 @@ class Terms:
             max_groups=config.train.max_groups,
             online_filter=config.train.online_filter,
             groups_per_submission=config.workers.groups_per_submission,
-            lease_s=config.workers.lease_s,
+            lease_s=config.new_lease_s,
+            group_tokens=0 if config.workers.lease_s else config.sampling.group_size * config.sampling.max_new_tokens,
             trainer=trainer,
             validators=validators,
             quorum=config.ledger.quorum,
@@ -60,7 +89,7 @@ class Terms:
             probation_files=swarm.probation_files,
             leases=swarm.leases,
             max_nodes=swarm.max_nodes,
-            max_upload=max_file_bytes(config),
+            max_upload=config.max_file_bytes,
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
             profiles=tuple(config.audit.profiles),

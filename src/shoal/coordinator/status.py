@@ -6,6 +6,7 @@ from sqlalchemy import Connection, case, func, select
 
 from shoal.coordinator.db.schema import LeaseStatus, evidence, leases, nodes, submissions
 from shoal.coordinator.draws import standing
+from shoal.coordinator.latencies import Latencies, latest_latencies
 from shoal.coordinator.leases import counts, newest_version
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.verdicts import Against
@@ -68,6 +69,8 @@ class Overview:
     """Files without a verdict."""
     accepted: int
     rejected: int
+    latencies: Latencies | None
+    """None before the first version."""
 
 
 def overview(db: Connection, terms: Terms, now: float) -> Overview:
@@ -125,4 +128,5 @@ def overview(db: Connection, terms: Terms, now: float) -> Overview:
         waiting=files.get(None, 0),
         accepted=files.get(True, 0),
         rejected=files.get(False, 0),
+        latencies=latest_latencies(db, terms),
     )

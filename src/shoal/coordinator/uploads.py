@@ -9,14 +9,15 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
-from shoal.errors import ConfigError, StorageError, first_line
+from shoal.errors import StorageError, first_line
 from shoal.files import make_directory
+from shoal.object_store import open_object_store
 
 CHUNK = 1 << 20
 LISTED = 1000
@@ -48,14 +49,8 @@ class Objects:
     def __init__(self, where: str | Path, options: Mapping[str, str] | None = None) -> None:
         """`options` are obstore's own, such as an endpoint; credentials come from the environment."""
         self._where = str(where)
-        own: Any = dict(options or {})
-        plain: Any = {"allow_http": True} if own.get("endpoint", "").startswith("http://") else {}
         if "://" in self._where:
-            try:
-                self._store: ObjectStore = from_url(self._where, config=own, client_options=plain)
-            except (BaseError, ValueError) as error:
-                reason = f"{first_line(error)}; give a directory or s3://BUCKET"
-                raise ConfigError(f"swarm.store {self._where}: {reason}") from error
+            self._store: ObjectStore = open_object_store("swarm.store", self._where, options or {})
         else:
             make_directory(Path(self._where))
             self._store = LocalStore(self._where)

@@ -137,7 +137,8 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     if not revokes:  # what the trainer turns down is not the node's fault
         lease = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).one()
         if verdict.accept:
-            more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens}
+            took = {"more_busy_s": max(0.0, row.received - lease.issued)}
+            more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens, **took}
             db.execute(queries.ACCEPTED, {"who": row.node, **more})
             draws.accepted(db, lease)
         else:

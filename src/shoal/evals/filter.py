@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from shoal.config import DeviceName
 from shoal.errors import ConfigError, MissingExtraError
 from shoal.evals.answers import Drawing
 from shoal.evals.stats import wilson
@@ -50,7 +51,13 @@ def judge_rate(solved: int, samples: int, failed: int, keep: tuple[float, float]
 
 
 def filter_source(
-    header: Header, drawing: Drawing, count: int | None, out: Path, console: Console, workers: int = 1
+    header: Header,
+    drawing: Drawing,
+    count: int | None,
+    out: Path,
+    console: Console,
+    workers: int = 1,
+    device: DeviceName = "cpu",
 ) -> None:
     """What the command does: measures, writes `out`, a histogram beside it, and says what was dropped and why."""
     if out.exists():
@@ -68,7 +75,7 @@ def filter_source(
         with (
             partial.open("ab") as file,
             _bar(console) as bar,
-            measured(header, drawing, chunks[len(rated) // CHUNK :], workers) as found,
+            measured(header, drawing, chunks[len(rated) // CHUNK :], workers, device) as found,
         ):
             row = bar.add_task("measuring", total=len(tasks), completed=len(rated))
             for counts in found:

@@ -8,10 +8,12 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shoal.devices import CPU
 from shoal.evals.answers import Answered, Drawing, answer_tasks
 from shoal.evals.stats import Difference, Estimate, compare, mean_of_tasks, pass_at_k
 from shoal.evals.suite_catalogue import Suite
@@ -156,13 +158,15 @@ class SuiteOf:
         self._judge.close()
 
 
-def evaluate_suite(models: Sequence[Path], suite: Suite, dtype: str, as_json: bool, console: Console) -> None:
+def evaluate_suite(
+    models: Sequence[Path], suite: Suite, dtype: str, as_json: bool, console: Console, device: torch.device = CPU
+) -> None:
     """What the command does with one model, or with two."""
     errors = Console(stderr=True)
     # What is asked of the one is asked of the other, whatever becomes of the files meanwhile.
     suite = suite.model_copy(update={"sources": pinned(suite.sources)})
     with Scorer(suite.sources) as judge:
-        measured = [_measured(model, suite, dtype, judge, errors) for model in models]
+        measured = [_measured(model, suite, dtype, device, judge, errors) for model in models]
     results = [results_of(suite, answered) for answered in measured]
     apart = differences(suite, measured[0], measured[1]) if len(measured) == 2 else {}
     if as_json:
@@ -171,12 +175,14 @@ def evaluate_suite(models: Sequence[Path], suite: Suite, dtype: str, as_json: bo
         console.print(table_of(models, suite, results, apart))
 
 
-def _measured(model: Path, suite: Suite, dtype: str, judge: Judge, errors: Console) -> list[Answered]:
+def _measured(
+    model: Path, suite: Suite, dtype: str, device: torch.device, judge: Judge, errors: Console
+) -> list[Answered]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
         row = bar.add_task(f"{model.name} on {suite.name}", total=None)
         return measure_suite(
-            load(model, dtype), suite, judge, lambda done, total: bar.update(row, completed=done, total=total)
+            load(model, dtype, device), suite, judge, lambda done, total: bar.update(row, completed=done, total=total)
         )
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
+from shoal.config import DeviceName
+from shoal.devices import resolve, set_threads
 from shoal.errors import ShoalError, TaskError
 from shoal.evals.answers import Drawing, answer_tasks
 from shoal.models.load import load
@@ -48,15 +50,16 @@ def chunks_of(tasks: Sequence[Task]) -> list[list[int]]:
 
 @contextmanager
 def measured(
-    header: Header, drawing: Drawing, chunks: Sequence[Sequence[int]], workers: int
+    header: Header, drawing: Drawing, chunks: Sequence[Sequence[int]], workers: int, device: DeviceName
 ) -> Iterator[Iterator[Measured]]:
     """What comes of the chunks, in their order."""
     with ExitStack() as stack:
         if workers == 1:
-            yield map(stack.enter_context(closing(Measurer(header, drawing))).measure, chunks)
+            yield map(stack.enter_context(closing(Measurer(header, drawing, device))).measure, chunks)
         else:
             count = min(workers, len(chunks))
-            yield _in_order([stack.enter_context(closing(_Helper(header, drawing))) for _ in range(count)], chunks)
+            helpers = [stack.enter_context(closing(_Helper(header, drawing, device))) for _ in range(count)]
+            yield _in_order(helpers, chunks)
 
 
 def _in_order(helpers: "Sequence[_Helper]", chunks: Sequence[Sequence[int]]) -> Iterator[Measured]:
@@ -82,11 +85,12 @@ def _in_order(helpers: "Sequence[_Helper]", chunks: Sequence[Sequence[int]]) -> 
 class _Helper:
     """A process that measures. Ctrl-C does not reach it; it ends with us, however we end."""
 
-    def __init__(self, header: Header, drawing: Drawing) -> None:
+    def __init__(self, header: Header, drawing: Drawing, device: DeviceName) -> None:
         import torch
 
         self._child = Child([sys.executable, "-P", "-m", "shoal.evals.worker_pool"])
-        self._say({"header": header.to_json(), "drawing": asdict(drawing), "threads": torch.get_num_threads()})
+        how = {"threads": torch.get_num_threads(), "device": device}
+        self._say({"header": header.to_json(), "drawing": asdict(drawing), **how})
 
     def fileno(self) -> int:
         return self._child.fileno()
@@ -122,9 +126,9 @@ class _Helper:
 class Measurer:
     """Model, source and scorer of one process."""
 
-    def __init__(self, header: Header, drawing: Drawing) -> None:
+    def __init__(self, header: Header, drawing: Drawing, device: DeviceName) -> None:
         self._drawing = drawing
-        self._policy = load(Path(header.model))
+        self._policy = load(Path(header.model), device=resolve(device))
         self._source = build_source(header.tasks)
         self._judge = Scorer(header.tasks)
 
@@ -141,8 +145,6 @@ class Measurer:
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """In a process of its own: measures one chunk per line, and is gone as soon as nobody can ask any more."""
-    import torch
-
     spec = json.loads(requests.readline())
     asked: Queue[list[int]] = Queue()
 
@@ -152,12 +154,13 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    torch.set_num_threads(spec["threads"])
+    set_threads(spec["threads"])
     measurer: Measurer | None = None
     while True:
         chunk = asked.get()
         try:
-            measurer = measurer or Measurer(Header.from_json(spec["header"]), Drawing(**spec["drawing"]))
+            header, drawing = Header.from_json(spec["header"]), Drawing(**spec["drawing"])
+            measurer = measurer or Measurer(header, drawing, spec["device"])
             reply: Mapping[Any, object] = measurer.measure(chunk)
         except ShoalError as error:
             reply = {"error": str(error)}

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
 from shoal.generate.kv_cache import NextToken, SlotCache
 from shoal.generate.sampling import NoiseStream, choose, greedy
@@ -132,7 +133,7 @@ class TorchEngine:
         shared = [(prompt, len(list(same))) for prompt, same in groupby(running[first:], lambda r: r.request.prompt)]
         packed = Packed([len(prompt) for prompt, _ in shared])
         recording = Recording(packed)
-        ids_1T = torch.tensor([[token for prompt, _ in shared for token in prompt]])
+        ids_1T = torch.tensor([[token for prompt, _ in shared for token in prompt]], device=self.policy.device)
         hidden_TD = self.policy.hidden(ids_1T, packed.positions_1T, recording)[0]
         slot = first
         ends = []
@@ -144,8 +145,8 @@ class TorchEngine:
 
     def _step(self, running: list[_Running], hidden: bool) -> Iterator[Completion]:
         """One new token for every running sequence."""
-        layout = NextToken(self._cache, [r.length for r in running])
-        ids_B1 = torch.tensor([[r.tokens[-1]] for r in running])
+        layout = NextToken(self._cache, [r.length for r in running], self.policy.device)
+        ids_B1 = torch.tensor([[r.tokens[-1]] for r in running], device=self.policy.device)
         hidden_BD = self.policy.hidden(ids_B1, layout.positions_B1, layout)[:, 0]
         for r in running:
             r.length += 1
@@ -160,11 +161,14 @@ class TorchEngine:
         else:
             bits = [r.noise.next() for r in drawn if r.noise is not None]
             tokens_B, logp_B = choose(self.scaled(logits_BV), bits)
-        for row, (r, token, logp) in enumerate(zip(drawn, tokens_B.tolist(), logp_B.tolist(), strict=True)):
+        # States wait on the host until their sequence ends: there may be more of them than a device has room for.
+        states_BD = hidden_BD.to(CPU) if keep else None
+        tokens, logps = to_numpy(tokens_B).tolist(), to_numpy(logp_B).tolist()
+        for row, (r, token, logp) in enumerate(zip(drawn, tokens, logps, strict=True)):
             r.tokens.append(token)
             r.logprobs.append(logp)
-            if keep:
-                r.hidden.append(hidden_BD[row].clone())
+            if states_BD is not None:
+                r.hidden.append(states_BD[row].clone())
         for slot in reversed(range(first, len(running))):
             r = running[slot]
             ended = r.tokens[-1] in self.policy.eos_ids
@@ -205,7 +209,7 @@ def _check_decoding(policy: Policy) -> None:
         policy.hidden(torch.cat([row[:-1] for row in rows]).unsqueeze(0), prompts.positions_1T, recording)
         for slot, (start, n) in enumerate(zip(prompts.starts, lengths, strict=True)):
             cache.store(recording, start, n, slot, 1)
-        layout = NextToken(cache, lengths)
+        layout = NextToken(cache, lengths, policy.device)
         last_B1 = torch.stack([row[-1:] for row in rows])
         decoded_BV = policy.head(policy.hidden(last_B1, layout.positions_B1, layout)[:, 0])
     except (RuntimeError, LookupError) as error:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.devices import CPU
 from shoal.models.attention import Recording
 
 
@@ -28,7 +29,7 @@ class SlotCache:
             sample = prefill.keys_hTD[0]
             heads, _, size = sample.shape
             shape = (len(prefill.keys_hTD), 2, self.slots, heads, self.max_len, size)
-            self._kv = _zeros(shape, sample.dtype)
+            self._kv = _zeros(shape, sample.dtype, sample.device)
         for layer, keys_hTD in prefill.keys_hTD.items():
             self._kv[layer, 0, first : first + count, :, :n] = keys_hTD[:, begin : begin + n]
             self._kv[layer, 1, first : first + count, :, :n] = prefill.values_hTD[layer][:, begin : begin + n]
@@ -43,11 +44,13 @@ class SlotCache:
         return self._kv[layer, 0], self._kv[layer, 1]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory when they are first written, which `torch.zeros` does at once.
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on the host take memory when they are first written, which those of `torch.zeros` do at once.
 
     Places behind a sequence's end are masked, but must hold numbers all the same: the mask's zero times NaN is NaN.
     """
+    if device != CPU:
+        return torch.zeros(shape, dtype=dtype, device=device)
     room = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(room).view(dtype).view(shape)
 
@@ -55,15 +58,16 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class NextToken:
     """One new token for each running slot; it sees its own sequence and itself."""
 
-    def __init__(self, cache: SlotCache, lengths: list[int]) -> None:
+    def __init__(self, cache: SlotCache, lengths: list[int], device: torch.device = CPU) -> None:
         self._cache = cache
         self._n = len(lengths)
         self.longest = max(lengths) + 1
-        self._rows_B = torch.arange(self._n)
-        self._at_B = torch.tensor(lengths)
+        self._rows_B = torch.arange(self._n, device=device)
+        self._at_B = torch.tensor(lengths, device=device)
         self.positions_B1 = self._at_B.unsqueeze(1)
-        unseen_BL = torch.arange(self.longest) > self.positions_B1
-        self._mask_B11L = torch.zeros(unseen_BL.shape).masked_fill(unseen_BL, float("-inf"))[:, None, None, :]
+        seen_BL = torch.zeros(self._n, self.longest, device=device)
+        unseen_BL = torch.arange(self.longest, device=device) > self.positions_B1
+        self._mask_B11L = seen_BL.masked_fill(unseen_BL, float("-inf"))[:, None, None, :]
 
     def attend(self, layer: int, q_BH1D: Tensor, k_Bh1D: Tensor, v_Bh1D: Tensor, scale: float) -> Tensor:
         keys, values = self._cache.layer(layer)

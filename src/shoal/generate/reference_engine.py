@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from shoal.devices import DTYPES, to_numpy
 from shoal.generate.engine import Completion, Request
 from shoal.generate.sampling import NoiseStream, choose
-from shoal.models.load import DTYPES, Policy
+from shoal.models.load import Policy
 
 
 class PlainEngine:
@@ -31,7 +32,7 @@ class PlainEngine:
             dtype=DTYPES[dtype],
             attn_implementation="sdpa",
         )
-        self._policy = Policy(model.eval(), like.tokenizer, like.eos_ids)
+        self._policy = Policy(model.to(like.device).eval(), like.tokenizer, like.eos_ids)
         self._temperature = temperature
         self.set_weights(like.weights(), "the policy")
 
@@ -49,7 +50,7 @@ class PlainEngine:
         body: Any = policy.model.base_model
         first = requests[0][1]
         noise = [NoiseStream(request.seed, request.sample, policy.vocab) for _, request in requests]
-        ids_BT = torch.tensor([first.prompt] * len(requests))
+        ids_BT = torch.tensor([first.prompt] * len(requests), device=policy.device)
         cache = None
         tokens: list[list[int]] = [[] for _ in requests]
         logps: list[list[float]] = [[] for _ in requests]
@@ -61,7 +62,8 @@ class PlainEngine:
             states.append(out.last_hidden_state[:, -1])
             scaled_BV = policy.head(states[-1]).float() / self._temperature
             ids_B, logp_B = choose(scaled_BV, [stream.next() for stream in noise])
-            for row, (token, logp) in enumerate(zip(ids_B.tolist(), logp_B.tolist(), strict=True)):
+            drawn = zip(to_numpy(ids_B).tolist(), to_numpy(logp_B).tolist(), strict=True)
+            for row, (token, logp) in enumerate(drawn):
                 if not ended[row]:
                     tokens[row].append(token)
                     logps[row].append(logp)

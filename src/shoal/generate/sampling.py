@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.devices import to_numpy
 from shoal.errors import ModelError
 
 Words = npt.NDArray[np.uint32]
@@ -65,18 +66,9 @@ def choose(scaled_BV: Tensor, bits: Sequence[Words]) -> tuple[Tensor, Tensor]:
 
     Ties go to the lowest token id.
     """
-    tokens_B = torch.from_numpy(_winners(scaled_BV.numpy(), np.stack(bits)))
+    tokens_B = torch.from_numpy(_winners(to_numpy(scaled_BV), np.stack(bits))).to(scaled_BV.device)
     logp_B = scaled_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) - torch.logsumexp(scaled_BV, dim=1)
     return tokens_B, logp_B
-
-
-def shortfalls(scaled_BV: Tensor, bits: Sequence[Words], tokens_B: Tensor) -> npt.NDArray[np.float64]:
-    """How far each token's scaled logit + g is below the best one's: 0 where the token is what `choose` draws."""
-    logits_BV, bits_BV, chosen_B = scaled_BV.numpy(), np.stack(bits), tokens_B.numpy()
-    rows_B = np.arange(len(logits_BV))
-    _, _, _, highest_B = _candidates(logits_BV, bits_BV)
-    own_B = logits_BV[rows_B, chosen_B].astype(np.float64) + gumbel(bits_BV[rows_B, chosen_B])
-    return np.asarray(np.maximum(highest_B - own_B, 0.0))
 
 
 def _winners(logits_BV: npt.NDArray[np.float32], bits_BV: Words) -> npt.NDArray[np.int64]:

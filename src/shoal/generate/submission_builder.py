@@ -17,8 +17,9 @@ from shoal.errors import TaskError
 from shoal.generate.engine import Completion, Engine, Request
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, asked, checked_table, no_table
+from shoal.protocol.rollout import Rollout, logprobs_of, tokens_of, write_parts
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Rollout, Submission, groups_with_signal, write_parts, write_rollouts
+from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.rl.advantages import group_advantages
 from shoal.tasks.difficulty import Table
 from shoal.tasks.length import target_of, with_lengths
@@ -50,15 +51,16 @@ class Maker:
         scores = self.score([(tasks[c.index // size], self.policy.decode(c.tokens)) for c in answers])
         targets = [target_of(self.config.length, lease.seed, c.index // size) for c in answers]
         scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
+        arrays = [tokens_of(prompt) for prompt in prompts]
         rollouts = [
             Rollout(
                 group=c.index // size,
                 sample=c.index % size,
                 source=tasks[c.index // size].source,
                 task=tasks[c.index // size].index,
-                prompt=list(prompts[c.index // size]),
-                completion=c.tokens,
-                logprobs=c.logprobs,
+                prompt=arrays[c.index // size],
+                completion=tokens_of(c.tokens),
+                logprobs=logprobs_of(c.logprobs),
                 finish=c.finish,
                 reward=s.reward,
                 advantage=advantage,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from shoal.files import cache_dir, locked, remove_staging, whole_directory
 
 # Part of the cache key: raise it when the way the tiny model is built changes.
 TINY_RECIPE = 2
+# What a model directory is made of, besides weights; other files beside it are left alone.
+MODEL_FILES = (".json", ".jinja", ".txt", ".model")
 # Longest wait for another process that makes the same model.
 BUILD_S = 1800.0
 
@@ -55,6 +58,20 @@ def ensure_base_model(config: RunConfig, console: Console, *, rebuild: bool = Fa
             else:
                 _expand_smollm2(staging, console)
     return directory
+
+
+def write_base_version(base: Path, folder: Path, dtype: str) -> None:
+    """Version 0: the base model, with its weights under the names, in the dtype and in the files of later versions.
+
+    So workers sample from what the trainer begins with, to the bit, and version 1 can be sent as a delta.
+    """
+    from shoal.models.load import load
+    from shoal.models.weights import is_weights, write_weights
+
+    for file in base.iterdir():
+        if file.is_file() and file.suffix in MODEL_FILES and not is_weights(file.name):
+            shutil.copy2(file, folder)
+    write_weights(folder, load(base, dtype).weights())
 
 
 def _check(directory: Path, config: RunConfig) -> None:

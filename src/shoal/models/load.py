@@ -10,21 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
+from shoal.devices import CPU, DTYPES, META, to_numpy
 from shoal.errors import ModelError
 from shoal.files import parse_json
+from shoal.models.adapter_files import ADAPTER_PARAMETERS
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
+from shoal.models.merge import shapes_of
 from shoal.models.untrusted import check_foreign_model
 
-WEIGHTS = "model.safetensors"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Packed and plain logits of the same tokens, relative to their spread (`disagreement`): float32 kernels differ by about
 # 1e-6 at most, bfloat16 ones by some hundredths on average; an architecture that ignores our attention differs by 1.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -64,17 +73,27 @@ class Policy:
         ]
         return min((int(limit) for limit in limits if limit), default=2**31)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes: what comes in is moved there, and what it gives is there."""
+        return self.model.device
+
     def hidden(self, ids_BT: Tensor, positions_BT: Tensor, layout: Layout) -> Tensor:
         """Final hidden states, B x T x D: what the output head reads and what proofs are made of."""
         body = self.model.base_model
+        ids_BT, positions_BT = ids_BT.to(self.device), positions_BT.to(self.device)
         out = body(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, layout=layout)
         states: Tensor = out.last_hidden_state
         return states
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits of final hidden states, with the scaling that some architectures apply after the output matrix."""
-        config = self.model.config
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+    def head(self, hidden: Tensor, tokens: slice | None = None) -> Tensor:
+        """Logits of final hidden states, with the scaling that some architectures apply after the output matrix; of
+        some tokens only where they are given."""
+        config, matrix, hidden = self.model.config, self.model.get_output_embeddings(), hidden.to(self.device)
+        if tokens is None:
+            logits: Tensor = matrix(hidden)
+        else:
+            logits = F.linear(hidden, matrix.weight[tokens], None if matrix.bias is None else matrix.bias[tokens])
         if (scale := getattr(config, "logit_scale", None)) is not None:
             logits = logits * scale
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -92,63 +111,54 @@ class Policy:
             ids = self.tokenizer.encode(prompt)
         return list(map(int, ids))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """The text of an answer, without the special tokens that end it."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters by name, each storage once: tied embeddings appear under their first name."""
+        """Parameters by name, each once: tied embeddings appear under their first name.
+
+        Adapters are not among them: these are the weights that they are merged into.
+        """
         seen: set[int] = set()
         unique = {}
-        for name, tensor in self.model.state_dict(keep_vars=False).items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                unique[name] = tensor
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen and not name.endswith(ADAPTER_PARAMETERS):
+                seen.add(id(tensor))
+                unique[name] = tensor.detach()
         return unique
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """What training changes, and checkpoints hold: the adapters of a model that has them, or all weights."""
+        adapters = {name: p.detach() for name, p in trainable(self.model) if name.endswith(ADAPTER_PARAMETERS)}
+        return adapters or self.weights()
 
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
         """Copies weights in place; names and shapes must match exactly, and nothing changes unless all of them do."""
         mine = self.weights()
-        if missing := sorted(mine.keys() - weights.keys()):
-            raise ModelError(f"{origin}: lacks {missing[0]} (and {len(missing) - 1} more); it is of another model")
-        if extra := sorted(weights.keys() - mine.keys()):
-            raise ModelError(f"{origin}: has {extra[0]} (and {len(extra) - 1} more), which this model does not know")
-        for name, tensor in mine.items():
-            if weights[name].shape != tensor.shape:
-                raise ModelError(
-                    f"{origin}: {name} has shape {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
-                )
+        check_names({name: tensor.shape for name, tensor in mine.items()}, shapes_of(weights), origin)
         for name, tensor in mine.items():
             tensor.copy_(weights[name])
 
 
-def read_weights(folder: Path, dtype: str) -> dict[str, Tensor]:
-    """The weights of a published version, or a ModelError that names the file.
-
-    Version 0 is a whole model directory as somebody saved it, perhaps in several files or under older names: it is
-    loaded as a model. Later versions are one file with the names of `Policy.weights`.
-    """
-    if (folder / "config.json").is_file():
-        return load(folder, dtype).weights()
-    path = folder / WEIGHTS
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
+def check_names(mine: Mapping[str, torch.Size], found: Mapping[str, torch.Size], origin: str) -> None:
+    """Refuses tensors whose names or shapes are not a model's own."""
+    if missing := sorted(mine.keys() - found.keys()):
+        raise ModelError(f"{origin}: lacks {missing[0]} (and {len(missing) - 1} more); it is of another model")
+    if extra := sorted(found.keys() - mine.keys()):
+        raise ModelError(f"{origin}: has {extra[0]} (and {len(extra) - 1} more), which this model does not know")
+    for name, shape in mine.items():
+        if found[name] != shape:
+            raise ModelError(f"{origin}: {name} has shape {tuple(found[name])}, expected {tuple(shape)}")
 
 
-def load(directory: Path, dtype: str = "float32") -> Policy:
-    """Loads a transformers causal LM directory for generation and training, and checks that it is one we handle."""
+def load(directory: Path, dtype: str = "float32", device: torch.device = CPU) -> Policy:
+    """Loads a transformers causal LM directory for generation and training, and checks on its device that it is one we
+    handle."""
     _check_files(directory)
     disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types for a missing or broken tokenizer
-        raise ModelError(
-            f"model {directory}: no usable tokenizer ({_first_line(error)}); "
-            "save one beside the model with tokenizer.save_pretrained"
-        ) from error
+    tokenizer = _tokenizer(directory)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -167,19 +177,48 @@ def load(directory: Path, dtype: str = "float32") -> Policy:
         raise ModelError(
             f"model {directory}: its tokenizer has {len(tokenizer)} tokens, the model {rows}; they are of two models"
         )
-    model.eval()
+    model.to(device).eval()
     policy = Policy(model, tokenizer, _eos_ids(model, tokenizer, directory))
     _check(policy, directory)
     return policy
 
 
-def load_as(directory: Path, held: str, computed: str) -> Policy:
+def outline(directory: Path, dtype: torch.dtype = torch.float32) -> Policy:
+    """The policy that `load` gives, without its numbers: every tensor is on the meta device and takes no memory."""
+    tokenizer = _tokenizer(directory)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    model = model_on_meta(config, dtype)
+    return Policy(model, tokenizer, _eos_ids(model, tokenizer, directory))
+
+
+def model_on_meta(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of this architecture without numbers, with our attention."""
+    with META:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    model.eval()
+    return model
+
+
+def load_as(directory: Path, held: str, computed: str, device: torch.device = CPU) -> Policy:
     """A policy whose weights are rounded to the format `held`, and that computes in `computed`, which is at least as
     wide: float32 on bfloat16 weights is how judges compute, and an honest way for workers."""
-    policy = load(directory, computed)
+    policy = load(directory, computed, device)
     if held != computed:
         policy.set_weights(load(directory, held).weights(), f"model {directory} in {held}")
     return policy
+
+
+def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many types for a missing or broken tokenizer
+        raise ModelError(
+            f"model {directory}: no usable tokenizer ({_first_line(error)}); "
+            "save one beside the model with tokenizer.save_pretrained"
+        ) from error
+    return found
 
 
 def _check_files(directory: Path) -> None:
@@ -227,14 +266,15 @@ def _check(policy: Policy, directory: Path) -> None:
     model = policy.model
     name = type(model).__name__
     generator = torch.Generator().manual_seed(0)
-    alone, prompt, short, long = (torch.randint(0, policy.vocab, (n,), generator=generator) for n in (7, 5, 3, 6))
+    draws = (torch.randint(0, policy.vocab, (n,), generator=generator) for n in (7, 5, 3, 6))
+    alone, prompt, short, long = (ids.to(policy.device) for ids in draws)
     samples = [alone, torch.cat([prompt, short]), torch.cat([prompt, long])]
     try:
         logits = [model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples]
     except Exception as error:  # a config that does not fit together fails in any way
         raise ModelError(f"model {directory}: {name} cannot be run ({_first_line(error)})") from error
     plain = torch.cat([logits[0], logits[1], logits[2][len(prompt) :]])
-    if not plain.isfinite().all():
+    if not to_numpy(plain.isfinite()).all():
         raise ModelError(f"model {directory}: {name} gives logits that are not finite; its weights are damaged")
     try:
         model.set_attn_implementation(ATTENTION)
@@ -257,7 +297,7 @@ def disagreement(expected: Tensor, found: Tensor) -> float:
     bfloat16, in which the worst of a large vocabulary's logits is off by any amount."""
     apart, exact = expected.float() - found.float(), expected.dtype == torch.float32
     off = apart.abs().max() if exact else apart.pow(2).mean().sqrt()
-    return float(off / (expected.float().std() + 1e-6))
+    return float(to_numpy(off / (expected.float().std() + 1e-6)))
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -39,26 +39,29 @@ def build_tiny(
     """Writes a warm-started model into an empty directory; `progress` hears (step, steps, loss)."""
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(tasks)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden,
-            intermediate_size=3 * config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.hidden // HEAD_SIZE,
-            num_key_value_heads=config.hidden // HEAD_SIZE,
-            max_position_embeddings=POSITIONS,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    model = LlamaForCausalLM(tiny_architecture(config, tokenizer))
     tokenizer.save_pretrained(directory)
     model.save_pretrained(directory)
     policy = load(directory)
     warm_start(policy, config, tasks, progress)
     policy.model.save_pretrained(directory)
+
+
+def tiny_architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """The shape of the tiny model, which follows from its settings and from the words of its tasks."""
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden,
+        intermediate_size=3 * config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.hidden // HEAD_SIZE,
+        num_key_value_heads=config.hidden // HEAD_SIZE,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def build_tokenizer(tasks: TaskSource) -> PreTrainedTokenizerFast:

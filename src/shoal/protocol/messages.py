@@ -250,6 +250,16 @@ class NodeOut(BaseModel):
     numbers: EvidenceOut | None = None
 
 
+class LatenciesOut(BaseModel):
+    version: int
+    first_rollout_s: float | None = Field(description="From announcing the version to the first file made with it.")
+    full_batch_s: float | None = Field(
+        description="From announcing the version until the step that trains it had all accepted groups that it needs."
+    )
+    verdict_p50_s: float | None = Field(description="From a file's arrival to its verdict, median.")
+    verdict_p95_s: float | None = Field(description="The same, 95th percentile.")
+
+
 class StatusOut(BaseModel):
     run: str
     steps: int
@@ -261,3 +271,4 @@ class StatusOut(BaseModel):
     waiting: int
     accepted: int
     rejected: int
+    latencies: LatenciesOut | None = None

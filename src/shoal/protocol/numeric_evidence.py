@@ -13,6 +13,7 @@ MEANINGS = {
     "gaps": "log-probs are further off than rounding explains",
     "chunks": "proofs of hidden states are further off than rounding explains",
     "shortfalls": "tokens are not those that the lease's noise picks",
+    "edits": "single tokens are so far from what the lease's noise picks that rounding does not explain them",
     "tilt": "tokens are more or less likely than draws from the distribution are",
     "unlikely": "unlikely tokens are more or fewer than among draws from the distribution",
     "ends": "answers end where ending is unlikely, more often than draws from the distribution do",

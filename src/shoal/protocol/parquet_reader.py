@@ -6,6 +6,8 @@ pyarrow bounds either, so the operating system does: what reads a file may die.
 A file whose bytes break a rule is a RolloutError. A reader that died or ran out of memory or time is an UnreadError:
 another machine may have read the same bytes, so nobody is blamed for them. Bombs whose footer tells what they unfold to
 break a rule before anything is unfolded.
+
+The table comes back as an Arrow IPC stream over the pipe, into one buffer that its arrays are then views of.
 """
 
 import atexit
@@ -20,12 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+
 from shoal.errors import RolloutError, UnreadError
 from shoal.subproc import Child, ChildError, say
 
 # Address space beyond that of an idle reader, besides what the samples themselves may take.
 ROOM = 96 << 20
+# A read may take so long, and a second more for each of so many bytes that the samples may take.
 READ_S = 60.0
+BYTES_PER_S = 8 << 20
 # Of the processor, however busy the machine is: pages of a few bytes can unfold to gigabytes that hold one value each,
 # one after the other, and an honest file is read at many times this rate. Who judges reads nothing else meanwhile.
 MAX_CPU_S = 5
@@ -36,6 +42,8 @@ MORE_MEMORY = 4
 WIDTHS = {"BOOLEAN": 0, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 # An honest footer has a few kilobytes; what is in it is parsed by everyone who counts files.
 MAX_FOOTER = 1 << 18
+# What the stream adds to the bytes of its table: the schema with the file's footer, and padding.
+ROOM_FOR_STREAM = 1 << 20
 TOO_LONG = "it keeps its reader busier than any file of its size does"
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
@@ -53,8 +61,6 @@ class Reader:
         A RolloutError if its bytes show that it is not one, an UnreadError if they could not be read here. The footer
         is the metadata of its schema.
         """
-        import pyarrow as pa
-
         with self._lock:
             header, data = self._ask(path, max_bytes, 1)
             if "unread" in header and header["unread"] != TOO_LONG:
@@ -65,31 +71,35 @@ class Reader:
             raise UnreadError(f"{path.name}: could not be read here{often}: {header['unread']}", again=False)
         if "error" in header:
             raise RolloutError(f"{path.name}: {header['error']}")
-        return pa.ipc.open_stream(data).read_all()
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
     def close(self) -> None:
         if (child := self._child) is not None:
             self._child = None
             child.close()
 
-    def _ask(self, path: Path, max_bytes: int | None, memory: int) -> tuple[Mapping[str, Any], bytes]:
-        deadline = time.monotonic() + READ_S
+    def _ask(self, path: Path, max_bytes: int | None, memory: int) -> tuple[Mapping[str, Any], bytearray]:
+        most = max_bytes or 0
+        read_s = READ_S + most / BYTES_PER_S
+        deadline = time.monotonic() + read_s
         if self._child is None:
             command = [sys.executable, "-m", "shoal.protocol.parquet_reader"]
             self._child = Child(command, {**os.environ, **FRUGAL}, show_stderr=False)
         child = self._child
         try:
-            seconds = MAX_CPU_S + (max_bytes or 0) // BYTES_PER_CPU_S
+            seconds = MAX_CPU_S + most // BYTES_PER_CPU_S
             asked = {"path": str(path.absolute()), "max_bytes": max_bytes, "memory": memory, "seconds": seconds}
             child.send([asked], READ_S)
             header = child.receive(deadline - time.monotonic())
-            return header, child.read(header.get("size", 0), deadline - time.monotonic())
+            if (size := header.get("size", 0)) > most + ROOM_FOR_STREAM:
+                raise ChildError(f"said that {size} bytes follow")
+            return header, child.read(size, deadline - time.monotonic())
         except ChildError:
             code = child.code()
             self.close()
             if code == -signal.SIGXCPU:
-                return {"unread": TOO_LONG}, b""
-            return {"unread": f"its reader ended, or took longer than {READ_S:g} s"}, b""
+                return {"unread": TOO_LONG}, bytearray()
+            return {"unread": f"its reader ended, or took longer than {read_s:.0f} s"}, bytearray()
 
 
 READER = Reader()
@@ -103,13 +113,27 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         request = json.loads(line)
         _limit(idle, request["memory"] * (ROOM + 4 * (request["max_bytes"] or 0)))
         _limit_time(request["seconds"])
-        data = b""
         try:
-            data = _unfold(request["path"], request["max_bytes"])
-            header: dict[str, object] = {"size": len(data)}
+            table = _unfold(request["path"], request["max_bytes"])
+            size = _stream_size(table)
         except Exception as error:  # the file decides what is raised
-            header = _said(error, request["max_bytes"] is None)
-        say(answers, header, data)
+            say(answers, _said(error, request["max_bytes"] is None))
+            continue
+        say(answers, {"size": size})
+        _send(table, pa.PythonFile(answers, mode="w"))
+        answers.flush()
+        del table
+
+
+def _send(table: Any, sink: Any) -> None:
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+
+
+def _stream_size(table: Any) -> int:
+    sink = pa.MockOutputStream()
+    _send(table, sink)
+    return int(sink.size())
 
 
 def _said(error: Exception, footer: bool) -> dict[str, object]:
@@ -122,8 +146,8 @@ def _said(error: Exception, footer: bool) -> dict[str, object]:
     return {"error": f"{what} ({str(error)[:500]})"}
 
 
-def _unfold(path: str, max_bytes: int | None) -> bytes:
-    import pyarrow as pa
+def _unfold(path: str, max_bytes: int | None) -> Any:
+    """The file as a table, whose metadata is the file's; without rows if `max_bytes` is None."""
     import pyarrow.parquet as pq
 
     with Path(path).open("rb") as tail:
@@ -140,10 +164,7 @@ def _unfold(path: str, max_bytes: int | None) -> bytes:
     if max_bytes is not None and table.nbytes > max_bytes:
         raise ValueError(f"unfolds to {table.nbytes} bytes, allowed {max_bytes}")
     table.validate(full=True)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema.with_metadata(footer)) as writer:
-        writer.write_table(table.replace_schema_metadata(footer))
-    return bytes(sink.getvalue())
+    return table.replace_schema_metadata(footer)
 
 
 def _min_bytes(metadata: Any) -> int:
@@ -176,6 +197,6 @@ def _limit_time(seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    import pyarrow.parquet  # noqa: F401  before the idle size is measured
+    import pyarrow.parquet
 
     serve(sys.stdin.buffer, sys.stdout.buffer)

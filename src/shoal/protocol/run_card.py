@@ -13,9 +13,8 @@ from shoal.config import RUN_NAME, RunConfig
 from shoal.config_io import check_config
 from shoal.crypto.keys import Key, checked_address, signer_of
 from shoal.crypto.signed import canonical, message
-from shoal.errors import IdentityError, SwarmError, first_line
+from shoal.errors import ConfigError, IdentityError, SwarmError, first_line
 from shoal.files import parse_json
-from shoal.protocol.size_limits import MAX_BYTES, file_room
 from shoal.text import one_line
 
 DOMAIN = "shoal run card 2"
@@ -44,14 +43,12 @@ class Card(BaseModel):
 
     def run_config(self) -> RunConfig:
         """The config, for a machine that is lent: its rules hold for strangers' runs too."""
-        config = check_config(dict(self.config), f"of run card {self.run}")
+        try:
+            config = check_config(dict(self.config), f"of run card {self.run}")
+        except ConfigError as error:
+            raise SwarmError(f"{error}\n  do not join it, or use the release of shoal that the run uses") from None
         if config.name != self.run:
             raise SwarmError(f"run card of {self.run}: its config is of run {config.name}; do not join it")
-        if (room := file_room(config)) > MAX_BYTES:
-            raise SwarmError(
-                f"run card of {self.run}: asks for files of up to {room:,} bytes, but at most {MAX_BYTES:,} are "
-                "ever read; do not join it"
-            )
         return config
 
     def message(self) -> bytes:

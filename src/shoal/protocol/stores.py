@@ -31,6 +31,10 @@ class WeightSource(Protocol):
         """The newest version that can be fetched without waiting."""
         ...
 
+    def offered(self) -> Version | None:
+        """The newest version that is published, whether it is here or has to be waited for."""
+        ...
+
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is missing."""
         ...

@@ -7,13 +7,12 @@ this machine or this release cannot read is an UnreadError, which blames nobody.
 
 import io
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,59 +21,13 @@ from shoal.errors import RolloutError, UnreadError
 from shoal.files import open_regular, parse_json
 from shoal.protocol.lease import Lease
 from shoal.protocol.parquet_reader import READER
-from shoal.protocol.size_limits import MAX_BYTES, proof_room, sample_room
+from shoal.protocol.rollout import SCHEMA, Rollout, table_of
+from shoal.protocol.rollout_rules import MAX_TEXT, Limits, checked_rollouts
+from shoal.rollout_size import MAX_BYTES, sample_room
 
 SCHEMA_VERSION = "4"
-MAX_REWARD = 1e6
-# Messages quote what they refuse, and find their way into verdicts, evidence and metrics.
-MAX_TEXT = 1000
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
 BROKEN = (pa.ArrowException, OSError, ValueError)
-
-SCHEMA = pa.schema(
-    [
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("sample", pa.int32(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("task", pa.int64(), nullable=False),
-        pa.field("prompt", pa.list_(pa.int32()), nullable=False),
-        pa.field("completion", pa.list_(pa.int32()), nullable=False),
-        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("finish", pa.string(), nullable=False),
-        pa.field("reward", pa.float32()),
-        pa.field("advantage", pa.float32(), nullable=False),
-        pa.field("error", pa.string(), nullable=False),
-        pa.field("proof", pa.binary(), nullable=False),
-        pa.field("parts", pa.string(), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One sample: what was asked, what was answered, how likely it was and what it earned."""
-
-    group: int
-    sample: int
-    source: str
-    task: int
-    prompt: list[int]
-    completion: list[int]
-    logprobs: list[float]
-    finish: Literal["eos", "length"]
-    reward: float | None
-    """None where the scorer failed; `error` then says how."""
-    advantage: float
-    error: str
-    proof: bytes
-    """TOPLOC proofs of the states that the tokens were drawn from, chunk after chunk."""
-    parts: str = ""
-    """What the reward is made of, by name, as JSON; empty where it is one thing."""
-
-    @property
-    def task_reward(self) -> float | None:
-        """The reward without what the length adds to it."""
-        return read_parts(self.parts).get("task", self.reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +46,11 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a sample of this run may look like."""
-
-    group_size: int
-    vocab: int
-    max_prompt_tokens: int
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """Counts that a file's footer claims."""
 
     groups: int
     signal: int
-
-
-def write_parts(parts: Mapping[str, float]) -> str:
-    """A reward's parts as they stand in a file."""
-    return json.dumps(dict(parts), sort_keys=True) if parts else ""
-
-
-def read_parts(text: str) -> dict[str, float]:
-    return {str(name): float(value) for name, value in parse_json(text).items()} if text else {}
 
 
 def groups_with_signal(submission: Submission) -> int:
@@ -138,8 +72,12 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
         "shoal.weights": submission.weights,
         "shoal.summary": json.dumps({"groups": submission.lease.groups, "signal": signal_groups}),
     }
-    columns = {name: [getattr(r, name) for r in submission.rollouts] for name in SCHEMA.names}
-    table = pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+    return parquet_of(submission.rollouts, metadata)
+
+
+def parquet_of(rollouts: Sequence[Rollout], metadata: Mapping[str, str]) -> bytes:
+    """Samples as the bytes of a Parquet file."""
+    table = table_of(rollouts).replace_schema_metadata(dict(metadata))
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
@@ -197,15 +135,9 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
         raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")
     try:
-        rows = table.to_pylist()
+        rollouts = checked_rollouts(path.name, table, limits)
     except BROKEN as error:
         raise RolloutError(f"{path.name}: damaged ({error})") from error
-    rollouts = [Rollout(**row) for row in rows]
-    for number, rollout in enumerate(rollouts):
-        where, first = f"{path.name} sample {number}", rollouts[number - number % limits.group_size]
-        check_sample(where, number, rollout, limits)
-        if (rollout.source, rollout.task, rollout.prompt) != (first.source, first.task, first.prompt):
-            raise RolloutError(f"{where}: answers another prompt than the first sample of its group")
     submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
     if summary.signal != (signal := groups_with_signal(submission)):
         raise RolloutError(f"{path.name}: claims {summary.signal} groups with signal, it has {signal}")
@@ -222,41 +154,3 @@ def _open(path: Path) -> Any:
     if size > MAX_BYTES:
         raise RolloutError(f"{path.name}: {size} bytes, at most {MAX_BYTES} are read")
     return READER.read(path, None)
-
-
-def check_sample(where: str, number: int, rollout: Rollout, limits: Limits) -> None:
-    """Refuses a sample, number `number` of its file, that is out of bounds."""
-    place = divmod(number, limits.group_size)
-    if (rollout.group, rollout.sample) != place:
-        raise RolloutError(f"{where}: numbered group {rollout.group} sample {rollout.sample}, expected {place}")
-    _check_tokens(where, "prompt", rollout.prompt, limits.max_prompt_tokens, limits.vocab)
-    _check_tokens(where, "completion", rollout.completion, limits.max_new_tokens, limits.vocab)
-    if len(rollout.logprobs) != len(rollout.completion):
-        raise RolloutError(f"{where}: {len(rollout.logprobs)} log-probs for {len(rollout.completion)} tokens")
-    # Softmax in float32 may round a certain token to a log-prob just above 0.
-    if bad := [p for p in rollout.logprobs if p is None or not -1e4 <= p <= 1e-4]:
-        raise RolloutError(f"{where}: log-prob {bad[0]} is not in -10000..0")
-    for name in ("source", "error", "parts"):
-        if (found := len(getattr(rollout, name))) > MAX_TEXT:
-            raise RolloutError(f"{where}: {name} of {found} characters, at most {MAX_TEXT} are allowed")
-    if rollout.finish not in ("eos", "length"):
-        raise RolloutError(f'{where}: finish {rollout.finish!r:.80} is neither "eos" nor "length"')
-    if rollout.reward is not None and not -MAX_REWARD <= rollout.reward <= MAX_REWARD:
-        raise RolloutError(f"{where}: reward {rollout.reward} is not in -{MAX_REWARD:.0f}..{MAX_REWARD:.0f}")
-    if not math.isfinite(rollout.advantage):
-        raise RolloutError(f"{where}: advantage {rollout.advantage} is not finite")
-    if len(rollout.proof) > (max_count := proof_room(limits.max_new_tokens)):
-        raise RolloutError(f"{where}: a proof of {len(rollout.proof)} bytes, at most {max_count} are needed")
-    try:
-        read_parts(rollout.parts)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise RolloutError(f"{where}: parts {rollout.parts!r:.80} is not a JSON object of numbers") from None
-    if (rollout.reward is None) != bool(rollout.error):
-        raise RolloutError(f"{where}: reward {rollout.reward} with error {rollout.error!r}; exactly one must be given")
-
-
-def _check_tokens(where: str, what: str, ids: Sequence[int | None], max_count: int, vocab: int) -> None:
-    if not 1 <= len(ids) <= max_count:
-        raise RolloutError(f"{where}: {what} of {len(ids)} tokens, allowed 1..{max_count}")
-    if bad := [i for i in ids if i is None or not 0 <= i < vocab]:
-        raise RolloutError(f"{where}: {what} holds token {bad[0]}, allowed 0..{vocab - 1}")

@@ -12,16 +12,34 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TaskError, WeightsError
-from shoal.files import STAGING, numbered, parse_json, read_regular, remove_staging, whole_directory, write_whole
+from shoal.files import (
+    STAGING,
+    make_directory,
+    numbered,
+    parse_json,
+    read_regular,
+    remove_staging,
+    whole_directory,
+    write_whole,
+)
 from shoal.protocol.stores import Version
+from shoal.shardcast.delta.assemble import link_or_copy
+from shoal.shardcast.format.hashing import (
+    files_of,
+    hash_pieces,
+    in_parallel,
+    known_content,
+    note_hashes,
+    piece_size_for,
+)
 from shoal.shardcast.format.records import digest, digest_root
-from shoal.shardcast.format.store import content_of, files_of, hash_pieces
-from shoal.shardcast.origin.publish import piece_size_for
 from shoal.tasks.difficulty import MAX_BYTES, Table
 
 MANIFEST = ".manifest.json"  # hidden: no part of the version
 TABLE = "table.json"  # what leases draw tasks by, where they do: a part of the version like its weights
 RETRACTED = "retracted.json"
+ADAPTER = "adapter_config.json"  # of a version that is merged into version 0 instead of being a model itself
+NOT_OF_LATER = (".safetensors", ".safetensors.index.json")  # weights, of which each version has its own
 
 
 class DirectoryChannel:
@@ -36,17 +54,36 @@ class DirectoryChannel:
 
     @contextmanager
     def publish(self, number: int) -> Iterator[Path]:
-        """Writes a version once; a damaged one, or whatever else has its name, is replaced."""
+        """A staging directory that becomes the version when the block ends; a version is written once.
+
+        Any number of processes may write files into it, each of its own name; the block ends when all are there. A
+        damaged version, or whatever else has its name, is replaced.
+        """
         target = self._folder(number)
         remove_staging(self._path)
         if self.is_whole(number):
             raise WeightsError(f"version {number}: already published at {target}; a version is written once")
         with whole_directory(target, replace=True) as staging:
             yield staging
+            self._complete(staging, number)
             write_manifest(staging, number)
         for old in [other for other in self.numbers() if other <= number][: -self._keep]:
             if old != 0:
                 self._remove(old, "pruned")
+
+    def _complete(self, staging: Path, number: int) -> None:
+        """Links what a version lacks of a whole model from the base model: its config, its tokenizer.
+
+        So a newcomer needs no version but the newest. In a delta such files cost nothing. An adapter gets none of them:
+        its readers have version 0.
+        """
+        if (staging / ADAPTER).exists():
+            return
+        base = self._folder(0)
+        for name, file in files_of(base).items() if number else ():
+            if not name.endswith(NOT_OF_LATER) and name != TABLE and not (staging / name).exists():
+                make_directory((staging / name).parent)
+                link_or_copy(file, staging / name)
 
     def numbers(self) -> list[int]:
         """All versions that are here, oldest first; a folder without a manifest does not count."""
@@ -56,6 +93,9 @@ class DirectoryChannel:
         # A version that is being removed loses its manifest before its folder.
         found = (self.version(number) for number in reversed(self._names()))
         return next((version for version in found if version is not None), None)
+
+    def offered(self) -> Version | None:
+        return self.latest()
 
     def version(self, number: int) -> Version | None:
         """What is known of a version, or None if it is not here (any more)."""
@@ -91,8 +131,9 @@ class DirectoryChannel:
             root = _root(version.number, piece, files)
             if root != version.root:
                 raise WeightsError(f"version {version.number}: root {root[:12]}, expected {version.root[:12]}")
-            for name, facts in files.items():
-                if digest(hash_pieces(folder / name, piece)) != facts["blake3"]:
+            found = in_parallel(lambda name: digest(hash_pieces(folder / name, piece)), files)
+            for (name, facts), hash_ in zip(files.items(), found, strict=True):
+                if hash_ != facts["blake3"]:
                     raise WeightsError(f"version {version.number}: {name} is not the file that was published")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(f"version {version.number}: no longer here or damaged ({error})") from error
@@ -137,7 +178,9 @@ def folder_name(number: int) -> str:
 def write_manifest(folder: Path, number: int) -> Version:
     """Turns the content of a folder into a version, named by the hash of every file."""
     piece = piece_size_for(sum(file.stat().st_size for file in files_of(folder).values()))
-    content = content_of(folder, piece)
+    content = known_content(folder, piece)
+    for name, (_, hashes) in content.items():
+        note_hashes(folder / name, piece, hashes)
     files = {name: {"size": size, "blake3": digest(hashes)} for name, (size, hashes) in content.items()}
     root = _root(number, piece, files)
     manifest = {"version": number, "root": root, "time": time.time(), "piece_size": piece, "files": files}

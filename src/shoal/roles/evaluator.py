@@ -10,10 +10,10 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from rich.console import Console
 
 from shoal.config import RunConfig
+from shoal.devices import resolve, set_up
 from shoal.errors import ModelError, WeightsError
 from shoal.evals.answers import Drawing, answer_tasks
 from shoal.evals.kept_versions import Chosen
@@ -21,7 +21,8 @@ from shoal.evals.stats import mean_of_tasks, pass_at_k, rank_correlation
 from shoal.evals.suite import SuiteOf
 from shoal.evals.suite_catalogue import find_suite
 from shoal.files import locked
-from shoal.models.load import Policy, load, read_weights
+from shoal.models.load import Policy, load
+from shoal.models.version_reader import VersionReader
 from shoal.protocol.stores import Version
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.tasks.build import build_source
@@ -102,7 +103,7 @@ def start_evaluator(run: RunDir) -> None:
     It never holds up the trainer: it follows what is published, and puts aside what it cannot look at yet.
     """
     config = run.config
-    torch.set_num_threads(config.eval.threads)
+    device = set_up(config.device_of("eval"), config.eval.threads)
     taken = f"evaluator: another one is at work in {run.path}; one is enough"
     suite = find_suite(config.eval.suite) if config.eval.suite else None
     with (
@@ -112,7 +113,8 @@ def start_evaluator(run: RunDir) -> None:
         ExitStack() as stack,
     ):
         status.working("loading the base model")
-        policy, source = load(run.base_model, config.model.dtype), build_source(config.tasks)
+        policy, source = load(run.base_model, config.model.dtype, device), build_source(config.tasks)
+        reader = VersionReader(run.channel(), config.model.dtype)
         asked = stack.enter_context(SuiteOf(suite)) if suite else None
         done = _already_done(run)
         chosen = _chosen(run, done)
@@ -124,7 +126,7 @@ def start_evaluator(run: RunDir) -> None:
             if version is None:
                 continue
             status.working(f"evaluating version {version.number}")
-            if _set_weights(run, policy, version, chosen):
+            if _set_weights(run, policy, reader, version, chosen):
                 result = evaluate(policy, source, judge, config, config.eval.tasks)
                 says = {"version": version.number, "step": version.number, "root": version.root}
                 if asked:
@@ -154,7 +156,7 @@ def _next_chosen(
     run: RunDir, chosen: Chosen, done: set[int], status: StatusFile, metrics: MetricsWriter
 ) -> Version | None:
     """Waits for the next of them; None if all that are left came and went while no evaluator was there."""
-    patience = Patience(metrics, run.config.wait_s)
+    patience = Patience(metrics, run.config.patience_s)
     while True:
         if (version := chosen.first()) is not None:
             return version
@@ -186,7 +188,7 @@ def _already_done(run: RunDir) -> set[int]:
 def _next_version(run: RunDir, done: set[int], status: StatusFile, metrics: MetricsWriter) -> Version:
     """Waits for the next version to evaluate: the base model first, then the newest once enough steps have passed."""
     config, channel = run.config, run.channel()
-    patience = Patience(metrics, config.wait_s)
+    patience = Patience(metrics, config.patience_s)
     while True:
         newest = channel.latest()
         if newest is not None:
@@ -200,12 +202,12 @@ def _next_version(run: RunDir, done: set[int], status: StatusFile, metrics: Metr
         time.sleep(POLL_S)
 
 
-def _set_weights(run: RunDir, policy: Policy, version: Version, chosen: Chosen | None) -> bool:
+def _set_weights(run: RunDir, policy: Policy, reader: VersionReader, version: Version, chosen: Chosen | None) -> bool:
     """False if the version was taken away meanwhile; an error if it is there and damaged."""
     channel = run.channel()
     try:
         folder = chosen.fetch(version) if chosen else channel.fetch(version)
-        policy.set_weights(read_weights(folder, run.config.model.dtype), f"version {version.number}")
+        policy.set_weights(reader.read(folder), f"version {version.number}")
     except (WeightsError, ModelError):
         if channel.version(version.number) == version:
             raise
@@ -217,17 +219,20 @@ def evaluate_target(
     target: Path, run: RunDir | RunConfig, version: int | None, tasks: int | None, console: Console
 ) -> None:
     """What `shoal eval` does: a run's version, or a model directory with a config, measured and printed."""
+    config = run.config if isinstance(run, RunDir) else run
+    device = resolve(config.device_of("eval"))
     if isinstance(run, RunDir):
-        config, channel = run.config, run.channel()
+        channel = run.channel()
         found = channel.latest() if version is None else channel.version(version)
         if found is None:
             raise WeightsError(f"run {target}: version {version} is not there; there are {channel.numbers()}")
-        policy = load(run.base_model, config.model.dtype)
-        policy.set_weights(read_weights(channel.fetch(found), config.model.dtype), f"version {found.number}")
+        policy = load(run.base_model, config.model.dtype, device)
+        reader = VersionReader(channel, config.model.dtype)
+        policy.set_weights(reader.read(channel.fetch(found)), f"version {found.number}")
         name = f"{target} version {found.number}"
     else:
-        config, name = run, str(target)
-        policy = load(target, config.model.dtype)
+        name = str(target)
+        policy = load(target, config.model.dtype, device)
     source = build_source(config.tasks)
     with console.status(f"evaluating {name}"), Scorer(config.tasks) as judge:
         result = evaluate(policy, source, judge, config, tasks or config.eval.tasks)

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Self
 
-import torch
-
 from shoal.attacks import attack_named
 from shoal.client.client import CoordinatorClient
+from shoal.client.honest_rates import RatesFollower
 from shoal.client.rollout_store import SwarmStore
 from shoal.config import RunConfig
 from shoal.coordinator.honeypots import LIFE, MAX_KEYS, Plants
 from shoal.crypto.keys import Key
+from shoal.devices import resolve, set_up
 from shoal.errors import BannedError, ConfigError, RolloutError, WaitError
 from shoal.files import locked, parse_json, read_regular, write_whole
 from shoal.generate.submission_builder import Maker
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
-from shoal.protocol.rates.rates_table import RatesTable
+from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import Version, WeightSource, roots_of
@@ -66,8 +66,12 @@ class PlantingMaker(Maker):
 
     plants: Plants
     checks: Checks
-    rates: Callable[[], RatesTable] | None = None
-    """The run's honest rates as they are now, where numbers are judged by them: what looser ones acquit is not bad."""
+    rates: RatesFollower | None = None
+    """Follows the run's honest rates, where numbers are judged by them: what looser ones acquit is not bad."""
+
+    def __post_init__(self) -> None:
+        if self.rates is not None:
+            self.checks.judge_by(self.rates.table)
 
     def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
         if self.plants.letter(lease.step, lease.submission) != "r":
@@ -86,8 +90,8 @@ class PlantingMaker(Maker):
 
     def _is_rejected(self, submission: Submission) -> bool:
         """Whether an honest validator blames the node for it."""
-        if self.rates is not None:
-            self.checks.judge_by(self.rates())
+        if self.rates is not None and (newer := self.rates.newer()):
+            self.checks.judge_by(newer)
         finding = self.checks.cheap(submission) or next(iter(self.checks.costly([submission])))
         return finding is not None and finding.check not in NOBODYS_FAULT
 
@@ -103,13 +107,17 @@ class Identity:
         self.files = 0
         self.is_spent = False
         """Whether it has handed in its planted file."""
-        wait_s = run.config.wait_s
+        wait_s = run.config.patience_s
         self.address = key.address
         with ExitStack() as opened:
             link = opened.enter_context(
                 CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
             )
-            link.join("worker", JOIN_NAME, profile=_like_others(link, key) or own_profile(run.config))
+            link.join(
+                "worker",
+                JOIN_NAME,
+                profile=_like_others(link, key) or own_profile(run.config, resolve(run.config.device_of("workers"))),
+            )
             heart = Heartbeat(link, self)
             heart.version = self._newest
             heart.on_relays = on_relays
@@ -235,7 +243,7 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
     config = run.config
     if not config.ledger.plants:
         raise ConfigError("planter: ledger.plants = 0, so the coordinator would take its bad files for a cheater's")
-    torch.set_num_threads(config.workers.threads)
+    device = set_up(config.device_of("workers"), config.workers.threads)
     taken = f"planter: another one is at work in {run.path}; a run has one planter"
     secret = Key.load(options.key) if options.key else role_key(run.path, NAME)
     plants = Plants(secret, config.name)
@@ -245,13 +253,15 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         options.link(run, NAME, status) as link,
         options.versions(run, NAME, link, status, metrics) as channel,
     ):
-        status.working("loading the base model")
-        base, policy, engine = load_engine(run, channel, computed="float32")  # as its own checks compute
+        status.working("loading the newest version")
+        first, policy, engine = load_engine(run, channel, device, computed="float32")  # as its own checks compute
         on_relays: OnRelays = channel.also_from if not options.relays else lambda _urls: None
         planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
         with Scorer(config.tasks) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
-            maker = PlantingMaker(config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks)
-            if config.model.dtype == "bfloat16":
-                maker.rates = lambda: link.rates().rates
-            Worker(NAME, config, channel, store, maker, status, metrics, base).run()
+            rounds = config.model.dtype == "bfloat16"
+            rates = RatesFollower(link.rates, read_architecture(channel.fetch(first))) if rounds else None
+            maker = PlantingMaker(
+                config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks, rates=rates
+            )
+            Worker(NAME, config, channel, store, maker, status, metrics, first).run()

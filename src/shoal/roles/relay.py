@@ -1,6 +1,7 @@
 """A relay: passes a run's versions on from other relays. It can withhold data but cannot alter it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from shoal.client.weight_source import noting
 from shoal.crypto.tls import server_context, speaks_tls
@@ -12,6 +13,8 @@ from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server
+from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import StatusFile
 
 
 def start_relay(
@@ -28,8 +31,7 @@ def start_relay(
     A relay that has joined is named in the run card, with the URL under which others reach it and the address that
     vouches for its certificate. Whether it speaks TLS follows from host and URL unless `tls` says so.
     """
-    taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
-    with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
+    with at_work(run) as (status, metrics):
         store = Store(run.path / "relay")
         context, key = None, options.own_key(run, "relay")
         if speaks_tls(host, url, tls):
@@ -37,21 +39,44 @@ def start_relay(
         own = port or free_ports([0])[0]
         server = Server(store, name="relay", host=host, port=own, public=url, context=context, address=key.address)
         own_url = url or server.url
-        with options.relay(run, status, sources, own_url) as (origin, urls, heart):
-            nearest = 0 if sources else options.nearest()
-            puller = Puller(
-                store,
-                urls,
-                origin,
-                run.config.name,
-                mirror=True,
-                name="relay",
-                own_url=server.known_as,
-                on_note=noting(metrics),
-                nearest=nearest,
-            )
+        with fetching(run, store, options, sources, own_url, server.known_as, status, metrics) as puller:
             server.facts = puller.facts
-            with puller:
-                if not sources:
-                    heart.on_relays = lambda relays: puller.also_from(others(relays, own_url))
-                serve_until_stopped(server, status, lambda: offer(puller.head.packages if puller.head else ()))
+            serve_until_stopped(server, status, lambda: offer(puller.head.packages if puller.head else ()))
+
+
+@contextmanager
+def at_work(run: RunDir) -> Iterator[tuple[StatusFile, MetricsWriter]]:
+    """The one relay in the run's directory."""
+    taken = f"relay: another one is at work in {run.path}; start it elsewhere with shoal relay --from URL"
+    with locked(run.path / "locks" / "relay", taken, wait_s=TAKEOVER_S), run.role("relay") as (status, metrics):
+        yield status, metrics
+
+
+@contextmanager
+def fetching(
+    run: RunDir,
+    store: Store,
+    options: JoinOptions,
+    sources: Sequence[str],
+    own_url: str,
+    known_as: str,
+    status: StatusFile,
+    metrics: MetricsWriter,
+) -> Iterator[Puller]:
+    """Joins as the relay at `own_url`, and fills the store with all that the run offers."""
+    with options.relay(run, status, sources, own_url) as (origin, urls, heart):
+        puller = Puller(
+            store,
+            urls,
+            origin,
+            run.config.name,
+            mirror=True,
+            name="relay",
+            own_url=known_as,
+            on_note=noting(metrics),
+            nearest=0 if sources else options.nearest(),
+        )
+        with puller:
+            if not sources:
+                heart.on_relays = lambda relays: puller.also_from(others(relays, own_url))
+            yield puller

@@ -18,16 +18,28 @@ def serve_until_stopped(
 ) -> None:
     """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
 
-    async def tell() -> None:
+    async def main() -> None:
+        await asyncio.gather(server.keep(await server.start()), *([feed()] if feed else []))
+
+    def sent() -> str:
+        return f"{server.counts['bytes_sent'] / 1e6:.0f} MB"
+
+    until_stopped_telling(main, lambda: status.working(f"serving {offered()} at {server.url}, {sent()} so far"))
+    status.done(f"served up to {offered()}, {sent()}")
+
+
+def until_stopped_telling(main: Callable[[], Coroutine[None, None, None]], tell: Callable[[], None]) -> None:
+    """Runs until SIGTERM or until `main` fails, and tells every half second."""
+
+    async def telling() -> None:
         while True:
-            status.working(f"serving {offered()} at {server.url}, {server.counts['bytes_sent'] / 1e6:.0f} MB so far")
+            tell()
             await asyncio.sleep(STATUS_S)
 
-    async def main() -> None:
-        await asyncio.gather(server.keep(await server.start()), tell(), *([feed()] if feed else []))
+    async def both() -> None:
+        await asyncio.gather(main(), telling())
 
-    until_stopped(main)
-    status.done(f"served up to {offered()}, {server.counts['bytes_sent'] / 1e6:.0f} MB")
+    until_stopped(both)
 
 
 def offer(entries: Sequence[Entry]) -> str:

@@ -24,10 +24,11 @@ from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
 from shoal.files import whole_file
 from shoal.protocol.messages import Role
+from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.run_card import Join
 from shoal.protocol.stores import RolloutStore, WeightChannel, WeightSource, roots_of
-from shoal.protocol.submission import Limits
 from shoal.rundir import RunDir, is_own, role_key, write_run_file
+from shoal.shardcast.fetch.downloader import KEEP
 from shoal.shardcast.fetch.http import distance_to
 from shoal.tasks.files import MAX_BYTES, check_foreign, is_whole, named, place_of
 from shoal.tasks.isolation.landlock import check_confinement
@@ -41,6 +42,7 @@ from shoal.wait import wait_until
 Refused = Callable[[str, str], None]
 OpenStore = Callable[[Limits | None, Refused], RolloutStore]
 LOOK_FOR_RELAYS_S = 0.5
+WORKERS_KEEP = 2  # whole versions on a worker's disk: the one in use, and the one that comes after it
 END_S = 2.0
 SAY_EVERY_S = 5.0
 # As the config has it: a coordinator that says something else is not to be hammered, nor to send a node to sleep.
@@ -79,7 +81,7 @@ class JoinOptions:
         """Joins as a worker, which computes as its profile says, or as a validator."""
         with (
             self.member(run, role, name, status, profile=profile) as (link, heart),
-            self.versions(run, name, link, status, metrics) as source,
+            self.versions(run, name, link, status, metrics, WORKERS_KEEP if role == "worker" else KEEP) as source,
         ):
             heart.version = lambda: version.number if (version := source.latest()) else None
             if not self.relays:
@@ -89,12 +91,18 @@ class JoinOptions:
 
     @contextmanager
     def versions(
-        self, run: RunDir, name: str, link: CoordinatorClient, status: StatusFile, metrics: MetricsWriter
+        self,
+        run: RunDir,
+        name: str,
+        link: CoordinatorClient,
+        status: StatusFile,
+        metrics: MetricsWriter,
+        keep: int = KEEP,
     ) -> Iterator[CastChannel]:
-        """Versions from the relays that were given, or else from those of the run card."""
-        relays = list(self.relays) or _relays(link, run.config.wait_s, status)
+        """Versions from the relays that were given, or else from those of the run card; `keep` are here at most."""
+        relays = list(self.relays) or _relays(link, run.config.patience_s, status)
         nearest = 0 if self.relays else self.nearest()
-        with _cast(run, name, relays, metrics, link.card.origin, nearest) as source:
+        with _cast(run, name, relays, metrics, link.card.origin, nearest, keep) as source:
             yield source
 
     @contextmanager
@@ -116,7 +124,7 @@ class JoinOptions:
         A relay without given sources fetches from the run's other relays, as they are before it joins them.
         """
         with self.link(run, "relay", status) as link:
-            found = sources or _relays(link, run.config.wait_s, status, besides=own_url)
+            found = sources or _relays(link, run.config.patience_s, status, besides=own_url)
         with self.member(run, "relay", "relay", status, own_url) as (link, heart):
             yield link.card.origin, found, heart
 
@@ -146,18 +154,18 @@ class JoinOptions:
 
     def link(self, run: RunDir, name: str, status: StatusFile) -> CoordinatorClient:
         """A line to the coordinator; what is waited for is the role's status."""
-        key, wait_s = self.own_key(run, name), run.config.wait_s
+        key, wait_s = self.own_key(run, name), run.config.patience_s
         join = coordinator_of(self.join, run.path)
         return CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
 
 @contextmanager
 def _cast(
-    run: RunDir, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int = 0
+    run: RunDir, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int, keep: int
 ) -> Iterator[CastChannel]:
     """Versions that `origin` signed, from relays, none of which is nearer than `nearest`."""
-    path, wait_s = run.path / "nodes" / role, run.config.wait_s
-    with CastChannel(path, relays, origin, run.config.name, role, wait_s, metrics, nearest) as channel:
+    path, wait_s = run.path / "nodes" / role, run.config.patience_s
+    with CastChannel(path, relays, origin, run.config.name, role, wait_s, metrics, nearest, keep) as channel:
         yield channel
 
 

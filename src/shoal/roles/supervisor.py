@@ -25,6 +25,7 @@ from shoal.files import disk_errors, make_directory, parse_json, read_regular, w
 from shoal.fork_server import ForkServer, can_fork
 from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
+from shoal.roles.rank_group import RankGroup
 from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, role_key, run_removed
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.watch.contributions import CONTRIBUTIONS
@@ -153,6 +154,9 @@ def start_roles(
                 continue
             log, service = run.path / "logs" / f"{name}.log", name in SERVICES
             server = None if service else fork_server
+            if name == "trainer" and config.train.ranks > 1:
+                children.append(RankGroup(name, arguments, threads, log, config.train.ranks, fork_server=server))
+                continue
             children.append(Child(name, arguments, threads, log, is_service=service, fork_server=server))
     except BaseException:
         stop_all(children)
@@ -211,7 +215,7 @@ def _others_work(run: RunDir, join: str, workers: Sequence[Child]) -> bool:
 
 def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
     """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
-    finish_s = run.config.wait_s
+    finish_s = run.config.patience_s
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
     finish_by: float | None = None
     banned: list[Child] = []
@@ -238,7 +242,7 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
             if reason := _hopeless(deaths[child.name], time.monotonic()):
                 raise ShoalError(f"{child.name} {reason}; its log ends:\n{_tail(child.log)}")
             how = f"was killed by signal {-code}" if code < 0 else f"crashed with code {code} (see {child.log})"
-            view.note(f"{child.name} {how}; starting it again")
+            view.note(f"{child.last_words().strip() or f'{child.name} {how}'}; starting it again")
             metrics.write("restart", role=child.name, code=code)
             child.restart()
         if trainer.poll() == 0:

@@ -1,36 +1,41 @@
-"""The trainer: waits for a step's rollouts, trains on them, keeps a checkpoint, publishes the next version.
+"""The trainer: waits for a step's rollouts, trains on them, publishes the next version, keeps a checkpoint.
 
 Step k uses submissions made for step k alone, so none can be used in two steps; their version is in
-k - async_level .. k because the store refuses the others. The checkpoint is written before the version is published: a
-version that anyone has seen can always be continued from, unless checkpoints are made less often than versions.
-Versions that no checkpoint backs are retracted on resume, and what was generated with them is refused by its hash.
+k - async_level .. k because the store refuses the others. A version is published first, for workers wait for it; its
+checkpoint is written while the next step goes on. Versions that no checkpoint backs are retracted on resume, and what
+was generated with them is refused by its hash.
+
+The loop runs on rank 0 alone, which is the only rank where there is one process; what the ranks of a sharded trainer do
+together is in `roles/trainer_rank.py`.
 """
 
-import copy
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-import torch
-from safetensors.torch import save_file
-
 from shoal.config import RunConfig
+from shoal.devices import set_up
 from shoal.errors import DivergedError, NoSignalError
 from shoal.files import locked, whole_directory
-from shoal.models.load import DTYPES, WEIGHTS, Policy, load, trainable
 from shoal.protocol.stores import RolloutStore, WeightChannel
 from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
 from shoal.roles.session import JoinOptions, OpenStore
+from shoal.roles.trainer_rank import Ranks
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Rates, Sampler
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from shoal.telemetry.waiting import Patience
+from shoal.train.adapter_versions import AdapterVersions
 from shoal.train.batch import StepGroups, sort_groups
-from shoal.train.checkpoint import Progress, load_checkpoint, save_checkpoint
-from shoal.train.step import StepResult, train_step
+from shoal.train.checkpoint import Progress
+from shoal.train.distributed import ALONE, World, check_same_config, joined_world
+from shoal.train.flops import utilisation
+from shoal.train.learner import build_learner
+from shoal.train.step import StepResult
 
 POLL_S = 0.01
 
@@ -43,9 +48,7 @@ class Trainer:
     config: RunConfig
     channel: WeightChannel
     store: RolloutStore
-    policy: Policy
-    reference: Policy | None
-    optimizer: torch.optim.Optimizer
+    ranks: Ranks
     status: StatusFile
     metrics: MetricsWriter
     progress: Progress = field(default_factory=lambda: Progress(0, 0, {}))
@@ -68,11 +71,12 @@ class Trainer:
             self._stop_if_diverged(step)
         self._finish_publishing()
         self._export()
+        self.ranks.end()
         self.status.done(f"{self.config.steps} steps trained")
 
     def _resume(self) -> None:
         self.status.working("loading the last checkpoint")
-        progress, damaged = load_checkpoint(self.run_dir.checkpoints, self.policy, self.optimizer)
+        progress, damaged = self.ranks.load()
         for text in damaged:
             self.metrics.write("note", text=text)
         if progress is not None:
@@ -94,7 +98,7 @@ class Trainer:
             self.status.working(f"training step {step}")
             trained = time.monotonic()
             chosen = groups.trained(self.config.train.online_filter)
-            result = train_step(self.policy, self.reference, self.optimizer, chosen, self.config, step)
+            result = self.ranks.train(chosen, step)
             if not result.off:
                 result.turned_down = turned_down
                 return submissions, groups, result, trained
@@ -116,7 +120,7 @@ class Trainer:
         online_filter = self.config.train.online_filter
         wanted = "groups with signal" if online_filter else "groups"
         groups = sort_groups(submissions, normalise=self.config.train.advantage_std)
-        patience = Patience(self.metrics, self.config.wait_s)
+        patience = Patience(self.metrics, self.config.patience_s)
         while groups.filling(online_filter) < needed:
             arrived = list(self.store.accepted(step))
             if arrived:
@@ -144,19 +148,18 @@ class Trainer:
         return submissions, groups
 
     def _advance(self, step: int, submissions: list[Submission], result: StepResult) -> None:
-        """Makes step + 1 the new state, on disk first and then for everyone."""
+        """Makes step + 1 the new state, for everyone first and then on disk."""
         if not (self.run_dir.path / RUN_FILE).exists():  # nothing of a run that was removed is to come back
             raise run_removed(self.run_dir.path)
         bad = self.progress.bad_steps + 1 if not result.losses else 0
         used = {s.lease.submission: s.version for s in submissions}
         self.progress = Progress(step + 1, bad, self.progress.used | {step: used}, self._rates(submissions))
-        last = step + 1 == self.config.steps
-        if last or (step + 1) % self.config.train.checkpoint_every == 0:
-            keep = self.config.keep.checkpoints
-            save_checkpoint(self.run_dir.checkpoints, self.policy, self.optimizer, self.progress, keep)
         self._publish()
-        if self.config.keep.rollouts:
-            self.store.forget(step + 1 - self.config.keep.rollouts)
+        every, kept = self.config.train.checkpoint_every, self.config.keep.rollouts
+        if step + 1 == self.config.steps or (step + 1) % every == 0:
+            self.ranks.save(self.progress)  # the checkpoint before is whole now; this one may never be
+            if kept:
+                self.store.forget(min(step + 1 - kept, step // every * every))
 
     def _rates(self, submissions: list[Submission]) -> Rates | None:
         """What is known of the tasks now; answers without signal tell as much of them as others."""
@@ -171,24 +174,16 @@ class Trainer:
         return self.sampler.after(self.progress.rates, answers)
 
     def _publish(self) -> None:
-        """Hands a copy of the weights to a thread that writes them: the next step does not wait for the disk."""
+        """Writes the version's files; a thread hashes and announces them, which the next step does not wait for."""
         self._finish_publishing()
-        number, dtype = self.progress.version, DTYPES[self.config.model.dtype]
-        weights = {
-            name: t.detach().to(dtype if t.is_floating_point() else t.dtype, copy=True).contiguous()
-            for name, t in self.policy.weights().items()
-        }
-
         rates = self.progress.rates
         table = self.sampler.table(rates) if self.sampler is not None and rates is not None else None
-
-        def write() -> None:
-            with self.channel.publish(number) as staging:
-                save_file(weights, staging / WEIGHTS)
-                if table is not None:
-                    (staging / TABLE).write_text(table.to_json())
-
-        self.publishing = self.publisher.submit(write)
+        with ExitStack() as stack:
+            staging = stack.enter_context(self.channel.publish(self.progress.version))
+            stack.callback(self.ranks.publish(staging))
+            if table is not None:
+                (staging / TABLE).write_text(table.to_json())
+            self.publishing = self.publisher.submit(stack.pop_all().close)
 
     def _finish_publishing(self) -> None:
         """Waits until the last version is out; what went wrong with it is raised here."""
@@ -205,7 +200,7 @@ class Trainer:
         began: float,
         trained: float,
     ) -> None:
-        now = time.monotonic()
+        now, learner = time.monotonic(), self.ranks.learner
         chosen = groups.trained(self.config.train.online_filter)
         samples = [s for g in chosen for s in g.samples]
         lag = [step - g.version for g in chosen]
@@ -219,7 +214,7 @@ class Trainer:
             reward_parts=groups.parts,
             completion_tokens_mean=sum(len(r.completion) for r in everything) / len(everything),
             truncated=sum(r.finish == "length" for r in everything) / len(everything),
-            lr=self.optimizer.param_groups[0]["lr"],
+            lr=learner.optimizer.param_groups[0]["lr"],
             samples=len(samples),
             samples_seen=len(everything),
             groups=len(chosen),
@@ -231,6 +226,7 @@ class Trainer:
             submissions=[s.lease.submission for s in submissions],
             versions=sorted({s.version for s in submissions}),
             tokens_per_s=result.tokens / (now - trained),
+            **utilisation(learner, self.config, result.forward_tokens, now - trained),
             train_s=now - trained,
             step_s=now - began,
             skipped=not result.losses,
@@ -267,10 +263,14 @@ class Trainer:
 
     def _export(self) -> None:
         """The trained policy as an ordinary model directory."""
+        policy, weights = self.ranks.learner.policy, self.ranks.gather()
         target = self.run_dir.path / "model"
         with whole_directory(target, durable=True, replace=True) as staging:  # a shorter run may have left one
-            self.policy.model.save_pretrained(staging)
-            self.policy.tokenizer.save_pretrained(staging)
+            if self.ranks.adapters is not None:
+                self.ranks.adapters.write_model(staging, weights)
+                return
+            policy.model.save_pretrained(staging, state_dict=weights)
+            policy.tokenizer.save_pretrained(staging)
 
 
 def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
@@ -291,34 +291,41 @@ def _no_signal(step: int, groups: StepGroups, config: RunConfig) -> str:
 
 
 def start_trainer(run: RunDir, options: JoinOptions) -> None:
-    """Runs the trainer of a run in this process until the run is done."""
-    torch.set_num_threads(run.config.train.threads)
-    taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
-    with (
-        locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S),
-        run.role("trainer") as (status, metrics),
-        options.trainer(run, status) as (channel, open_store),
-    ):
-        build_trainer(run, channel, open_store, status, metrics).run()
+    """Runs a trainer in this process until the run is done: all of it, or one rank of it under torchrun."""
+    device = set_up(run.config.device_of("train"), run.config.train.threads, "train.device")
+    with joined_world(device) as world:
+        check_same_config(world, run.config)
+        if not world.is_first:
+            Ranks(build_learner(run.base_model, run.config, world), run.config, run.checkpoints).follow()
+            return
+        taken = f"trainer: another one is at work in {run.path}; a run has one trainer"
+        with (
+            locked(run.path / "locks" / "trainer", taken, wait_s=TAKEOVER_S),
+            run.role("trainer") as (status, metrics),
+            options.trainer(run, status) as (channel, open_store),
+        ):
+            build_trainer(run, channel, open_store, status, metrics, world).run()
 
 
 def build_trainer(
-    run: RunDir, channel: WeightChannel, open_store: OpenStore, status: StatusFile, metrics: MetricsWriter
+    run: RunDir,
+    channel: WeightChannel,
+    open_store: OpenStore,
+    status: StatusFile,
+    metrics: MetricsWriter,
+    world: World = ALONE,
 ) -> Trainer:
     """A trainer with the base model, a fresh optimizer and what the config calls for; `run` loads its checkpoint."""
-    config, train = run.config, run.config.train
+    config = run.config
     status.working("loading the base model")
-    policy = load(run.base_model)
-    reference = None
-    if train.loss.kl_coef > 0:
-        reference = copy.deepcopy(policy)
-        reference.model.requires_grad_(False)
-    parameters = [p for _, p in trainable(policy.model)]
-    optimizer = torch.optim.AdamW(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+    ranks = Ranks(build_learner(run.base_model, config, world), config, run.checkpoints)
+    if config.train.lora is not None:
+        ranks.adapters = AdapterVersions(run, config.train.lora)
     store = open_store(
-        limits_of(config, policy.vocab), lambda file, reason: metrics.write("refused", file=file, reason=reason)
+        limits_of(config, ranks.learner.policy.vocab),
+        lambda file, reason: metrics.write("refused", file=file, reason=reason),
     )
-    trainer = Trainer(run, config, channel, store, policy, reference, optimizer, status, metrics)
+    trainer = Trainer(run, config, channel, store, ranks, status, metrics)
     if config.sampler.kind != "uniform":
         trainer.sampler = Sampler(build_source(config.tasks), config.sampler)
     return trainer

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 
-import torch
-
 from shoal.client.client import CoordinatorClient
 from shoal.client.honest_rates import RatesFollower
 from shoal.client.verdict_writer import Judged, VerdictWriter
 from shoal.client.voting import Juror
+from shoal.devices import set_up
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
 from shoal.files import locked
 from shoal.models.load import load_as
@@ -107,7 +106,7 @@ class Validator:
     def run(self) -> None:
         """Judges until the last version is out."""
         config = self.run_dir.config
-        patience = Patience(self.metrics, config.wait_s)
+        patience = Patience(self.metrics, config.patience_s)
         while True:
             newest = self.channel.latest()
             if newest is None:
@@ -307,7 +306,7 @@ def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
 def start_validator(run: RunDir, options: JoinOptions) -> None:
     """Runs the validator of a run in this process until the run is done."""
     config = run.config
-    torch.set_num_threads(config.audit.threads)
+    device = set_up(config.device_of("audit"), config.audit.threads)
     taken = f"validator: another one is at work in {run.path}; a run has one validator"
     with (
         locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
@@ -315,9 +314,9 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
         options.session(run, "validator", "validator", status, metrics) as session,
     ):
         channel = session.weights
-        status.working("loading the base model")
-        base = run.base_version(channel)
-        policy = load_as(channel.fetch(base), config.model.dtype, "float32")
+        status.working("loading the newest version")
+        first, folder = run.first_version(channel)
+        policy = load_as(folder, config.model.dtype, "float32", device)
         store = session.open_store(limits_of(config, policy.vocab), ignore_refused)
 
         with Scorer(config.tasks) as judge, ExitStack() as lines:
@@ -325,13 +324,11 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
             votes = Votes(run.path / "nodes" / "votes.jsonl")
-            validator = Validator(run, channel, store, checks, audits, status, metrics, base, strikes, votes)
+            validator = Validator(run, channel, store, checks, audits, status, metrics, first, strikes, votes)
             # A connection of its own: votes are sent while files are judged.
-            own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.wait_s))
+            own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.patience_s))
             if config.model.dtype == "bfloat16":
-                validator.rates = RatesFollower(
-                    session.link.rates, read_architecture(channel.fetch(base)), _noter(metrics)
-                )
+                validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
                 validator.judge_by(validator.rates.table)
             validator.juror = Juror(own, votes, run.path / "nodes" / "head.json")
             validator.run()

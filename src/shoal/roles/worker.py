@@ -1,17 +1,19 @@
 """The worker: takes a lease, generates with the version that it names, scores, submits; again until the run is done."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from shoal.config import RunConfig
+from shoal.devices import set_up
 from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
 from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
-from shoal.models.load import Policy, load_as, read_weights
+from shoal.models.load import Policy, load_as
 from shoal.models.this_machine import this_profile
+from shoal.models.version_reader import VersionReader
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
 from shoal.roles.session import JoinOptions, ignore_refused
@@ -39,6 +41,10 @@ class Worker:
     status: StatusFile
     metrics: MetricsWriter
     loaded: Version
+    _reader: VersionReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = VersionReader(self.channel, self.config.model.dtype)
 
     def run(self) -> None:
         """Works until the last version is out."""
@@ -64,7 +70,7 @@ class Worker:
 
         For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
         """
-        patience = Patience(self.metrics, self.config.wait_s)
+        patience = Patience(self.metrics, self.config.patience_s)
         look_again = time.monotonic() + LOOK_FOR_LEASES_S
         while self.channel.latest() == version:
             self.status.waiting(f"policy version {version.number + 1}", "trainer", None)
@@ -81,7 +87,7 @@ class Worker:
             return True
         self.status.working(f"loading version {version.number}")
         try:
-            weights = read_weights(self.channel.fetch(version), self.config.model.dtype)
+            weights = self._reader.read(self.channel.fetch(version))
         except (WeightsError, ModelError) as error:
             if self.channel.latest() == version:
                 raise
@@ -135,37 +141,40 @@ class Worker:
         )
 
 
-def load_engine(run: RunDir, channel: WeightSource, computed: str | None = None) -> tuple[Version, Policy, TorchEngine]:
-    """The run's base model, and an engine that answers with it as this machine's settings say, or in another format."""
+def load_engine(
+    run: RunDir, channel: WeightSource, device: torch.device, computed: str | None = None
+) -> tuple[Version, Policy, TorchEngine]:
+    """The run's newest version, and an engine that answers with it as this machine's settings say, or in a format."""
     config = run.config
-    base = run.base_version(channel)
+    first, folder = run.first_version(channel)
     held = config.model.dtype
-    policy = load_as(channel.fetch(base), held, computed or config.workers.dtype or held)
+    policy = load_as(folder, held, computed or config.workers.dtype or held, device)
     engine = TorchEngine(
         policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
     )
-    return base, policy, engine
+    return first, policy, engine
 
 
-def own_profile(config: RunConfig) -> str:
+def own_profile(config: RunConfig, device: torch.device) -> str:
     """How a worker of this machine computes, as its settings say."""
-    return this_profile(config.workers.dtype or config.model.dtype).name
+    return this_profile(config.workers.dtype or config.model.dtype, device).name
 
 
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
-    torch.set_num_threads(config.workers.threads)
+    device = set_up(config.device_of("workers"), config.workers.threads)
+    profile = options.profile or own_profile(config, device)
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
-        options.session(run, "worker", name, status, metrics, options.profile or own_profile(config)) as session,
+        options.session(run, "worker", name, status, metrics, profile) as session,
     ):
         channel = session.weights
-        status.working("loading the base model")
-        base, policy, engine = load_engine(run, channel)
+        status.working("loading the newest version")
+        first, policy, engine = load_engine(run, channel, device)
         kind = Maker
         if attack is not None:
             from shoal.attacks import attack_named
@@ -174,4 +183,4 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
         with Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
             maker = kind(config, policy, engine, judge.tasks, judge, store.table)
-            Worker(session.node, config, channel, store, maker, status, metrics, base).run()
+            Worker(session.node, config, channel, store, maker, status, metrics, first).run()

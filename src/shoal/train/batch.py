@@ -3,26 +3,32 @@
 Groups without signal are set apart here; what is trained on is dealt into optimizer batches and packed first-fit
 decreasing into a token budget. A group's prompt is packed once with all its answers, so packing works on groups; one
 that does not fit the budget is cut into pieces that do.
+
+Tokens stay in arrays all the way: a micro-batch is a handful of tensors, concatenated from views of the files' tables.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.models.attention import Packed, SharedPrompt
-from shoal.protocol.submission import Rollout, Submission, read_parts
+from shoal.protocol.rollout import Rollout, Tokens, read_parts
+from shoal.protocol.submission import Submission
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.bin_packing import first_fit_decreasing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """The samples of one prompt, with advantages that the trainer computed itself."""
 
-    prompt: list[int]
+    prompt: Tokens
     samples: list[Rollout]
     advantages: list[float]
     version: int
@@ -100,27 +106,76 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
     return StepGroups(signal, flat, seen, all_right, all_wrong, failed, error, mean, solve_rate, means)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class MicroBatch:
     """Samples packed into one forward pass, and the tokens in it that the loss is about.
+
+    Its fields are tensors and nothing else, so it is sent to another process field by field. What has one value per
+    sample is stored once per sample; the properties that end in `_A` have it for every loss token.
 
     Loss token a is predicted from row `source_A[a]` of the packed row; the last token of an answer predicts nothing and
     is not even fed.
     """
 
     ids_1T: Tensor
-    layout: Packed
-    source_A: Tensor
     target_A: Tensor
-    sample_A: Tensor
-    advantage_A: Tensor
     engine_logp_A: Tensor
-    version_A: Tensor
-    """The policy version that sampled each token."""
-    submission_A: Tensor
-    """The file that each token came in."""
-    rollouts: list[Rollout]
-    """The samples themselves, in the order of their tokens."""
+    prompt_G: Tensor
+    """Tokens of each group's prompt."""
+    answers_G: Tensor
+    """Samples of each group."""
+    length_S: Tensor
+    """Tokens of each answer, the last one included."""
+    advantage_S: Tensor
+    version_S: Tensor
+    submission_S: Tensor
+    number_S: Tensor
+    """Place of each sample among all that were packed, group after group."""
+
+    @cached_property
+    def layout(self) -> Packed:
+        fed = [tuple((part - 1).tolist()) for part in self.length_S.split(self.answers_G.tolist())]
+        families = map(SharedPrompt, self.prompt_G.tolist(), fed)
+        return Packed(list(families), self.ids_1T.device)
+
+    @property
+    def source_A(self) -> Tensor:
+        # Before its first token stands the prompt's end, before each of the others the one before it.
+        starts_S = torch.tensor(self.layout.answer_starts, device=self.length_S.device)
+        begin_S = self.length_S.cumsum(0) - self.length_S
+        source_A = self._spread(starts_S - begin_S - 1) + torch.arange(len(self.target_A), device=starts_S.device)
+        ends_G = torch.tensor(self.layout.starts, device=starts_S.device) + self.prompt_G - 1
+        source_A[begin_S] = ends_G.repeat_interleave(self.answers_G, output_size=len(self.length_S))
+        return source_A
+
+    @property
+    def sample_A(self) -> Tensor:
+        return self._spread(torch.arange(len(self.length_S), device=self.length_S.device))
+
+    @property
+    def advantage_A(self) -> Tensor:
+        return self._spread(self.advantage_S)
+
+    @property
+    def version_A(self) -> Tensor:
+        """The policy version that sampled each token."""
+        return self._spread(self.version_S)
+
+    @property
+    def submission_A(self) -> Tensor:
+        """The file that each token came in."""
+        return self._spread(self.submission_S)
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same where it is computed. The layout, which is numbers on the host, is not made again."""
+        if self.ids_1T.device == device:
+            return self
+        moved = MicroBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+        moved.__dict__["layout"] = self.layout
+        return moved
+
+    def _spread(self, values_S: Tensor) -> Tensor:
+        return values_S.repeat_interleave(self.length_S, output_size=len(self.target_A))
 
 
 def deal(groups: Sequence[Group], parts: int, rng: Random) -> list[list[Group]]:
@@ -132,50 +187,52 @@ def deal(groups: Sequence[Group], parts: int, rng: Random) -> list[list[Group]]:
 
 def pack(groups: Sequence[Group], budget: int) -> list[MicroBatch]:
     """Micro-batches of at most `budget` tokens that hold every sample exactly once."""
-    pieces = [piece for group in groups for piece in _pieces(group, budget)]
-    sizes = [_size(piece) for piece in pieces]
-    return [_micro_batch([pieces[i] for i in bin_]) for bin_ in first_fit_decreasing(sizes, budget)]
+    firsts = accumulate((len(group.samples) for group in groups), initial=0)
+    pieces = [piece for group, first in zip(groups, firsts, strict=False) for piece in _pieces(group, first, budget)]
+    bins = first_fit_decreasing([piece.tokens for piece in pieces], budget)
+    return [_micro_batch([pieces[i] for i in bin_]) for bin_ in bins]
 
 
-def _size(group: Group) -> int:
-    return len(group.prompt) + sum(len(sample.completion) - 1 for sample in group.samples)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Samples of a group that are packed with one copy of its prompt: those that `numbers` has."""
+
+    group: Group
+    numbers: range
+    first: int
+    """Place of the group's first sample among all that are packed."""
+    tokens: int
+
+    @property
+    def samples(self) -> list[Rollout]:
+        return [self.group.samples[n] for n in self.numbers]
 
 
-def _pieces(group: Group, budget: int) -> Iterator[Group]:
+def _pieces(group: Group, first: int, budget: int) -> Iterator[_Piece]:
     """The group whole if it fits, or else cut into runs of samples that each fit with a copy of the prompt."""
-    first, used = 0, len(group.prompt)
+    begin, used = 0, len(group.prompt)
     for number, sample in enumerate(group.samples):
         cost = len(sample.completion) - 1
-        if used + cost > budget and number > first:
-            yield replace(group, samples=group.samples[first:number], advantages=group.advantages[first:number])
-            first, used = number, len(group.prompt)
+        if used + cost > budget and number > begin:
+            yield _Piece(group, range(begin, number), first, used)
+            begin, used = number, len(group.prompt)
         used += cost
-    yield replace(group, samples=group.samples[first:], advantages=group.advantages[first:])
+    yield _Piece(group, range(begin, len(group.samples)), first, used)
 
 
-def _micro_batch(groups: Sequence[Group]) -> MicroBatch:
-    layout = Packed([SharedPrompt(len(g.prompt), tuple(len(s.completion) - 1 for s in g.samples)) for g in groups])
-    ids: list[int] = []
-    source: list[Tensor] = []
-    samples = [(g, s, a) for g in groups for s, a in zip(g.samples, g.advantages, strict=True)]
-    answer_starts = iter(layout.answer_starts)
-    for group, prompt_start in zip(groups, layout.starts, strict=True):
-        ids += group.prompt
-        prompt_end = torch.tensor([prompt_start + len(group.prompt) - 1])
-        for sample in group.samples:
-            ids += sample.completion[:-1]
-            start = next(answer_starts)
-            source.append(torch.cat([prompt_end, torch.arange(start, start + len(sample.completion) - 1)]))
-    lengths = torch.tensor([len(s.completion) for _, s, _ in samples])
+def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
+    samples = [sample for piece in pieces for sample in piece.samples]
+    fed = [ids for piece in pieces for ids in (piece.group.prompt, *(s.completion[:-1] for s in piece.samples))]
+    numbered = [(piece, n) for piece in pieces for n in piece.numbers]
     return MicroBatch(
-        ids_1T=torch.tensor([ids]),
-        layout=layout,
-        source_A=torch.cat(source),
-        target_A=torch.tensor([token for _, s, _ in samples for token in s.completion]),
-        sample_A=torch.arange(len(samples)).repeat_interleave(lengths),
-        advantage_A=torch.tensor([a for _, _, a in samples]).repeat_interleave(lengths),
-        engine_logp_A=torch.tensor([p for _, s, _ in samples for p in s.logprobs]),
-        version_A=torch.tensor([g.version for g, _, _ in samples]).repeat_interleave(lengths),
-        submission_A=torch.tensor([g.submission for g, _, _ in samples]).repeat_interleave(lengths),
-        rollouts=[s for _, s, _ in samples],
+        ids_1T=torch.from_numpy(np.concatenate(fed, dtype=np.int64)).unsqueeze(0),
+        target_A=torch.from_numpy(np.concatenate([s.completion for s in samples], dtype=np.int64)),
+        engine_logp_A=torch.from_numpy(np.concatenate([s.logprobs for s in samples])),
+        prompt_G=torch.tensor([len(piece.group.prompt) for piece in pieces]),
+        answers_G=torch.tensor([len(piece.numbers) for piece in pieces]),
+        length_S=torch.tensor([len(s.completion) for s in samples]),
+        advantage_S=torch.tensor([piece.group.advantages[n] for piece, n in numbered]),
+        version_S=torch.tensor([piece.group.version for piece, _ in numbered]),
+        submission_S=torch.tensor([piece.group.submission for piece, _ in numbered]),
+        number_S=torch.tensor([piece.first + n for piece, n in numbered]),
     )

@@ -17,14 +17,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from shoal.devices import CPU
 from shoal.errors import ConfigError, DivergedError, TaskError
 from shoal.files import whole_directory
 from shoal.models.load import Policy, load
 from shoal.models.tiny import DEMONSTRATIONS
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import bare_rollout
 from shoal.tasks.source import TaskSource
 from shoal.train.batch import Group, pack
-from shoal.train.step import logprobs
+from shoal.train.scorer import logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def fit(
         total = sum(m.target_A.numel() for m in packed)
         loss = 0.0
         for m in packed:
-            logp_A, _ = logprobs(policy, m, 1.0)
+            logp_A, _ = logprobs(policy, m.to(policy.device), 1.0)
             share = -logp_A.sum() / total
             torch.autograd.backward(share)
             loss += float(share.detach())
@@ -86,21 +87,8 @@ def _batches(examples: Sequence[Group], config: SftConfig) -> Iterator[list[Grou
 def example(policy: Policy, prompt: list[int], answer: str) -> Group:
     """A prompt with the answer to learn and the token that ends it."""
     ids = [*policy.tokenizer.encode(answer, add_special_tokens=False), min(policy.eos_ids)]
-    sample = Rollout(
-        group=0,
-        sample=0,
-        source="sft",
-        task=0,
-        prompt=prompt,
-        completion=ids,
-        logprobs=[0.0] * len(ids),
-        finish="eos",
-        reward=1.0,
-        advantage=1.0,
-        error="",
-        proof=b"",
-    )
-    return Group(prompt, [sample], [1.0], 0)
+    sample = bare_rollout(prompt, ids)
+    return Group(sample.prompt, [sample], [1.0], 0)
 
 
 def from_source(policy: Policy, source: TaskSource, count: int) -> list[Group]:
@@ -170,12 +158,13 @@ def fit_model(
     examples_of: Callable[[Policy], list[Group]],
     config: SftConfig,
     console: Console,
+    device: torch.device = CPU,
 ) -> None:
     """What the command does: loads, learns with a bar, and writes an ordinary model directory."""
     if out.exists():
         raise ConfigError(f"--out {out}: already exists; give another name or remove it")
     with console.status(f"loading {model}") as shown:
-        policy = load(model)
+        policy = load(model, device=device)
         shown.update("reading examples")
         examples = examples_of(policy)
     longest = max(len(group.prompt) + len(group.samples[0].completion) for group in examples)

@@ -8,6 +8,7 @@ changes no weight, and weights that would not be finite, or give log-probs that 
 step is left out and counted.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -15,12 +16,16 @@ from random import Random
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shoal.config import RunConfig
-from shoal.models.load import Policy
-from shoal.rl.logprobs import chosen_logprobs
 from shoal.rl.loss import LossInputs, LossOutputs, compute_loss
 from shoal.train.batch import Group, MicroBatch, deal, pack
+from shoal.train.dealing import Share, dealt, empty_turn, scatter
+from shoal.train.distributed import World
+from shoal.train.learner import Learner
+from shoal.train.optimizer import local
+from shoal.train.scorer import Scorer
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class StepResult:
     ratio_max: float = 0.0
     fresh_tokens: int = 0
     mismatch_sum: float = 0.0
+    mismatch_kl_sum: float = 0.0
     mismatch_max: float = 0.0
     drift_sum: float = 0.0
     forward_tokens: int = 0
@@ -43,11 +49,24 @@ class StepResult:
     """Files with log-probs that are not this policy's, and by how much; if there are any, nothing was changed."""
     turned_down: int = 0
 
+    def add_up(self, world: World) -> None:
+        """Makes sums and maxima those of all ranks. Losses and gradient norms are everybody's already."""
+        names = ("tokens", "fresh_tokens", "forward_tokens", "forward_budget")
+        sums = ("mismatch_sum", "mismatch_kl_sum", "drift_sum")
+        kinds = ("policy_loss", "kl", "entropy", "clipped_high", "clipped_low")
+        own = [*(float(getattr(self, name)) for name in names + sums), *(self.sums.get(kind, 0.0) for kind in kinds)]
+        found = world.sum(own)
+        for name, value in zip(names + sums, found, strict=False):
+            setattr(self, name, int(value) if name in names else value)
+        self.sums = dict(zip(kinds, found[len(names + sums) :], strict=True))
+        self.ratio_max, self.mismatch_max = world.max([self.ratio_max, self.mismatch_max])
+
     def metrics(self) -> dict[str, float]:
         """Means over tokens.
 
         `mismatch` compares trainer and engine on the same weights, so it knows only tokens that the newest version
-        sampled, and is NaN without any; `drift` is how far the policy has moved since it sampled, over all tokens.
+        sampled, and is NaN without any; `mismatch_kl` is the k3 estimate of KL(engine || trainer) from the same tokens;
+        `drift` is how far the policy has moved since it sampled, over all tokens.
         """
         tokens = max(self.tokens, 1)
         finite = max(len(self.losses), 1)
@@ -60,6 +79,7 @@ class StepResult:
             "clip_low": self.sums.get("clipped_low", 0.0) / tokens,
             "ratio_max": self.ratio_max,
             "mismatch": self.mismatch_sum / self.fresh_tokens if self.fresh_tokens else nan,
+            "mismatch_kl": self.mismatch_kl_sum / self.fresh_tokens if self.fresh_tokens else nan,
             "mismatch_max": self.mismatch_max if self.fresh_tokens else nan,
             "drift": self.drift_sum / tokens,
             "updates_skipped": self.skipped,
@@ -69,45 +89,51 @@ class StepResult:
         }
 
 
-def logprobs(policy: Policy, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of a micro-batch's loss tokens under the sampling distribution."""
-    hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
-    return chosen_logprobs(
-        hidden_TD[batch.source_A], policy.head, batch.target_A, temperature=temperature, vocab=policy.vocab
-    )
+def plan_step(groups: Sequence[Group], config: RunConfig, step: int, ranks: int = 1) -> list[list[Share]]:
+    """A step's optimizer batches, each as the shares of all ranks."""
+    train = config.train
+    parts = deal(groups, min(train.optimizer_steps, len(groups)), Random(f"{config.seed}:{step}"))
+    budget = train.token_budget
+    return [dealt(pack(part, budget), pack(part[:1], budget)[0], ranks) for part in parts]
 
 
-def train_step(
-    policy: Policy,
-    reference: Policy | None,
-    optimizer: torch.optim.Optimizer,
-    groups: Sequence[Group],
-    config: RunConfig,
-    step: int,
-) -> StepResult:
-    """All optimizer steps on one step's groups. Recomputed log-probs are those from before the first of them."""
-    train, temperature = config.train, config.sampling.temperature
-    dealt = deal(groups, min(train.optimizer_steps, len(groups)), Random(f"{config.seed}:{step}"))
-    batches = [pack(part, train.token_budget) for part in dealt]
+def train_step(learner: Learner, groups: Sequence[Group] | None, config: RunConfig, step: int) -> StepResult:
+    """All optimizer steps on one step's groups. Recomputed log-probs are those from before the first of them.
+
+    Every rank calls it; the groups are rank 0's, and its result is that of all ranks.
+    """
+    world = learner.world
+    plan = plan_step(groups, config, step, world.size) if groups is not None else None
+    shares = scatter(plan, world)
     # With a single optimizer step its own forward pass gives the recomputed log-probs: nothing has changed before it.
-    ahead = len(batches) > 1
-    with torch.no_grad():
-        now = [[logprobs(policy, m, temperature)[0] if ahead else None for m in batch] for batch in batches]
-        base = [[logprobs(reference, m, temperature)[0] if reference else None for m in batch] for batch in batches]
+    ahead = len(shares) > 1
+    now = [_scored(learner.scorer if ahead else None, share, config, world) for share in shares]
+    base = [_scored(learner.reference, share, config, world) for share in shares]
     result = StepResult()
     if ahead:
-        for m, now_A in ((m, now_A) for pair in zip(batches, now, strict=True) for m, now_A in zip(*pair, strict=True)):
-            assert now_A is not None
-            _note_off(result, m, now_A, config, step)
-        if result.off:
+        for share, now_of_turns in zip(shares, now, strict=True):
+            for m, now_A in zip(share.turns, now_of_turns, strict=True):
+                if m is not None and now_A is not None:
+                    _note_off(result, m, now_A, config, step)
+        if _anyone_off(result, world):
             return result
-    for number, batch in enumerate(batches):
-        update = step * train.optimizer_steps + number + 1
-        for group in optimizer.param_groups:
+    for number, share in enumerate(shares):
+        update = step * config.train.optimizer_steps + number + 1
+        for group in learner.optimizer.param_groups:
             group["lr"] = learning_rate(config, update)
-        probe = pack(dealt[number][:1], train.token_budget)[0]
-        _optimizer_step(policy, optimizer, batch, now[number], base[number], probe, config, step, result)
+        _optimizer_step(learner, share, now[number], base[number], config, step, result)
+    result.add_up(world)
     return result
+
+
+@torch.no_grad()
+def _scored(scorer: Scorer | None, share: Share, config: RunConfig, world: World) -> list[Tensor | None]:
+    """Log-probs of a share's tokens, turn by turn; none without a scorer, nor for an empty turn."""
+    if scorer is None:
+        return [None] * len(share.turns)
+    temperature = config.sampling.temperature
+    found = (scorer((m or empty_turn()).to(world.device), temperature)[0] for m in share.turns)
+    return [None if m is None else logp_A.cpu() for m, logp_A in zip(share.turns, found, strict=True)]
 
 
 def learning_rate(config: RunConfig, update: int) -> float:
@@ -120,50 +146,85 @@ def learning_rate(config: RunConfig, update: int) -> float:
 
 
 def _optimizer_step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[MicroBatch],
+    learner: Learner,
+    share: Share,
     now: Sequence[Tensor | None],
     base: Sequence[Tensor | None],
-    probe: MicroBatch,
     config: RunConfig,
     step: int,
     result: StepResult,
 ) -> None:
-    total = sum(m.target_A.numel() for m in batch)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    world, optimizer = learner.world, learner.optimizer
     optimizer.zero_grad(set_to_none=True)
+    loss = accumulate(learner, share, now, base, config, step, result)
+    if _anyone_off(result, world):
+        optimizer.zero_grad(set_to_none=True)
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = _clipped_norm(parameters, config.train.grad_clip)
+    # Sums over all ranks: what is not finite on one is not finite on any, and all skip alike.
+    (loss,) = world.sum([loss])
+    if not (isfinite(loss) and isfinite(norm)):
+        result.skipped += 1
+        optimizer.zero_grad(set_to_none=True)
+        return
+    optimizer.step()
+    if not world.all(_is_sound(learner, parameters, share.probe, config.sampling.temperature)):
+        # The moments stay: they hold a gradient, which was finite.
+        optimizer.undo()
+        result.skipped += 1
+    else:
+        result.losses.append(loss)
+        result.grad_norms.append(norm)
+    optimizer.zero_grad(set_to_none=True)
+
+
+def accumulate(
+    learner: Learner,
+    share: Share,
+    now: Sequence[Tensor | None],
+    base: Sequence[Tensor | None],
+    config: RunConfig,
+    step: int,
+    result: StepResult,
+) -> float:
+    """Adds the gradient of a share's turns to the parameters', and says this rank's part of the loss."""
+    device, temperature = learner.world.device, config.sampling.temperature
     loss = 0.0
-    for m, now_A, base_A in zip(batch, now, base, strict=True):
-        logp_A, entropy_A = logprobs(policy, m, config.sampling.temperature)
-        recomputed_A = logp_A.detach() if now_A is None else now_A
+    for turn, now_A, base_A in zip(share.turns, now, base, strict=True):
+        m = (turn or empty_turn()).to(device)
+        logp_A, entropy_A = learner.scorer(m, temperature)
+        if turn is None:
+            torch.autograd.backward((logp_A.sum() + entropy_A.sum()) * 0.0)
+            continue
+        recomputed_A = logp_A.detach() if now_A is None else now_A.to(device)
         old_A = m.engine_logp_A if config.train.old_logprobs == "sampled" else recomputed_A
-        inputs = LossInputs(logp_A, old_A, m.advantage_A, m.sample_A, entropy_A, base_A)
-        out = compute_loss(inputs, config.train.loss, total_tokens=total)
+        reference_A = None if base_A is None else base_A.to(device)
+        inputs = LossInputs(logp_A, old_A, m.advantage_A, m.sample_A, entropy_A, reference_A)
+        out = compute_loss(inputs, config.train.loss, total_tokens=share.tokens)
         torch.autograd.backward(out.loss)
         loss += float(out.loss.detach())
         if now_A is None:
             _note_off(result, m, recomputed_A, config, step)
         _count(result, m, recomputed_A, m.version_A == step, out, config.train.token_budget)
-    if result.off:
-        optimizer.zero_grad(set_to_none=True)
-        return
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip))
-    if not (isfinite(loss) and isfinite(norm)):
-        result.skipped += 1
-        optimizer.zero_grad(set_to_none=True)
-        return
-    before = [p.detach().clone() for p in parameters]
-    optimizer.step()
-    if not _is_sound(policy, parameters, probe, config.sampling.temperature):
-        # The moments stay: they hold a gradient, which was finite.
-        with torch.no_grad():
-            for parameter, old in zip(parameters, before, strict=True):
-                parameter.copy_(old)
-        result.skipped += 1
-        return
-    result.losses.append(loss)
-    result.grad_norms.append(norm)
+    return loss
+
+
+@torch.no_grad()
+def _clipped_norm(parameters: Sequence[Tensor], most: float) -> float:
+    """Scales the gradient down to a norm of `most`, and gives the norm that it had, over all ranks' shares."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, most)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _anyone_off(result: StepResult, world: World) -> bool:
+    """Whether a file's log-probs are off on any rank; rank 0 then knows all such files."""
+    if world.all(not result.off):
+        return False
+    for text in world.texts(json.dumps(result.off)):
+        for number, gap in json.loads(text).items():
+            result.off[int(number)] = max(gap, result.off.get(int(number), 0.0))
+    return True
 
 
 def _note_off(result: StepResult, m: MicroBatch, recomputed_A: Tensor, config: RunConfig, step: int) -> None:
@@ -182,22 +243,23 @@ def _note_off(result: StepResult, m: MicroBatch, recomputed_A: Tensor, config: R
 
 
 @torch.no_grad()
-def _is_sound(policy: Policy, parameters: Sequence[Tensor], probe: MicroBatch, temperature: float) -> bool:
-    """Whether weights are finite, and the log-probs that they give to one group."""
-    return all(bool(p.isfinite().all()) for p in parameters) and bool(
-        logprobs(policy, probe, temperature)[0].isfinite().all()
-    )
+def _is_sound(learner: Learner, parameters: Sequence[Tensor], probe: MicroBatch, temperature: float) -> bool:
+    """Whether this rank's weights are finite, and the log-probs that all weights give to one group."""
+    logp_A, _ = learner.scorer(probe.to(learner.world.device), temperature)
+    return bool(logp_A.isfinite().all()) and all(bool(local(p).isfinite().all()) for p in parameters)
 
 
 def _count(
     result: StepResult, m: MicroBatch, recomputed_A: Tensor, fresh_A: Tensor, out: LossOutputs, budget: int
 ) -> None:
-    difference_A = (recomputed_A - m.engine_logp_A).abs()
+    log_ratio_A = recomputed_A - m.engine_logp_A
+    difference_A = log_ratio_A.abs()
     result.tokens += m.target_A.numel()
     result.drift_sum += float(difference_A.sum())
     if bool(fresh_A.any()):
         result.fresh_tokens += int(fresh_A.sum())
         result.mismatch_sum += float(difference_A[fresh_A].sum())
+        result.mismatch_kl_sum += float((log_ratio_A.expm1() - log_ratio_A)[fresh_A].sum())
         result.mismatch_max = max(result.mismatch_max, float(difference_A[fresh_A].max()))
     result.ratio_max = max(result.ratio_max, float(out.ratio_max))
     result.forward_tokens += m.layout.tokens

@@ -13,10 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shoal.generate.sampling import NoiseStream, Words, shortfalls
+from shoal.devices import sums_dtype, to_numpy
+from shoal.generate.sampling import NoiseStream, Words
 from shoal.models.load import Policy
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import Rollout
 from shoal.train.batch import Group, pack
+from shoal.validate.vocabulary_sums import BLOCK, VocabularySums
 
 Floats = npt.NDArray[np.float64]
 # Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
@@ -26,8 +28,10 @@ TILTS = (-0.5, -0.25, 0.25, 0.5)
 UNLIKELY = (1e-2, 1e-3, 1e-4, 1e-5)
 # Temperatures that a cheat may have sampled at instead, in multiples of the run's.
 WARMER = (0.9, 1.1)
-# Logits that exist at a time: 16 MB of them.
-MAX_LOGITS = 1 << 22
+# Powers whose sums over the vocabulary numeric evidence needs.
+NUMERIC = (1.0, 2.0, *(1 / times for times in WARMER))
+# Logits that exist at a time where whole rows are needed: 16 MB of them; and noise that does: 64 MB.
+MAX_LOGITS, MAX_NOISE = 1 << 22, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +72,19 @@ def replay(
     that share a prompt and stand side by side share its computation. `numeric` asks for what evidence in nats needs,
     `only_logprobs` for nothing but log-probs.
     """
-    at = {id(sample): number for number, sample in enumerate(samples)}
     found: dict[int, Replayed] = {}
     budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
     for batch in pack(list(_groups(samples)), budget):
         hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
-        states_AD = hidden_TD.index_select(0, batch.source_A)
-        numbers = [at[id(sample)] for sample in batch.rollouts]
+        states_AD = hidden_TD.index_select(0, batch.source_A.to(policy.device))
+        numbers = to_numpy(batch.number_S).tolist()
         bits = None
         if keys is not None and not only_logprobs:
             bits = _noise([(*keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
         columns = _columns(
             policy, states_AD, batch.target_A, bits, temperature, numeric, free=keys is None and not only_logprobs
         )
-        ends = np.cumsum([0, *(len(sample.completion) for sample in batch.rollouts)])
+        ends = np.cumsum([0, *to_numpy(batch.length_S).tolist()])
         for number, (begin, end) in zip(numbers, pairwise(ends.tolist()), strict=True):
             logp, *others = (None if column is None else column[begin:end] for column in columns)
             assert logp is not None
@@ -90,9 +93,9 @@ def replay(
 
 
 def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
-    for prompt, same in groupby(samples, key=lambda sample: tuple(sample.prompt)):
+    for _, same in groupby(samples, key=lambda sample: sample.prompt.tobytes()):
         answers = list(same)
-        yield Group(list(prompt), answers, [0.0] * len(answers), 0)
+        yield Group(answers[0].prompt, answers, [0.0] * len(answers), 0)
 
 
 def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
@@ -108,13 +111,12 @@ def logprobs(policy: Policy, samples: Sequence[Rollout], temperature: float, bud
     return [own.logprobs_T for own in replay(policy, samples, None, temperature, budget, only_logprobs=True)]
 
 
-def numeric_columns(scaled_RV: Tensor, tokens_R: Tensor) -> tuple[Floats, Floats, Floats]:
-    """Log-probs of tokens, the sums of p^2 and log-probs at each of WARMER times the temperature."""
-    norm_R = torch.logsumexp(scaled_RV, dim=1)
-    own_R = scaled_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
-    squares_R = (torch.logsumexp(2 * scaled_RV, dim=1) - 2 * norm_R).exp()
-    warmer_RW = torch.stack([own_R / times - torch.logsumexp(scaled_RV / times, dim=1) for times in WARMER], dim=1)
-    return (own_R - norm_R).double().numpy(), squares_R.double().numpy(), warmer_RW.double().numpy()
+def numeric_columns(sums: VocabularySums) -> tuple[Floats, Floats]:
+    """The sums of p^2 over the vocabulary, and log-probs at each of WARMER times the temperature."""
+    own_R = sums.logits()
+    norm_R, twice_R, *others = sums.log_sums().T
+    warmer_RW = np.stack([own_R * power - log_R for power, log_R in zip(NUMERIC[2:], others, strict=True)], axis=1)
+    return np.exp(twice_R - 2 * norm_R), warmer_RW
 
 
 def _columns(
@@ -128,26 +130,36 @@ def _columns(
     free: bool,
 ) -> tuple[Floats | None, ...]:
     """Log-probs, shortfalls, tilts, tails, end probabilities, squares and log-probs at other temperatures of all
-    tokens, a few rows of logits at a time."""
-    rows = max(1, MAX_LOGITS // policy.vocab)
-    ends = [token for token in policy.eos_ids if token < policy.vocab]
+    tokens, a few hundred rows at a time."""
+    # Free draws need all logits of a row at once.
+    most, width = (MAX_LOGITS, policy.vocab) if free else (MAX_NOISE, BLOCK)
+    rows = max(1, most // policy.vocab)
     lists: list[list[Floats]] = [[] for _ in range(7)]
     logp, below, tilts, tails, ending, squares, warmer = lists
     for states_RD, tokens_R in zip(torch.split(states_AD, rows), torch.split(tokens_A, rows), strict=True):
-        scaled_RV = policy.head(states_RD).float().div_(temperature)
-        norm_R1 = torch.logsumexp(scaled_RV, dim=1, keepdim=True)
-        logp.append((scaled_RV.gather(1, tokens_R.unsqueeze(1)) - norm_R1).squeeze(1).double().numpy())
+        noise = [next(bits) for _ in range(len(tokens_R))] if bits is not None else None
+        sums = VocabularySums(tokens_R, NUMERIC if numeric else (1.0,), noise)
+        for first in range(0, policy.vocab, width):
+            scaled_RB = policy.head(states_RD, slice(first, first + width)).float().div_(temperature)
+            sums.add(scaled_RB, first)
+        logp.append(sums.logprobs())
         if numeric:
-            _, squares_R, warmer_RW = numeric_columns(scaled_RV, tokens_R)
+            squares_R, warmer_RW = numeric_columns(sums)
             squares.append(squares_R)
             warmer.append(warmer_RW)
-        if bits is not None:
-            below.append(shortfalls(scaled_RV, [next(bits) for _ in range(len(tokens_R))], tokens_R))
-        if not free:
-            continue
-        logp_RV = (scaled_RV - norm_R1).double()
-        tilts.append(torch.stack([torch.logsumexp((1 + s) * logp_RV, dim=1) for s in TILTS], dim=1).numpy())
-        p_RV = logp_RV.exp()
-        tails.append(torch.stack([p_RV.where(logp_RV < math.log(u), 0.0).sum(1) for u in UNLIKELY], dim=1).numpy())
-        ending.append(p_RV[:, ends].sum(1).numpy())
+        if (shortfalls_R := sums.shortfalls()) is not None:
+            below.append(shortfalls_R)
+        if free:
+            logp_RV = scaled_RB.to(sums_dtype(scaled_RB.device))
+            logp_RV -= torch.from_numpy(sums.log_sums()[:, :1]).to(logp_RV.device, logp_RV.dtype)
+            for column, found in zip((tilts, tails, ending), _free_columns(policy, logp_RV), strict=True):
+                column.append(found)
     return tuple(np.concatenate(column) if column else None for column in lists)
+
+
+def _free_columns(policy: Policy, logp_RV: Tensor) -> tuple[Floats, Floats, Floats]:
+    """Tilts, tails and end probabilities of some rows of log-probs."""
+    p_RV, ends = logp_RV.exp(), [token for token in policy.eos_ids if token < policy.vocab]
+    tilts_RL = torch.stack([torch.logsumexp((1 + s) * logp_RV, dim=1) for s in TILTS], dim=1)
+    tails_RU = torch.stack([p_RV.where(logp_RV < math.log(u), 0.0).sum(1) for u in UNLIKELY], dim=1)
+    return to_numpy(tilts_RL), to_numpy(tails_RU), to_numpy(p_RV[:, ends].sum(1))

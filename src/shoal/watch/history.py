@@ -28,6 +28,7 @@ class History:
         self.evals: dict[int, Entry] = {}
         self.suites: dict[int, Entry] = {}
         self.submissions: dict[str, Entry] = {}
+        self.latencies: dict[int, Entry] = {}
         self._folder = run_dir / "metrics"
         self._tails: dict[str, Tail] = {}
 
@@ -51,6 +52,8 @@ class History:
                 self.suites[version] = entry
             case {"event": "submission"}:
                 self.submissions[role] = entry
+            case {"event": "latency", "version": int(version)}:
+                self.latencies[version] = entry
             case {"event": "start", "total_steps": int(total)}:
                 self.total_steps = total
 
@@ -65,6 +68,10 @@ class History:
     @property
     def last_eval(self) -> Entry:
         return self.evals[max(self.evals)] if self.evals else {}
+
+    @property
+    def last_latency(self) -> Entry:
+        return self.latencies[max(self.latencies)] if self.latencies else {}
 
     def rewards(self) -> list[float]:
         return _series(self.steps, "reward")

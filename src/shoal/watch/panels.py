@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.telemetry.metrics import Entry, number
-from shoal.telemetry.status import RoleStatus
+from shoal.telemetry.status import RoleStatus, seconds
 from shoal.text import one_line
 from shoal.watch.history import History
 
@@ -16,7 +16,7 @@ NONE = "–"
 # Columns that the numbers take side by side, and the roles with all their columns.
 THREE_ACROSS, TWO_ACROSS = 104, 72
 ALL_COLUMNS = 72
-NUMBERS = 12
+NUMBERS = 16
 SOURCES = 12
 DOING = 2
 STATE_STYLES = {
@@ -53,6 +53,11 @@ def figure(entry: Entry, key: str, spec: str = ".3f") -> str:
     return NONE if value is None else format(value, spec)
 
 
+def duration(entry: Entry, key: str) -> str:
+    value = number(entry, key)
+    return NONE if value is None else seconds(value)
+
+
 def interval(entry: Entry) -> str:
     """The 95 % interval of an evaluation, or nothing if it was not given."""
     low, high = number(entry, "low"), number(entry, "high")
@@ -69,7 +74,7 @@ def held_out(history: History) -> str:
 
 def numbers(history: History, width: int, rows: int | None = None) -> Table:
     """The numbers of the latest step and evaluation, up to three to a row; the first rows if not all have room."""
-    step = history.last_step
+    step, took = history.last_step, history.last_latency
     cells = [
         ("reward", figure(step, "reward")),
         ("solve rate", figure(step, "solve_rate")),
@@ -86,6 +91,10 @@ def numbers(history: History, width: int, rows: int | None = None) -> Table:
             "all right / wrong",
             f"{figure(step, 'groups_all_right', '.0%')} / {figure(step, 'groups_all_wrong', '.0%')}",
         ),
+        ("mismatch KL", figure(step, "mismatch_kl", ".2g")),
+        ("per device", f"{figure(step, 'tokens_per_s_per_device', ',.0f')} tokens/s, MFU {figure(step, 'mfu', '.0%')}"),
+        ("to rollout / batch", f"{duration(took, 'first_rollout_s')} / {duration(took, 'full_batch_s')}"),
+        ("verdict p50 / p95", f"{duration(took, 'verdict_p50_s')} / {duration(took, 'verdict_p95_s')}"),
     ]
     table = Table.grid(padding=(0, 2, 0, 0))
     across = numbers_across(width)

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from shoal.coordinator.archive import Kept, has_records, kept_files, kept_steps, reading
 from shoal.errors import ConfigError, ModelError, RolloutError, UnreadError
-from shoal.protocol.submission import Rollout, Submission, read_rollouts
+from shoal.protocol.rollout import Rollout
+from shoal.protocol.submission import Submission, read_rollouts
 from shoal.rundir import RunDir, limits_of, open_run
 from shoal.text import one_line
 
@@ -39,12 +40,13 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
             table.add_column(column, justify="left" if column in ("end", "answer") else "right")
         for sample in group:
             reward = f"{sample.reward:.2f}" if sample.reward is not None else "-"
-            answer = Text(repr(decode(sample.completion)))
+            answer = Text(repr(decode(sample.completion.tolist())))
             if sample.error:
                 answer.append(f" {one_line(sample.error)}", "red")
             table.add_row(reward, f"{sample.advantage:+.2f}", str(len(sample.completion)), sample.finish, answer)
         console.print()
-        console.print(Text("\n".join(map(one_line, decode(group[0].prompt).splitlines())), "bold"), soft_wrap=True)
+        asked = decode(group[0].prompt.tolist()).splitlines()
+        console.print(Text("\n".join(map(one_line, asked)), "bold"), soft_wrap=True)
         console.print(Text(one_line(title + ("" if judged else ", not judged yet")), "italic"), soft_wrap=True)
         console.print(table)
 

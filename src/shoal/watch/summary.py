@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
-from shoal.telemetry.status import role_order
+from shoal.telemetry.status import role_order, seconds
 from shoal.watch.contributions import Contribution, contributions_table, read_contributions
 from shoal.watch.history import SUPERVISOR, run_directory
 from shoal.watch.panels import NONE, clock, drawn
@@ -47,6 +47,11 @@ class Summary:
     contributions: list[Contribution]
     drawn: list[tuple[str, str]]
     """Sources that a sampler weighs, as the last step left them."""
+    first_rollout_s: float | None = None
+    """From announcing a version to its first rollout; this and the next three are medians over versions."""
+    full_batch_s: float | None = None
+    verdict_p50_s: float | None = None
+    verdict_p95_s: float | None = None
     suite: str | None = None
     """What the last version that was asked a suite did on it, and the base."""
 
@@ -86,8 +91,15 @@ def summarise(run_dir: Path) -> Summary:
         mismatch_mean=_mean(_numbers(steps, "mismatch")),
         contributions=contributions,
         drawn=drawn(steps[-1]) if steps else [],
+        **_latencies(read_steps(folder / "coordinator.jsonl", "latency", key="version")),
         suite=_suite(read_steps(folder / "evaluator.jsonl", "suite", key="version")),
     )
+
+
+def _latencies(entries: Sequence[Entry]) -> dict[str, float | None]:
+    keys = ("first_rollout_s", "full_batch_s", "verdict_p50_s", "verdict_p95_s")
+    found = {key: _numbers(entries, key) for key in keys}
+    return {key: median(values) if values else None for key, values in found.items()}
 
 
 def _suite(entries: Sequence[Entry]) -> str | None:
@@ -166,8 +178,19 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "roles restarted", str(summary.worker_restarts)
     yield "staleness", f"{_figure(summary.staleness_mean, '.2f')} mean, {_figure(summary.staleness_max, '.0f')} at most"
     yield "log-prob mismatch", f"{_figure(summary.mismatch_mean, '.2g')} mean"
+    if summary.first_rollout_s is not None:
+        yield (
+            "version to first rollout",
+            f"{seconds(summary.first_rollout_s)}, to a full batch {_took(summary.full_batch_s)}",
+        )
+    if summary.verdict_p50_s is not None:
+        yield "upload to verdict", f"{seconds(summary.verdict_p50_s)} median, {_took(summary.verdict_p95_s)} p95"
     for role, share in summary.wait_shares.items():
         yield f"{role} waited", f"{share:.0%} of its time"
+
+
+def _took(value: float | None) -> str:
+    return NONE if value is None else seconds(value)
 
 
 def _figure(value: float | None, spec: str) -> str:

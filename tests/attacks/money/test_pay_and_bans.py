@@ -149,14 +149,14 @@ def test_bytes_are_never_removed_while_a_drawn_validator_is_yet_to_judge_them(tm
 def test_a_validator_that_never_speaks_cannot_stop_the_ledger(tmp_path: Path) -> None:
     now = 0.0
     with several(tmp_path, 3, drawn=3, quorum=2) as (world, judges):
-        world.ledger_writer._patience = Patience(world.config.wait_s, lambda: now)
+        world.ledger_writer._patience = Patience(world.config.patience_s, lambda: now)
         for version in range(9):
             hand_in(world, version, judges)
         catch_up(world, judges[:2], 3)
         stuck = len(history(world).batches)
         assert stuck < 7
         for _ in range(12):
-            now += world.config.wait_s
+            now += world.config.patience_s
             catch_up(world, judges[:2], 1)
         found = history(world)
         assert len(found.batches) == 7

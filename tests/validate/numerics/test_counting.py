@@ -18,6 +18,7 @@ from shoal.roles.validator import Validator
 from shoal.tasks.source import InProcess, Score, Split
 from shoal.validate.audit import MIN_SPOT
 from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.vote_log import Votes
 from shoal.validate.numerics.account import BAN_NATS
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import BETS, VOID_NATS, Weighed
@@ -206,6 +207,24 @@ def test_files_of_a_banned_node_that_still_wait_are_dropped_however_good_they_lo
     assert court.validator.strikes == {}
     assert court.verdict(honest).accept
     assert [entry["node"] for entry in entries(court.run, "validator", "banned")] == ["cheat"] * 2  # once in each life
+
+
+def test_a_ban_by_evidence_of_several_files_votes_void_so_that_nothing_is_slashed(
+    tmp_path: Path, world: World, scales: Scales
+) -> None:
+    """No arbiter could see it in one file's bytes; what one file shows by itself is a reject with evidence."""
+    court = court_of(tmp_path, world)
+    votes = Votes(tmp_path / "votes.jsonl")
+    court.validator = replace(court.validator, votes=votes)
+    scales.of |= {"patient": [BAN_NATS - 3], "blunt": [BAN_NATS + 3]}
+    leases = [court.hand_in(node) for node in ("patient", "patient", "blunt")]
+    court.judge()
+    for node in ("patient", "blunt"):
+        assert log_of(court).of(node).is_over
+        with pytest.raises(BannedError):
+            court.store.lease(node, 1)
+    found = [votes.of(lease.step, lease.submission) for lease in leases]
+    assert [(vote.letter, bool(vote.evidence)) for vote in found if vote] == [("v", False), ("v", False), ("r", True)]
 
 
 def test_a_node_with_too_much_evidence_is_weighed_whole_also_where_nothing_is_drawn(

@@ -51,6 +51,7 @@ ACCEPTED = (
         accepted=nodes.c.accepted + 1,
         samples=nodes.c.samples + bindparam("more_samples"),
         tokens=nodes.c.tokens + bindparam("more_tokens"),
+        busy_s=nodes.c.busy_s + bindparam("more_busy_s"),
     )
 )
 REJECTED = nodes.update().where(_own).values(rejected=nodes.c.rejected + 1, refused=bindparam("why"))

@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "7"
+SCHEMA_VERSION = "8"
 metadata = MetaData()
 
 
@@ -63,6 +63,7 @@ nodes = Table(
     Column("rejected", Integer, nullable=False),
     Column("samples", BigInteger, nullable=False),  # in accepted files, as the judges counted them
     Column("tokens", BigInteger, nullable=False),
+    Column("busy_s", Double, nullable=False),  # from their leases to their arrival
     Column("refused", Text, nullable=False),  # the last rejected file and why
     Column("expired", Integer, nullable=False),  # leases in a row
     Column("abandoned", Integer, nullable=False),  # leases in all that it let expire

@@ -1,6 +1,8 @@
 """The table of honest rates that comes with Shoal: 15 ways on its tiny model and on SmolLM2-135M (`smollm2/...`).
 
-Ways stand there once per model, and bounds take the worst: counts that are added up could lower a bound.
+Beside these emulated ways stand engines that were measured on an x86-64 CPU: `vllm`, `cpu` (our own), and `cpu-short`,
+the same with answers of at most 12 tokens. Each stands there once per model, and bounds take the worst: counts that are
+added up could lower a bound.
 """
 
 from functools import cache

@@ -14,12 +14,12 @@ from shoal.errors import ShardcastError, WaitError
 from shoal.shardcast.delta.assemble import DamagedError, UselessError, assemble, check_made
 from shoal.shardcast.fetch.downloader import Intake, retracted
 from shoal.shardcast.fetch.package import Job
+from shoal.shardcast.fetch.room import NoRoomError
 from shoal.shardcast.format.manifest import FILES, check_package
 from shoal.shardcast.format.package_plan import route
 from shoal.shardcast.format.records import Entry, Head
 from shoal.shardcast.format.store import is_made, take_hold
 
-KEEP_MADE = 4  # versions put together from deltas that stay; a validator goes back to those before the newest
 LOOK_S = 0.1  # between looks at what nobody reports
 MAX_TRIES = 3  # at a version whose parts on this disk turn out to be damaged
 
@@ -73,6 +73,27 @@ class Puller(Intake):
         A version that cannot come any more is an error at once: a newer one is offered and it is not, or, where `root`
         says which content is meant, other content is. What is found damaged on this disk is fetched again.
         """
+        files = self._fetch(number, wait_s, on_progress, root, even_without_room=True)
+        assert files is not None
+        return files
+
+    def prefetch(self, number: int, wait_s: float = 60.0) -> None:
+        """Brings in what a version is made of, and makes it, unless too much would be here then (`keep`).
+
+        That happens while an older one is held: it is left to the `fetch` of who holds it and wants the new one.
+        """
+        self._fetch(number, wait_s, lambda _done, _total: None, None, even_without_room=False)
+
+    def _fetch(
+        self,
+        number: int | None,
+        wait_s: float,
+        on_progress: Callable[[int, int | None], None],
+        root: str | None,
+        *,
+        even_without_room: bool,
+    ) -> Path | None:
+        """None only where there is no room."""
         version = self.latest(wait_s) if number is None else number
         patience = _Patience(wait_s)
         tries = 0
@@ -86,11 +107,20 @@ class Puller(Intake):
             if way is None and trouble is not None:
                 raise trouble
             if way is not None and version is not None and self._offers(way):
+                with self._changed:
+                    self.room.for_packages(way)
+                path = None
                 try:
                     with self._need(way) as jobs:
                         came = self._await(version, way, jobs, patience, on_progress)
-                        if came and (path := self._hand_out(version, way)):
-                            return path
+                        if came:
+                            path = self._hand_out(version, way, even_without_room=even_without_room)
+                    if path:
+                        with self._changed:
+                            self.room.forget_deltas(way)
+                        return path
+                except NoRoomError:
+                    return None
                 except (DamagedError, UselessError) as error:
                     trouble, tries = error, tries + 1
                     self._discard(error)
@@ -138,10 +168,10 @@ class Puller(Intake):
         listed = {entry.name for entry in head.packages} if head else set()
         return head is not None and not any(e.name not in listed and retracted(e.name, head) for e in way)
 
-    def _hand_out(self, version: int, way: list[Entry]) -> Path | None:
+    def _hand_out(self, version: int, way: list[Entry], *, even_without_room: bool) -> Path | None:
         """The files of a version whose packages are here, hashed again unless this process fetched them itself.
 
-        None if a newer head took them off the disk this moment.
+        None if a newer head took them off the disk this moment, NoRoomError if there would be too many versions here.
         """
         try:
             if not way:
@@ -152,7 +182,12 @@ class Puller(Intake):
                 return folder and self._checked_files(folder.name)
             if len(way) == 1 and way[0].kind == "full":
                 return self._checked_files(way[0].name)
-            made = assemble(self.store, way, self._checked_files, KEEP_MADE)
+            with self._assembling:
+                with self._changed:
+                    fits = self.room.to_assemble(way)
+                if not fits and not even_without_room:
+                    raise NoRoomError(f"version {version}: others are held here, and it would be too much with them")
+                made = assemble(self.store, way, self._checked_files)
         except FileNotFoundError:
             return None
         self._checked.add(made.name)
@@ -206,12 +241,17 @@ class Puller(Intake):
                         del self._wanted[job.name]
 
     def _missing(self, version: int | None, jobs: Sequence[Job], wait_s: float) -> str:
-        if jobs:
-            what = "; ".join(f"{job.name}: {job.done_bytes:,} of {job.total or 0:,} bytes" for job in jobs)
-        else:
-            what = f"the head offers {_numbers(self._head) or 'nothing'}"
+        offered = f"the head offers {_numbers(self._head) or 'nothing'}"
+        what = "; ".join(map(_progress, jobs)) or offered
         which = "the newest version" if version is None else f"version {version}"
         return f"{which}: nothing came for {wait_s:.0f} s ({what}). Sources: {self.sources.said()}"
+
+
+def _progress(job: Job) -> str:
+    names = job.lacking()
+    more = f" and {len(names) - 1} more files" if len(names) > 1 else ""
+    lacking = f", {names[0]}{more} not whole" if names else ""
+    return f"{job.name}: {job.done_bytes:,} of {job.total or 0:,} bytes{lacking}"
 
 
 class _Patience:

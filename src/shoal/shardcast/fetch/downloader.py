@@ -19,6 +19,8 @@ from shoal.crypto.keys import Key, checked_address
 from shoal.errors import ShardcastError, ShoalError, StorageError
 from shoal.shardcast.fetch.http import LieError, Pace, SourceError
 from shoal.shardcast.fetch.package import Job
+from shoal.shardcast.fetch.polling import Polling
+from shoal.shardcast.fetch.room import Room
 from shoal.shardcast.fetch.selection import choose
 from shoal.shardcast.fetch.sources import PER_SOURCE, Source, Sources
 from shoal.shardcast.format.manifest import FILES, MANIFEST
@@ -41,9 +43,11 @@ RUN_BYTES = 32 * MIB  # asked for in one request
 RUN_SECONDS = 0.5  # no request should take longer than this at the speed that is believed
 CHUNK = MIB  # BLAKE3 is faster on a whole subtree than on parts of it
 POLL_S = 20.0  # one long poll
-PLAIN_POLL_S = 0.1  # between looks at a server that does not wait by itself
+# What a source does not have yet: an object store that may not be listed says 403 for it.
+NOT_THERE = (403, 404)
 ENOUGH_QUEUED = 64  # pieces known and not yet fetched; no need to ask for more
 REST_S = 2.0  # before a disk that refused is tried again
+KEEP = 4  # times a whole version on the disk of a client; a validator goes back to those before the newest
 
 
 class Intake:
@@ -68,6 +72,7 @@ class Intake:
         seed: int | None = None,
         on_note: Callable[[str], None] = lambda _: None,
         nearest: int = 0,
+        keep: int = KEEP,
     ) -> None:
         if not sources:
             raise ShardcastError("no source: give the URL of at least one relay or origin")
@@ -80,6 +85,8 @@ class Intake:
         headers = {"Shoal-Node": name, "Shoal-Url": own_url} if name or own_url else {}
         self.sources = Sources(sources, headers, key, self._changed, self.counts, on_note, nearest)
         self._mirror = mirror
+        self.room = Room(store, keep, lambda name: name in self._wanted, self._lose)
+        self._assembling = threading.Lock()  # two threads may want the same version
         self._stall_s = stall_s
         self._rng = Random(seed)
         self._on_note = on_note
@@ -151,18 +158,25 @@ class Intake:
 
     def _watch_head(self, source: Source) -> None:
         connection = self.sources.connection(source)
+        polling = Polling()
+        tag = None
         while not (self._closed or source.gone):
             sequence = self._head.sequence if self._head else -1
             began = time.monotonic()
             try:
                 query = f"{HEAD}?after={sequence}&wait={POLL_S:.0f}" if sequence >= 0 else f"{HEAD}?wait={POLL_S:.0f}"
-                answer = connection.get(query, pace=Pace(self._stall_s), wait_s=POLL_S)
+                answer = connection.get(query, pace=Pace(self._stall_s), wait_s=POLL_S, unless=tag)
                 if answer.status == 200:
                     self._take_head(source, answer.read(MAX_HEAD))
+                    tag = answer.tag
                 else:
                     answer.drop()
-                    if answer.status not in (304, 404):
+                    if answer.status not in (304, *NOT_THERE):
                         raise SourceError(f"{source.url}: answered {answer.status} for the head")
+                    if answer.status in NOT_THERE:
+                        source.said = f"has no head yet (answered {answer.status})"
+                    else:
+                        self.counts["heads_unchanged"] += 1
                 source.failures = 0
             except LieError as error:
                 self.sources.lied(source, str(error))
@@ -171,11 +185,11 @@ class Intake:
             except (ShoalError, OSError) as error:  # our own disk: the head is taken when it has room again
                 self._on_note(f"head: {error}")
                 self._rest(REST_S)
-            # A server that does not wait by itself is asked again a little later, a bad one when its pause is over.
-            pause = max(source.paused_until - time.monotonic(), PLAIN_POLL_S if time.monotonic() - began < 0.05 else 0)
             newer = self._head is not None and self._head.sequence > sequence
-            if pause > 0 and not newer:
-                self._rest(pause)
+            # A source that does not wait by itself is asked again a little later, a bad one when its pause is over.
+            pause = polling.pause(new=newer, asked=began, wait_s=POLL_S)
+            if not newer:
+                self._rest(max(pause, source.paused_until - time.monotonic()))
         self.sources.release(source, connection)
 
     def _take_head(self, source: Source, data: bytes) -> None:
@@ -207,8 +221,7 @@ class Intake:
                 continue
             if self.store.folder(name).exists() and not self.store.remove(name) and not gone:
                 continue
-            self._drop(name)
-            self._checked.discard(name)
+            self._lose(name)
             self._useless.discard(name)
         self._remove_retracted(head)
         for name, job in self.jobs.items():
@@ -229,6 +242,11 @@ class Intake:
         if (job := self.jobs.pop(name, None)) is not None:
             job.dropped = True
             job.close()
+
+    def _lose(self, name: str) -> None:
+        """A package is no longer on the disk."""
+        self._drop(name)
+        self._checked.discard(name)
 
     def _job(self, entry: Entry) -> Job:
         job = self.jobs.get(entry.name)
@@ -261,6 +279,7 @@ class Intake:
         connection = self.sources.connection(source)
         offer = job.offers[source.url]
         offset = bad = 0
+        polling = Polling()
         while not (self._closed or source.gone or job.finished or job.dropped or offer.ended):
             if len(offer.queue) > ENOUGH_QUEUED and job.queued(source.url):
                 self._rest(0.02)
@@ -272,25 +291,24 @@ class Intake:
             began = time.monotonic()
             wait = POLL_S / 2
             path = f"{job.name}/{MANIFEST}?wait={wait:.0f}"
-            plain = 0.0
+            new = False
             try:
                 answer = connection.get(path, first=offset, pace=Pace(self._stall_s), wait_s=wait)
                 if answer.status in (200, 206):
                     data = answer.read(MAX_MANIFEST)
                     data = data[offset:] if answer.status == 200 else data
-                    size, new = self._take_lines(source, job, data)
-                    if not new and size and offset:
+                    size, unknown = self._take_lines(source, job, data)
+                    if not unknown and size and offset:
                         raise SourceError(f"{source.url}: sends the same manifest lines again")
                     offset += size
                     bad = 0
-                    plain = 0.0 if size else PLAIN_POLL_S  # a line that is not whole yet
+                    new = size > 0  # otherwise a line that is not whole yet
                 else:
                     answer.drop()
                     if answer.status == 416 and answer.says_size_below(offset):
                         offset = 0  # it started again
-                    elif answer.status not in (404, 416):
+                    elif answer.status not in (416, *NOT_THERE):
                         raise SourceError(f"{source.url}: answered {answer.status} for a manifest")
-                    plain = PLAIN_POLL_S
             except LieError as error:
                 offset, bad = 0, bad + 1
                 self.sources.lied(source, str(error))
@@ -302,8 +320,8 @@ class Intake:
                 self._stuck(job, error)
             if bad:
                 self._rest(min(5.0, 0.1 * 2.0 ** min(bad, 8)))
-            elif plain and time.monotonic() - began < 0.05:
-                self._rest(plain)
+            else:
+                self._rest(polling.pause(new=new, asked=began, wait_s=wait))
         self.sources.release(source, connection)
 
     def _take_lines(self, source: Source, job: Job, data: bytes) -> tuple[int, bool]:

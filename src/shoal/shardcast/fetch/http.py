@@ -22,6 +22,7 @@ from shoal.errors import IdentityError, ShardcastError
 
 FORM = "http://HOST:PORT or https://HOST:PORT#0xADDRESS"
 MAX_HEADERS = 1 << 16  # bytes, with what is read ahead of the body
+MAX_TAG = 256  # characters of an entity tag
 
 
 def distance(host: str) -> int:
@@ -164,11 +165,23 @@ class Connection:
         self.pace = Pace(5.0)
 
     def get(
-        self, path: str, *, pace: Pace, first: int | None = None, last: int | None = None, wait_s: float = 0.0
+        self,
+        path: str,
+        *,
+        pace: Pace,
+        first: int | None = None,
+        last: int | None = None,
+        wait_s: float = 0.0,
+        unless: str | None = None,
     ) -> "Response":
-        """The answer's beginning; its body is still to be read. SourceError for whatever goes wrong on the way."""
+        """The answer's beginning; its body is still to be read. SourceError for whatever goes wrong on the way.
+
+        `unless` is the entity tag of an earlier answer: 304 if nothing has changed since.
+        """
         target = f"{self._path}/{path}"
         headers = {**self._headers, "Accept-Encoding": "identity"}
+        if unless is not None:
+            headers["If-None-Match"] = unless
         if first is not None:
             headers["Range"] = f"bytes={first}-{'' if last is None else last}"
         if self._key is not None:
@@ -257,6 +270,12 @@ class Response:
         self._answer = answer
         self.status = answer.status
         self.length = answer.length
+
+    @property
+    def tag(self) -> str | None:
+        """The entity tag of what was sent, if the source gives one that can be sent back."""
+        tag = self._answer.getheader("ETag") or ""
+        return tag if 0 < len(tag) <= MAX_TAG and tag.isascii() and tag.isprintable() else None
 
     def says_size_below(self, size: int) -> bool:
         """For a range that could not be given: whether the file is said to be shorter than this."""

@@ -56,6 +56,7 @@ class Job:
         self._lines: dict[bytes, int] = {}  # lines whose signature was checked -> piece; -1 for the other two
         self._line_of: dict[int, bytes] = {}
         self._closing: tuple[bytes, Closing] | None = None
+        self._at: dict[tuple[str, int], Piece] = {}
         self._descriptors: dict[str, int] = {}
         self._writing = 0  # threads that write to one of the descriptors
         self._closed = False
@@ -70,6 +71,11 @@ class Job:
         if self._closing:
             return sum(size for _, size in self._closing[1].files)
         return self.entry.size
+
+    def lacking(self) -> list[str]:
+        """The files of which somebody lists a piece that is not here."""
+        with self.lock:
+            return sorted({piece.file for index, piece in self.pieces.items() if index not in self.done})
 
     def add_source(self, url: str) -> None:
         with self.lock:
@@ -107,7 +113,7 @@ class Job:
             case Opening():
                 self.opening = record
             case Piece():
-                self.pieces[record.index] = record
+                self._know(record)
                 self.done.add(record.index)
                 self.done_bytes += record.size
             case Closing():
@@ -157,13 +163,17 @@ class Job:
                 if record.offset % self.opening.piece_size or record.size > self.opening.piece_size:
                     raise ShardcastError(f"package {self.name}: piece {record.index} is not on a piece's bounds")
                 index = record.index
-                self.pieces.setdefault(index, record)
+                self._know(record)
                 self._line_of.setdefault(index, line)
             case Closing():
                 if self._closing is None:
                     self._closing = (line, record)
         self._lines[line] = index
         return index
+
+    def _know(self, piece: Piece) -> None:
+        known = self.pieces.setdefault(piece.index, piece)
+        self._at.setdefault((known.file, known.offset), known)
 
     def queued(self, source: str) -> bool:
         """True if a source offers a piece that nobody is fetching."""
@@ -179,13 +189,13 @@ class Job:
         first = self.pieces[heappop(offer.queue)]
         run, size = [first], first.size
         while size < max_bytes:
-            following = self.pieces.get(run[-1].index + 1)
+            # By place: files that are published at the same time have their pieces between each other's.
+            following = self._at.get((first.file, run[-1].offset + run[-1].size))
             if (
                 following is None
                 or following.index not in offer.have
                 or following.index in self.done
                 or following.index in self._flying
-                or (following.file, following.offset) != (first.file, run[-1].offset + run[-1].size)
             ):
                 break
             run.append(following)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from blake3 import blake3
-
 from shoal.errors import ShardcastError
 from shoal.files import disk_errors, make_directory, open_regular, read_regular, write_whole
+from shoal.shardcast.format.hashing import hash_piece
 from shoal.shardcast.format.records import (
     MAX_LINE,
     MAX_MANIFEST,
@@ -110,14 +109,20 @@ def _join(stretches: list[tuple[int, int]], start: int, end: int) -> None:
 
 
 def closing_root(folder: Path) -> str | None:
-    """The root of a package that is whole here. Only its manifest's end is read: it may be megabytes long."""
+    """The root of a package that is whole here."""
+    closing = closing_of(folder)
+    return closing.root if closing else None
+
+
+def closing_of(folder: Path) -> Closing | None:
+    """The end of a package that is whole here. Only its manifest's end is read: it may be megabytes long."""
     try:
         with open_regular(folder / MANIFEST) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LINE))
             record, _ = read_line(file.read(MAX_LINE).splitlines(keepends=True)[-1])
     except (OSError, IndexError, ShardcastError):
         return None
-    return record.root if isinstance(record, Closing) else None
+    return record if isinstance(record, Closing) else None
 
 
 def target_file(folder: Path, name: str) -> Path:
@@ -205,4 +210,4 @@ def _is_right(folder: Path, piece: Piece) -> bool:
             os.close(descriptor)
     except OSError:
         return False
-    return blake3(data).hexdigest() == piece.hash
+    return hash_piece(data) == piece.hash

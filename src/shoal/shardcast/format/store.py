@@ -7,7 +7,7 @@ store/
     manifest.jsonl                 the opening, the pieces that are here, and the closing once all of them are
     files/model.safetensors        written in place
   000013-made-77c0e1d2a3b4c5d6/    a version put together from deltas: number, root; served to nobody
-    made.json                      root and piece size, written last
+    made.json                      root, piece size and the files' hashes, written last
     files/
 ```
 
@@ -19,29 +19,28 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-
-from blake3 import blake3
 
 from shoal.errors import ShardcastError
 from shoal.files import (
     STAGING,
     locked,
     make_directory,
-    open_regular,
     parse_json,
     read_regular,
     remove,
     remove_staging,
     write_whole,
 )
-from shoal.shardcast.format.manifest import MANIFEST, closing_root
-from shoal.shardcast.format.records import MAX_HEAD, PACKAGE_NAME, Head, content_root, read_head
+from shoal.shardcast.format.manifest import MANIFEST, closing_of, closing_root
+from shoal.shardcast.format.records import MAX_HEAD, PACKAGE_NAME, Head, read_head
 
 HEAD = "head.json"
 MADE = "made.json"
+MAX_MADE = 1 << 22
 MADE_NAME = re.compile(r"(\d{6,9})-made-([0-9a-f]{16})")
 
 
@@ -103,12 +102,21 @@ class Store:
                 root = closing_root(folder) if match[2] == "full" else None
             elif match := MADE_NAME.fullmatch(entry.name):
                 made = read_made(folder)
-                root = made[0] if made else None
+                root = made.root if made else None
             else:
                 continue
             if root is not None:
                 found[int(match[1]), root] = folder
         return found
+
+    def size(self, name: str) -> int:
+        """Bytes of a version that is here as a whole."""
+        folder = self.folder(name)
+        if is_made(name):
+            made = read_made(folder)
+            return sum(size for size, _ in made.files.values()) if made else 0
+        closing = closing_of(folder)
+        return sum(size for _, size in closing.files) if closing else 0
 
     @contextmanager
     def hold(self, name: str) -> Iterator[Path]:
@@ -175,43 +183,27 @@ def made_name(number: int, root: str) -> str:
     return f"{number:06d}-made-{root[:16]}"
 
 
-def write_made(folder: Path, root: str, piece_size: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version put together here: its root, its piece size, and size and hash of each of its files."""
+
+    root: str
+    piece_size: int
+    files: Mapping[str, tuple[int, str]]
+
+
+def write_made(folder: Path, made: Made) -> None:
     """Marks a version put together here as whole: the last file to be written."""
-    (folder / MADE).write_text(json.dumps({"root": root, "piece_size": piece_size}))
+    (folder / MADE).write_text(json.dumps({"root": made.root, "piece_size": made.piece_size, "files": made.files}))
 
 
-def read_made(folder: Path) -> tuple[str, int] | None:
-    """Root and piece size of a version put together here; None if it is not whole."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        tree = parse_json(read_regular(folder / MADE, MAX_HEAD))
-        return str(tree["root"]), int(tree["piece_size"])
+def read_made(folder: Path) -> Made | None:
+    """What a version put together here says of itself; None if it is not whole."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        tree = parse_json(read_regular(folder / MADE, MAX_MADE))
+        files = {str(name): (int(size), str(hash_)) for name, (size, hash_) in tree["files"].items()}
+        return Made(str(tree["root"]), int(tree["piece_size"]), files)
     return None
-
-
-def files_of(directory: Path) -> dict[str, Path]:
-    """The files of a version by their name in it: all that are not hidden."""
-    found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
-    return {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.split("/"))}
-
-
-def directory_root(directory: Path, number: int, piece_size: int) -> str:
-    """The root that the files of a directory have as a version."""
-    return content_root(number, piece_size, content_of(directory, piece_size))
-
-
-def content_of(directory: Path, piece_size: int) -> dict[str, tuple[int, list[str]]]:
-    """The files of a version: their sizes and the hashes of their pieces."""
-    return {name: (p.stat().st_size, hash_pieces(p, piece_size)) for name, p in files_of(directory).items()}
-
-
-def hash_pieces(path: Path, piece_size: int) -> list[str]:
-    """Hashes of a file's pieces, in order."""
-    hashes = []
-    buffer = memoryview(bytearray(piece_size))
-    with open_regular(path) as file:
-        while count := file.readinto(buffer):
-            hashes.append(blake3(buffer[:count]).hexdigest())
-    return hashes
 
 
 def now_ms() -> int:

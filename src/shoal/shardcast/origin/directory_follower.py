@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ShardcastError, ShoalError, StorageError
+from shoal.shardcast.format.hashing import files_of, hash_pieces, known_content
 from shoal.shardcast.format.manifest import Index
 from shoal.shardcast.format.records import Entry, content_root
-from shoal.shardcast.format.store import directory_root, files_of, hash_pieces
 from shoal.shardcast.origin.versions import Versions
 
 FOLLOW_S = 0.02  # between looks at the directory
@@ -152,7 +152,7 @@ def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
 
 def _root(path: Path, number: int, piece_size: int) -> str:
     if path.is_dir():
-        return directory_root(path, number, piece_size)
+        return content_root(number, piece_size, known_content(path, piece_size))
     content = {f"model{path.suffix}": (path.stat().st_size, hash_pieces(path, piece_size))}
     return content_root(number, piece_size, content)
 

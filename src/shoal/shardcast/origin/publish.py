@@ -1,25 +1,21 @@
 """Publisher: signs packages piece by piece, so that they can be fetched while they are still being written."""
 
-import mmap
 import os
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from blake3 import blake3
-
 from shoal.crypto.keys import Key
 from shoal.errors import ShardcastError, StorageError
 from shoal.files import disk_errors, remove
+from shoal.shardcast.format.hashing import Content, files_of, hash_piece, hashes_in, piece_size_for
 from shoal.shardcast.format.manifest import append_line, closing_root, target_file
 from shoal.shardcast.format.package_plan import retained
 from shoal.shardcast.format.records import (
-    LARGEST_PIECE,
     MAX_RETRACTED,
-    MIB,
     Base,
     Closing,
     Entry,
@@ -32,15 +28,9 @@ from shoal.shardcast.format.records import (
     signed_head,
     signed_line,
 )
-from shoal.shardcast.format.store import Store, files_of, now_ms
+from shoal.shardcast.format.store import Store, now_ms
 
 KEEP = 5  # versions, as in INTELLECT-2
-Content = Mapping[str, tuple[int, Sequence[str]]]  # file -> its size and the hashes of its pieces
-
-
-def piece_size_for(size: int) -> int:
-    """Small pieces pass through a tree sooner; large ones keep the lists of large versions short."""
-    return MIB if size < 64 * MIB else 2 * MIB if size < 256 * MIB else LARGEST_PIECE
 
 
 class Package:
@@ -71,10 +61,11 @@ class Package:
         self._begin(name)
         return Outgoing(self, name)
 
-    def add(self, path: Path, name: str | None = None) -> None:
+    def add(self, path: Path, name: str | None = None, hashes: Sequence[str] | None = None) -> None:
         """Takes in a file that is there already, as a hard link where the disk allows it: there is one copy.
 
-        Nobody may write to the file any more; a new one renamed over its name is fine.
+        Nobody may write to the file any more; a new one renamed over its name is fine. `hashes` are those of its
+        pieces, where they are known: then it is not read at all.
         """
         name = name or path.name
         target = target_file(self.folder, name)
@@ -87,19 +78,15 @@ class Package:
                         out.write(data)
                 return
             self._begin(name)
-            size = self.opening.piece_size
-            with target.open("rb") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    return
-                with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-                    for at in range(0, len(view), size):
-                        with view[at : at + size] as piece:
-                            self.announce(name, blake3(piece).hexdigest(), len(piece))
+            whole, size = target.stat().st_size, self.opening.piece_size
+            pieces = hashes_in(target, size) if hashes is None else hashes
+            for at, digest in zip(range(0, whole, size), pieces, strict=True):
+                self.announce(name, digest, min(size, whole - at))
 
-    def add_directory(self, directory: Path) -> None:
-        """Takes in all files under a directory, by their path in it."""
+    def add_directory(self, directory: Path, content: Content | None = None) -> None:
+        """Takes in all files under a directory, by their path in it; `content` are their hashes, where known."""
         for name, path in files_of(directory).items():
-            self.add(path, name)
+            self.add(path, name, content[name][1] if content else None)
 
     def stands_for(self, content: Content) -> None:
         """For a delta: the files of the version that it leads to."""
@@ -181,7 +168,7 @@ class Outgoing:
             while left:
                 left = left[self._file.write(left) or 0 :]
             left.release()
-        self._package.announce(self._name, blake3(data).hexdigest(), len(data))
+        self._package.announce(self._name, hash_piece(data), len(data))
 
 
 class Publisher:

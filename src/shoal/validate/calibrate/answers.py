@@ -11,7 +11,8 @@ from pathlib import Path
 from shoal.errors import ConfigError, RolloutError, WeightsError
 from shoal.extras import require
 from shoal.files import sha256_file
-from shoal.models.load import Policy, load_as, read_weights
+from shoal.models.load import Policy, load_as
+from shoal.models.version_reader import VersionReader
 from shoal.protocol.lease import Lease
 from shoal.protocol.profile import Profile
 from shoal.protocol.rates.rates_table import RatesTable
@@ -45,6 +46,7 @@ class Answers:
     _policy: Policy | None = None
     _loaded: Version | None = None
     _noise: Noise | None = None
+    _reader: VersionReader = field(init=False)
 
     def __post_init__(self) -> None:
         config, name = self.run.config, f"calibrate {self.run.path} --answers"
@@ -52,6 +54,7 @@ class Answers:
             raise ConfigError(f"{name}: is for bfloat16 runs; a float32 run is judged by audit.thresholds")
         if config.sampling.mode == "free":
             raise ConfigError(f"{name}: sampling.mode is 'free', so files do not show which tokens the noise picks")
+        self._reader = VersionReader(self.run.channel(), config.model.dtype)
         if self.profile is not None:
             self.profile = Profile.parse(self.profile).name
 
@@ -62,8 +65,8 @@ class Answers:
         bets = Bets(table.admitted(self.run.config.audit.profiles))
         for number, path in enumerate(paths):
             say(number / len(paths), f"computing {path.name} again")
-            submission = self._read(path, records)
-            profile = self.profile or records.profile_of(submission.lease.node)
+            submission, declared = self._read(path, records)
+            profile = self.profile or declared
             if not profile:
                 raise ConfigError(f"{path.name}: its node {submission.lease.node} declared no profile; give --profile")
             noise = self._load(submission)
@@ -75,14 +78,15 @@ class Answers:
             won = bets.nats(answers, noise)
             self.nats[path.name] = mean_of([won.get(bet, 0.0) for bet in BETS])
 
-    def _read(self, path: Path, records: "_Records") -> Submission:
+    def _read(self, path: Path, records: "_Records") -> tuple[Submission, str]:
+        """A file, and the profile that its node declared."""
         if self._policy is None:
             self._policy = load_as(self.run.base_model, "bfloat16", "float32")
         lease = claimed_lease(path)
         if lease.run != self.run.config.name:
             raise RolloutError(f"{path.name}: is a file of run {lease.run!r:.100}, not of {self.run.config.name!r}")
-        records.check(path, lease)
-        return read_rollouts(path, lease, limits_of(self.run.config, self._policy.vocab))
+        declared = records.profile_of(path, lease)
+        return read_rollouts(path, lease, limits_of(self.run.config, self._policy.vocab)), declared
 
     def _load(self, submission: Submission) -> Noise:
         """Makes the file's version the one that is computed with; the noise of the judge's own arithmetic on it."""
@@ -90,8 +94,8 @@ class Answers:
         version = Version(submission.version, submission.weights)
         if self._noise is None or version != self._loaded:
             folder = self._find(version)
-            self._policy.set_weights(read_weights(folder, "bfloat16"), f"version {version.number}")
-            prompts = list({tuple(sample.prompt): None for sample in submission.rollouts})[:NOISE_ANSWERS]
+            self._policy.set_weights(self._reader.read(folder), f"version {version.number}")
+            prompts = list({tuple(sample.prompt.tolist()): None for sample in submission.rollouts})[:NOISE_ANSWERS]
             self._noise = own_noise(own_answers(self._policy, prompts, self.run.config))
             self._loaded = version
         return self._noise
@@ -116,22 +120,19 @@ class _Records:
         self._known = has_records(run)
         self.rates = rates_of(run)
 
-    def check(self, path: Path, lease: Lease) -> None:
-        """A RolloutError for a file that the run has not on record as it is, or that was planted to test validators."""
-        from shoal.coordinator.archive import handed_in, is_planted
+    def profile_of(self, path: Path, lease: Lease) -> str:
+        """The profile that a file's node declared, empty if none is known; a RolloutError for a file that the run has
+        not on record as it is, or that was planted to test validators."""
+        from shoal.coordinator.archive import handed_in
 
         if not self._known:
-            return
+            return ""
         found = handed_in(self._run, lease.step, lease.submission)
-        if found is None or found != (lease, sha256_file(path)):
+        if found is None or (found.lease, found.sha256) != (lease, sha256_file(path)):
             raise RolloutError(
                 f"{path.name}: the run has no such file of {lease} on record, or its bytes were changed; give files as "
                 "the coordinator stored them"
             )
-        if is_planted(self._run, lease.step, lease.submission):
+        if found.planted:
             raise RolloutError(f"{path.name}: was planted to test validators, and not computed as its node says")
-
-    def profile_of(self, node: str) -> str:
-        from shoal.coordinator.archive import profile_of
-
-        return profile_of(self._run, node) if self._known else ""
+        return found.profile

@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shoal.config import DeviceName
+from shoal.devices import resolve as resolve_device
 from shoal.errors import ConfigError
 from shoal.files import write_whole
 from shoal.models.base import ensure_base_model
@@ -24,17 +26,27 @@ from shoal.validate.numerics.judge import VOID_NATS
 
 
 def calibrate(
-    model: str, config: Path | None, dtype: str | None, out: Path | None, samples: int, console: Console
+    model: str,
+    config: Path | None,
+    dtype: str | None,
+    out: Path | None,
+    samples: int,
+    console: Console,
+    device: DeviceName | None = None,
 ) -> None:
-    """Measures how far honest machines are off, prints it, and writes what a run takes of it to `out`."""
+    """Measures how far honest machines are off, prints it, and writes what a run takes of it to `out`.
+
+    `device` is what the engine that is measured computes on; default: what workers of the config do.
+    """
     resolved, with_tasks = resolve(model, config, dtype)
     errors = Console(stderr=True)
     directory = ensure_base_model(resolved, errors)
+    place = resolve_device(device or resolved.device_of("workers"))
     with progress(errors) as say:
-        policy = load(directory)
+        policy = load(directory, device=place)
         requests = make_requests(policy, resolved, samples, with_tasks)
         if resolved.model.dtype == "bfloat16":
-            tallies, noise = measure_rates(directory, resolved, requests, say)
+            tallies, noise = measure_rates(directory, resolved, requests, say, place)
         else:
             found = measure(policy, directory, resolved, requests, say)
     if resolved.model.dtype == "bfloat16":

@@ -21,10 +21,11 @@ from rich.table import Table
 from shoal import toploc
 from shoal.config import RunConfig, ThresholdsConfig
 from shoal.config_io import check_config
+from shoal.devices import set_threads
 from shoal.generate.engine import Completion, Engine, Request, TorchEngine
 from shoal.generate.reference_engine import PlainEngine
 from shoal.models.load import Policy
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import bare_rollout
 from shoal.validate.checks.sampling import surprise
 from shoal.validate.numerics.calibration import Say
 from shoal.validate.recompute import Replayed, replay
@@ -147,7 +148,7 @@ def recompute(
     way: Validation, requests: Sequence[Request], answers: Sequence[Completion], config: RunConfig, *, seeded: bool
 ) -> list[Replayed]:
     samples = [
-        Rollout(0, 0, "", 0, list(request.prompt), answer.tokens, answer.logprobs, answer.finish, None, 0.0, "", b"")
+        bare_rollout(request.prompt, answer.tokens, answer.logprobs, answer.finish)
         for request, answer in zip(requests, answers, strict=True)
     ]
     keys = [(request.seed, request.sample) for request in requests]
@@ -189,11 +190,11 @@ def _compare(
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    set_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
 
 
 def to_toml(model: str, found: Measured) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from shoal.protocol.submission import Submission, read_parts, write_parts
+from shoal.protocol.rollout import read_parts, write_parts
+from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.rl.advantages import group_advantages
 from shoal.tasks.source import Score

@@ -20,11 +20,11 @@ def check_logprobs(
 ) -> Finding | None:
     """The claimed log-probs, which training may use, are those of the claimed version."""
     for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
-        gaps_T = np.abs(np.asarray(sample.logprobs) - own.logprobs_T)
+        gaps_T = np.abs(sample.logprobs - own.logprobs_T)
         worst = int(gaps_T.argmax())
         if not gaps_T[worst] <= thresholds.logprob:
             rule = f"log-prob {worst} is the claimed version's, up to {thresholds.logprob:g}"
-            return Finding("logprobs", rule, sample.logprobs[worst], float(own.logprobs_T[worst]), number)
+            return Finding("logprobs", rule, float(sample.logprobs[worst]), float(own.logprobs_T[worst]), number)
     return None
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from shoal.config import LengthConfig
 from shoal.protocol.lease import asked
 from shoal.protocol.submission import Submission
@@ -37,8 +39,8 @@ def check_tasks(
                 rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
                 claimed, drawn = f"{sample.source} task {sample.task}", f"{task.source} task {task.index}"
                 return Finding(CHECK, rule, claimed, drawn, number)
-            if sample.prompt != prompt:
+            if not np.array_equal(sample.prompt, prompt):
                 rule = f"the prompt of {task.source} task {task.index} is as the task words it"
-                return Finding(CHECK, rule, shown(sample.prompt), shown(prompt), number)
+                return Finding(CHECK, rule, shown(sample.prompt.tolist()), shown(prompt), number)
         where += len(group)
     return None

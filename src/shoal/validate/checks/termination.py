@@ -1,6 +1,9 @@
 """Termination check: an answer ends in its only end token, or at the length limit without one."""
 
-from shoal.protocol.submission import Rollout, Submission
+import numpy as np
+
+from shoal.protocol.rollout import Rollout
+from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 
 CHECK = "termination"
@@ -15,7 +18,7 @@ def check_termination(submission: Submission, eos_ids: frozenset[int], max_new_t
 
 
 def _check(number: int, sample: Rollout, eos_ids: frozenset[int], max_tokens: int) -> Finding | None:
-    ends = [place for place, token in enumerate(sample.completion) if token in eos_ids]
+    ends = np.flatnonzero(np.isin(sample.completion, list(eos_ids))).tolist()
     length = len(sample.completion)
     if ends and ends[0] != length - 1:
         rule = "nothing follows an end token"

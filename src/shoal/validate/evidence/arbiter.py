@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import RolloutError
-from shoal.models.load import Policy, load_as, read_weights
+from shoal.models.load import Policy, load_as
+from shoal.models.version_reader import VersionReader
 from shoal.protocol.lease import Lease, no_table
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.signed_lease import SignedLease
@@ -48,6 +49,10 @@ class Arbiter:
     rates: RatesTable | None = None
     """The run's honest rates. The newest: a file that was judged by older, tighter ones can only be acquitted."""
     _loaded: Version | None = field(default=None, init=False)
+    _reader: VersionReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = VersionReader(self.run.channel(), self.run.config.model.dtype)
 
     def judge(self, path: Path, signed: SignedLease, table_of: TableOf = no_table) -> Finding | None:
         """What is wrong with a file that was handed in under a lease. WeightsError if its version is not here."""
@@ -71,7 +76,7 @@ class Arbiter:
     def _load(self, submission: Submission) -> None:
         version = Version(submission.version, submission.weights)
         if version != self._loaded:
-            weights = read_weights(find_version(version, self.run.path / EVIDENCE), self.run.config.model.dtype)
+            weights = self._reader.read(find_version(version, self.run.path / EVIDENCE))
             self.policy.set_weights(weights, f"version {version.number}")
             self._loaded = version
 

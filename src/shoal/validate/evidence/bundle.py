@@ -1,9 +1,10 @@
 """Evidence: what a rejection rests on, small enough to send and whole enough for people to compute again.
 
 A bundle holds the accused sample's group (the whole file where the finding is about all of it), the lease, the run's
-config as strangers may see it, the version's root hash, and the finding. `replay_bundle` runs the one check that was
-not passed; the weights of the version, where the check needs them, are hard-linked beside the bundles so that they
-outlive the run's pruning. A bundle proves nothing: it points at a file, and an arbiter judges that file.
+config as strangers may see it, the version's root hash, and the finding: one JSON file, with a Parquet file beside it
+where answers are long (`samples`). `replay_bundle` runs the one check that was not passed; the weights of the version,
+where the check needs them, are hard-linked beside the bundles so that they outlive the run's pruning. A bundle proves
+nothing: it points at a file, and an arbiter judges that file.
 """
 
 import base64
@@ -15,8 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from shoal.config import RunConfig
 from shoal.config_io import check_config, public_tree
@@ -32,22 +31,24 @@ from shoal.files import (
 )
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable
-from shoal.protocol.size_limits import MAX_BYTES
+from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Rollout, Submission
+from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.protocol.version_directory import DirectoryChannel, folder_name, write_manifest
+from shoal.rollout_size import MAX_BYTES
 from shoal.shardcast.delta.assemble import link_or_copy
-from shoal.shardcast.format.store import files_of
+from shoal.shardcast.format.hashing import files_of
 from shoal.tasks.difficulty import Table
+from shoal.validate.evidence.samples import read_samples, samples_path, write_samples
 
-FORMAT = 3
+FORMAT = 4
 MAX_FILE = 1 << 20
+MAX_SAMPLES = 1 << 31
 # Keys cost nothing: what strangers hand in fills no disk. Bundles beyond this say what was found, and hold no samples.
 MAX_BYTES_OF_BUNDLES = 1 << 30
 # Old bundles go some steps at a time: looking for them takes as long as there are bundles.
 PRUNE_EVERY = 8
-ROLLOUTS = TypeAdapter(list[Rollout])
 ROOT = re.compile(r"[0-9a-f]{64}|")
 
 
@@ -117,9 +118,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
         "version": bundle.version,
         "root": bundle.root,
         "first": bundle.first,
-        "rollouts": [
-            {**asdict(sample), "proof": base64.b64encode(sample.proof).decode()} for sample in bundle.rollouts
-        ],
+        "rollouts": write_samples(bundle.rollouts, target),
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
         "table": bundle.table.model_dump(mode="json") if bundle.table else None,
         "rates": bundle.rates.model_dump(mode="json") if bundle.rates else None,
@@ -133,20 +132,22 @@ def read_bundle(path: Path) -> Bundle:
         tree: Any = parse_json(path.read_bytes())
         if tree["format"] != FORMAT:
             raise RolloutError(f"{path}: bundle format {tree['format']!r}, this program reads {FORMAT}")
-        rows = [{**row, "proof": base64.b64decode(row["proof"], validate=True)} for row in tree["rollouts"]]
+        config = check_config(tree["config"], str(path))
         bundle = Bundle(
-            config=check_config(tree["config"], str(path)),
+            config=config,
             finding=Finding(**tree["finding"]),
             sha256=str(tree["sha256"]),
             lease=Lease.from_json(json.dumps(tree["lease"])) if tree["lease"] else None,
             version=None if tree["version"] is None else int(tree["version"]),
             root=str(tree["root"]),
             first=int(tree["first"]),
-            rollouts=ROLLOUTS.validate_python(rows),
+            rollouts=read_samples(tree["rollouts"], path, config.max_file_bytes),
             file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
             rates=RatesTable.model_validate(tree["rates"]) if tree.get("rates") is not None else None,
         )
+        if not 0 <= bundle.first < MAX_SAMPLES:
+            raise ValueError(f"first is sample {bundle.first}, a file has at most {MAX_SAMPLES}")
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is not a valid hash")
         if bundle.finding.check != "format" and not (bundle.lease and bundle.version is not None):
@@ -154,7 +155,7 @@ def read_bundle(path: Path) -> Bundle:
         return bundle
     except OSError as error:
         raise RolloutError(f"{path}: cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RolloutError(f"{path}: not an evidence bundle ({error})") from error
 
 
@@ -164,7 +165,7 @@ def bundle_name(step: int, submission: int) -> str:
 
 def has_room(folder: Path) -> bool:
     """Whether bundles may still hold samples."""
-    return sum(path.stat().st_size for path in folder.glob("step-*.json")) < MAX_BYTES_OF_BUNDLES
+    return sum(path.stat().st_size for path in folder.glob("step-*")) < MAX_BYTES_OF_BUNDLES
 
 
 def prune_evidence(folder: Path, before: int, oldest_version: int) -> None:
@@ -176,6 +177,7 @@ def prune_evidence(folder: Path, before: int, oldest_version: int) -> None:
     for path, step in steps.items():
         if step < before:
             path.unlink(missing_ok=True)
+            samples_path(path).unlink(missing_ok=True)
     for version in (folder / "versions").glob("*/v*"):
         number = numbered(version.name, "v")
         if number is not None and number < oldest_version:

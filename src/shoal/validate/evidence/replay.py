@@ -13,10 +13,13 @@ from rich.console import Console
 
 from shoal.errors import RolloutError
 from shoal.extras import require
-from shoal.models.load import load_as, read_weights
+from shoal.models.load import load_as
+from shoal.models.version_reader import VersionReader
+from shoal.protocol.rollout_rules import Limits, check_samples
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Limits, check_sample, read_rollouts
+from shoal.protocol.submission import read_rollouts
 from shoal.protocol.verdict import MARGIN, NUMBERS, ROUNDING, Finding
+from shoal.protocol.version_directory import DirectoryChannel
 from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
 from shoal.tasks.files import check_foreign
 from shoal.tasks.isolation.landlock import check_confinement
@@ -69,7 +72,7 @@ def bound_to(bundle: Bundle, run: Path) -> str:
         return (
             f"{whose}: bound to the run's config alone, for the run has no record of its lease; the rest is as written"
         )
-    lease, sha256 = found
+    lease, sha256 = found.lease, found.sha256
     if lease != bundle.lease:
         raise RolloutError(f"{whose}: its lease is {bundle.lease}, the run gave {lease}, or with other terms")
     if sha256 != bundle.sha256:
@@ -90,8 +93,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     if not bundle.rollouts:
         raise RolloutError(f"bundle of file {bundle.sha256[:12]}: says what was found but holds no samples")
     assert bundle.version is not None
-    for number, sample in enumerate(bundle.rollouts, bundle.first):
-        check_sample(f"bundle of file {bundle.sha256[:12]}, sample {number}", number, sample, limits)
+    check_samples(f"bundle of file {bundle.sha256[:12]},", bundle.rollouts, limits, bundle.first)
     with Scorer(bundle.config.tasks) as judge:
         checks = Checks(bundle.config, policy, judge.tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
         if bundle.rates is not None:
@@ -101,7 +103,8 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
         free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
         if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):
             directory = find_version(Version(bundle.version, bundle.root), folder)
-            policy.set_weights(read_weights(directory, bundle.config.model.dtype), f"version {bundle.version}")
+            reader = VersionReader(DirectoryChannel(base.parent, keep=1), bundle.config.model.dtype)
+            policy.set_weights(reader.read(directory), f"version {bundle.version}")
             found = rerun(_accused(bundle), lambda submission: next(checks.costly([submission])))
         return found
 

@@ -16,14 +16,19 @@ Weights = Mapping[str, Tensor]
 OLDER = "older version"
 COOLER, WARMER = "temperature x0.9", "temperature x1.1"
 MAX_FP8 = 448.0
+# Weights that are rounded at a time: they stay in the cache from one operation to the next.
+IN_CACHE = 1 << 17
 
 
 def int_rounded(levels: int, weights_RC: Tensor) -> Tensor:
     """A matrix rounded to whole steps, each row by its own scale; anything else as it is."""
     if weights_RC.ndim != 2:
         return weights_RC
-    step_R1 = weights_RC.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
-    return (weights_RC / step_R1).round() * step_R1
+    found_RC, rows = torch.empty_like(weights_RC), max(1, IN_CACHE // weights_RC.shape[1])
+    for some_rC, out_rC in zip(weights_RC.split(rows), found_RC.split(rows), strict=True):
+        step_r1 = some_rC.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
+        torch.div(some_rC, step_r1, out=out_rC).round_().mul_(step_r1)
+    return found_RC
 
 
 def fp8_rounded(weights_RC: Tensor) -> Tensor:
@@ -31,7 +36,7 @@ def fp8_rounded(weights_RC: Tensor) -> Tensor:
     if weights_RC.ndim != 2:
         return weights_RC
     scale_R1 = weights_RC.abs().amax(dim=1, keepdim=True).clamp_min(1e-12).float() / MAX_FP8
-    return ((weights_RC.float() / scale_R1).to(torch.float8_e4m3fn).float() * scale_R1).to(weights_RC.dtype)
+    return (weights_RC.float() / scale_R1).to(torch.float8_e4m3fn).float().mul_(scale_R1).to(weights_RC.dtype)
 
 
 # Those that follow from the version's own weights, by name.

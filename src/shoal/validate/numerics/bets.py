@@ -5,6 +5,7 @@ nats come with a probability of at most e^-x (Markov). Several bets are laid sid
 
 - `gaps`: claimed log-probs are further off, unit by unit, than honest ones are. Needs no guess of how.
 - `shortfalls`: tokens are not those that the lease's noise picks, more often than rounding decides between two.
+- `edits`: a few tokens are far below the best one, whatever the others are (`_edits`).
 - `tilt`, `unlikely`, `ends`: with free sampling, tokens are not drawn by the distribution (`free_draws.py`).
 - `chunks`: proofs are further off than honest ones.
 - `gaps in parts`: those of some answers are, in a file that is honest otherwise.
@@ -34,8 +35,15 @@ TILTS = (0.5, 1.5, 4.0)
 PARTS = ((1, 1 / 8), (4, 1 / 64))
 PART_TILT = 1.5
 # Bets on shortfalls: from which multiple of the noise on, and how much more often than is honest.
-SHORT_FROM = (0.0, 1.0, 4.0, 16.0, 64.0)
+SHORT_FROM = (0.0, 1.0, 4.0, 16.0)
 SHORT_TIMES = (2.0, 16.0, 256.0, 8192.0)
+# Bets on edits: one token of so many. Where more are edited, these and those on shortfalls win all the more.
+EDIT_EVERY = (8192, 65536)
+# Of a million tokens, one may be anything for reasons that nobody measured, such as a bit that flips in memory. Of more
+# than a million honest tokens none was 23 times the noise off; of SmolLM2's edits three quarters are 32 times.
+UNEXPLAINED = 1e-6
+# A token that is as far off as one of so many honest ones is where an edit begins to be likelier.
+RARE = 3e-6
 # A shift counts from this share of what the other computation would yield; below it a bias may be honest.
 HONEST_SHARE = 0.3
 
@@ -75,6 +83,7 @@ class Bets:
         self._chunks = _tilted(bounds(rates.chunks.values()))
         short = bounds(rates.shortfalls.values(), intensity=True)
         self._short = [float(short[_edge(start)]) for start in SHORT_FROM]
+        self._far = bounds(rates.shortfalls.values(), intensity=True, exponential=True)
 
     def nats(self, answers: Sequence[Observed], noise: Noise) -> dict[str, float]:
         """What each bet wins on a file, in nats."""
@@ -105,7 +114,15 @@ class Bets:
             for times in SHORT_TIMES:
                 name = f"shortfalls {start:g} x{times:g}"
                 won[name] = float(count * np.log(times) - np.log1p((times - 1.0) * p_T).sum())
-        return won
+        return won | self._edits(short_T, close_T, noise)
+
+    def _edits(self, short_T: Floats, close_T: Floats, noise: float) -> dict[str, float]:
+        """Each token's p-value, a bound on the probability that rounding puts it so far below the best, becomes odds
+        that rise as p falls: r (1 + r) / (r + p)^2 integrates to 1 over p from 0 to 1, for any r. Of what there is, the
+        share of tokens that a cheat edits is staked on each, and the rest is kept: an honest token costs no more."""
+        p_T = np.minimum(1.0, close_T * noise * self._far[_bins(short_T / noise)] + UNEXPLAINED)
+        odds_T = RARE * (1 + RARE) / (RARE + np.where(short_T <= 0, 1.0, p_T)) ** 2
+        return {edit_bet(every): float(np.log1p((odds_T - 1) / every).sum()) for every in EDIT_EVERY}
 
 
 def shift_bet(name: str) -> str:
@@ -117,12 +134,17 @@ def part_bet(size: int) -> str:
     return f"gaps in parts of {size}"
 
 
+def edit_bet(every: int) -> str:
+    return f"edits of 1 in {every}"
+
+
 def bet_names(shifts: Sequence[str]) -> list[str]:
     """All bets of a run whose judges look for these shifts."""
     return [
         *(f"{kind} {tilt:g}" for kind in ("gaps", "chunks") for tilt in TILTS),
         *(part_bet(size) for size, _ in PARTS),
         *(f"shortfalls {start:g} x{times:g}" for start in SHORT_FROM for times in SHORT_TIMES),
+        *map(edit_bet, EDIT_EVERY),
         *map(shift_bet, shifts),
     ]
 

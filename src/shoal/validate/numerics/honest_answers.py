@@ -5,23 +5,25 @@ the lease's noise yield, and claims that token's log-prob and state. What comes 
 all machines, so one forward pass yields all claims; as a draw it is as good as the machine's own would be.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from shoal import toploc
 from shoal.config import RunConfig
+from shoal.devices import to_numpy
 from shoal.generate.engine import Request, TorchEngine
-from shoal.generate.sampling import NoiseStream, Words, choose, shortfalls
+from shoal.generate.sampling import NoiseStream, Words, choose
 from shoal.models.load import Policy
 from shoal.validate.numerics.alternatives import COOLER, WARMER
 from shoal.validate.numerics.bets import Floats, Observed
 from shoal.validate.numerics.observe import observe
 from shoal.validate.numerics.ways import WAYS, Way, logits_of, states_of
-from shoal.validate.recompute import numeric_columns
+from shoal.validate.recompute import NUMERIC, numeric_columns
+from shoal.validate.vocabulary_sums import VocabularySums
 
 EXACT = WAYS["float32"]
 # Logits of a portion of texts: 256 MB.
@@ -35,6 +37,8 @@ class Drawn:
     prompt: list[int]
     tokens: list[int]
     key: tuple[int, int]
+    states_TD: Tensor | None = None
+    """The states that its tokens were drawn from; None if nobody kept them."""
 
     @property
     def read(self) -> list[int]:
@@ -59,8 +63,11 @@ def draw_texts(
     longest = max(len(prompt) for prompt in prompts) + tokens
     temperature = config.sampling.temperature
     engine = TorchEngine(policy, max_batch=min(count, 64), max_len=longest, temperature=temperature)
-    answers = sorted(engine.generate(requests), key=lambda answer: answer.index)
-    return [Drawn(list(r.prompt), a.tokens, (r.seed, r.sample)) for r, a in zip(requests, answers, strict=True)]
+    answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.index)
+    return [
+        Drawn(list(request.prompt), answer.tokens, (request.seed, request.sample), answer.hidden_TD)
+        for request, answer in zip(requests, answers, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,10 @@ class Computed:
 
     states: list[Tensor]
     scaled: list[Tensor]
+
+
+Machine = Callable[[Sequence[Drawn], float], Computed]
+"""Computes texts at a temperature."""
 
 
 def blocks(texts: Sequence[Drawn], vocab: int) -> Iterator[list[Drawn]]:
@@ -87,6 +98,18 @@ def computed(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: floa
     """What a machine computes in this way, with the weights that are loaded, at this temperature."""
     states = states_of(policy, way, [text.read for text in texts])
     states = [states_TD[len(text.prompt) - 1 :] for text, states_TD in zip(texts, states, strict=True)]
+    return _with_logits(policy, way, states, temperature)
+
+
+def as_drawn(policy: Policy, texts: Sequence[Drawn], temperature: float) -> Computed:
+    """What is true of texts that the loaded weights drew in float32: their states are known if somebody kept them."""
+    known = [text.states_TD for text in texts if text.states_TD is not None]
+    if len(known) < len(texts):
+        return computed(policy, EXACT, texts, temperature)
+    return _with_logits(policy, EXACT, known, temperature)
+
+
+def _with_logits(policy: Policy, way: Way, states: list[Tensor], temperature: float) -> Computed:
     scaled = [logits_of(policy, way, states_TD).float().div(temperature).contiguous() for states_TD in states]
     return Computed(states, scaled)
 
@@ -112,14 +135,18 @@ def beside(
     """Claims beside the truth and beside other computations, by name, as a judge sees them."""
     found = []
     for number, claim in enumerate(claimed):
-        logprobs_T, squares_T, warmer_TW = numeric_columns(truth.scaled[number], claim.tokens_T)
+        sums = VocabularySums(claim.tokens_T, NUMERIC, noise[number])
+        sums.add(truth.scaled[number])
+        squares_T, warmer_TW = numeric_columns(sums)
+        shortfalls_T = sums.shortfalls()
+        assert shortfalls_T is not None
         shifts = {name: _logprobs(other.scaled[number], claim.tokens_T) for name, other in others.items()}
         found.append(
             observe(
-                claim.logprobs_T.double().numpy(),
-                logprobs_T,
+                to_numpy(claim.logprobs_T).astype(np.float64),
+                sums.logprobs(),
                 squares_T,
-                shortfalls(truth.scaled[number], noise[number], claim.tokens_T),
+                shortfalls_T,
                 truth.states[number],
                 claim.proof,
                 dict(zip((COOLER, WARMER), warmer_TW.T, strict=True)) | shifts,
@@ -130,14 +157,20 @@ def beside(
 
 def honest_answers(policy: Policy, way: Way, texts: Sequence[Drawn], temperature: float) -> list[Observed]:
     """What a judge sees of a machine that computes the loaded weights in this way."""
+    return machine_answers(policy, partial(computed, policy, way), texts, temperature)
+
+
+def machine_answers(policy: Policy, machine: Machine, texts: Sequence[Drawn], temperature: float) -> list[Observed]:
+    """What a judge with this policy sees of a machine."""
     found = []
     for block in blocks(texts, policy.vocab):
         noise = noise_of(block, policy.vocab)
-        claimed = picked(computed(policy, way, block, temperature), noise)
-        found += beside(computed(policy, EXACT, block, temperature), claimed, noise, {})
+        claimed = picked(machine(block, temperature), noise)
+        found += beside(as_drawn(policy, block, temperature), claimed, noise, {})
     return found
 
 
 def _logprobs(scaled_TV: Tensor, tokens_T: Tensor) -> Floats:
-    own_T = scaled_TV.gather(1, tokens_T.unsqueeze(1)).squeeze(1)
-    return np.asarray((own_T - torch.logsumexp(scaled_TV, dim=1)).double().numpy())
+    sums = VocabularySums(tokens_T)
+    sums.add(scaled_TV)
+    return sums.logprobs()

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.config import RunConfig
 from shoal.models.load import Policy
 from shoal.protocol.numeric_evidence import meaning, standing
-from shoal.protocol.submission import Rollout
+from shoal.protocol.rollout import Rollout
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
 from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
@@ -134,7 +134,7 @@ def seen(
         none_T = np.zeros(len(own.logprobs_T))
         found.append(
             observe(
-                np.asarray(sample.logprobs, dtype=np.float64),
+                sample.logprobs.astype(np.float64),
                 own.logprobs_T,
                 own.squares_T,
                 none_T if own.shortfalls_T is None else own.shortfalls_T,

@@ -94,7 +94,7 @@ class Dense:
         if self._kind == "flash":
             out = F.scaled_dot_product_attention(q_BHTD, k, v, is_causal=True, scale=scale)
         elif self._kind == "eager":
-            hidden = torch.ones(self.longest, self.longest, dtype=torch.bool).triu(1)
+            hidden = torch.ones(self.longest, self.longest, dtype=torch.bool, device=q_BHTD.device).triu(1)
             scores = self._round(q_BHTD @ k.transpose(2, 3)) * scale
             out = self._round(torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)) @ v
         else:
@@ -102,7 +102,7 @@ class Dense:
         return self._round(out).transpose(1, 2)
 
     def _merged(self, q: Tensor, k: Tensor, v: Tensor, scale: float, pieces: int = 4) -> Tensor:
-        place_T = torch.arange(q.shape[2])
+        place_T = torch.arange(q.shape[2], device=q.device)
         outs, norms = [], []
         for keys, values, at_S in zip(k.chunk(pieces, 2), v.chunk(pieces, 2), place_T.chunk(pieces), strict=True):
             scores = (q @ keys.transpose(2, 3)) * scale
@@ -202,8 +202,8 @@ def states_of(policy: Policy, way: Way, sequences: Sequence[Sequence[int]]) -> l
         for begin in range(0, len(sequences), ROWS):
             rows = sequences[begin : begin + ROWS]
             longest = max(map(len, rows))
-            ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-            positions_BT = torch.arange(longest).expand(len(rows), -1)
+            ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=policy.device)
+            positions_BT = torch.arange(longest, device=policy.device).expand(len(rows), -1)
             out = policy.hidden(ids_BT, positions_BT, Dense(longest, way))
             found += [out[row, : len(ids)] for row, ids in enumerate(rows)]
     return found

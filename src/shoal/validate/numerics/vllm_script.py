@@ -1,0 +1,76 @@
+"""vLLM's final states and logits of given sequences: a script for an interpreter that has vLLM and may lack Shoal.
+
+One line of JSON comes in per request and one goes out per reply, followed by raw bytes where it says so:
+
+    in   {"model": "/path", "max_len": 300}
+    out  {"vllm": "0.32.0"}
+    in   {"tokens": [1, 2, 3, ...], "begin": 12}
+    out  {"states": [T, D], "logits": [T, V]}, then the bfloat16 bits of both, of the places from `begin` on
+
+Each sequence is one prefill in bfloat16. It runs in this process (no pickle), on the loopback interface, without a hub.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what vLLM prints goes to stderr
+    os.environ.update(SETTINGS)
+    job = json.loads(sys.stdin.readline())
+    import vllm
+
+    engine = vllm.LLM(
+        model=job["model"],
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_model_len=job["max_len"] + 1,
+        max_num_batched_tokens=max(2048, job["max_len"] + 1),
+        max_num_seqs=1,
+    )
+    import torch  # vLLM has loaded it by now
+
+    passes: list[Any] = []
+    models: list[Any] = []
+
+    def watch(model: Any) -> None:
+        models.append(model)
+        model.register_forward_hook(lambda *hooked: passes.append(hooked[-1]))
+
+    engine.apply_model(watch)
+    once = vllm.SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+    reply(replies, {"vllm": vllm.__version__})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        tokens = asked["tokens"]
+        passes.clear()
+        engine.generate([{"prompt_token_ids": tokens}], once, use_tqdm=False)
+        # The first pass after a pause may be one of warming up: the last one is that of the sequence.
+        states_TD = passes[-1][: len(tokens)][asked["begin"] :]
+        with torch.inference_mode():
+            logits_TV = models[0].compute_logits(states_TD)
+        parts = [x.to(torch.bfloat16).contiguous() for x in (states_TD, logits_TV)]
+        data = b"".join(x.view(torch.int16).numpy().tobytes() for x in parts)
+        reply(replies, {"states": list(parts[0].shape), "logits": list(parts[1].shape)}, data)
+
+
+def reply(pipe: Any, message: object, data: bytes = b"") -> None:
+    pipe.write(json.dumps(message).encode() + b"\n" + data)
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    main()
