@@ -31,10 +31,9 @@ __all__ = ["database_url", "postgres_url", "small_world", "world"]  # fixtures
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-# Tests that use both cores for long, or measure time.
+# Tests that measure time.
 ALONE = (
     "tests/attacks/lender/test_programs.py",
-    "tests/attacks/test_run_under_attack.py",
     "tests/benchmarks/test_broadcast",
     "tests/benchmarks/test_delta_bench.py",
     "tests/benchmarks/test_generation.py",
@@ -42,18 +41,26 @@ ALONE = (
     "tests/benchmarks/test_loop.py",
     "tests/benchmarks/test_peers",
     "tests/benchmarks/test_swarm_load.py",
-    "tests/client/test_joining.py",
-    "tests/faults/test_kills.py",
     "tests/faults/test_shardcast.py",
-    "tests/faults/test_storm.py",
     "tests/tasks/test_scorer.py",
 )
+# Whole runs for minutes, in which most processes wait most of the time. A group goes through one process: the first two
+# are compared with one calm run, which is made once.
+WHOLE_RUNS = {
+    "tests/attacks/test_run_under_attack.py": "calm",
+    "tests/faults/test_kills.py": "calm",
+    "tests/client/test_joining.py": "others",
+    "tests/faults/test_storm.py": "others",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
+        elif group := WHOLE_RUNS.get(item.nodeid.partition("::")[0]):
+            item.add_marker("whole_run")
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
