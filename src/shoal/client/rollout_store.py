@@ -205,12 +205,13 @@ class SwarmStore:
 
     def _confirmed(self, upload: Upload) -> Submission:
         submission, _ = self.read(upload)
-        root = self._root_of(submission.version)
-        if submission.weights != root:
-            raise RolloutError(
-                f"{upload.path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
-                f"which is {root[:12] if root else 'no longer here'!r}"
-            )
+        for span in submission.spans:
+            root = self._root_of(span.version)
+            if span.weights != root:
+                raise RolloutError(
+                    f"{upload.path.name}: made with weights {span.weights[:12]!r} as version {span.version}, "
+                    f"which is {root[:12] if root else 'no longer here'!r}"
+                )
         return submission
 
     def forget(self, before: int) -> None:
