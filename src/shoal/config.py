@@ -504,7 +504,9 @@ class SwarmConfig(_Table):
         default_factory=list, description="Allow-list of addresses that may join; if empty, anyone may."
     )
     leases: Positive = Field(
-        4, description="Leases that a node may hold at once; more than one needs stake (ledger.stake_per_lease)."
+        4,
+        description="Leases that a node may hold at once. More than one needs accepted files, more than three stake "
+        "(ledger.stake_per_lease).",
     )
     probation_files: Positive = Field(
         4,

@@ -63,13 +63,16 @@ def read_swaps(where: str, text: str) -> tuple[Swap, ...]:
     try:
         rows = parse_json(text)
         swaps = tuple(Swap(*row) for row in rows)
+        if not isinstance(rows, list) or not all(map(_is_swap, swaps)):
+            raise TypeError
     except (ValueError, TypeError, RecursionError) as error:
         raise RolloutError(f"{where}: its swaps {text!r:.80} are not a list of [FIRST, VERSION, ROOT]") from error
-    for swap in swaps:
-        whole = type(swap.first) is int and type(swap.version) is int
-        if not (whole and isinstance(swap.weights, str) and ROOT.fullmatch(swap.weights)):
-            raise RolloutError(f"{where}: its swaps {text!r:.80} are not a list of [FIRST, VERSION, ROOT]")
     return swaps
+
+
+def _is_swap(swap: Swap) -> bool:
+    whole = type(swap.first) is int and type(swap.version) is int
+    return whole and isinstance(swap.weights, str) and ROOT.fullmatch(swap.weights) is not None
 
 
 def check_swaps(where: str, swaps: Sequence[Swap], lease: Lease, every: int, max_new_tokens: int) -> None:
