@@ -64,7 +64,9 @@ def test_what_no_worker_may_do_is_refused_by_name(swaps: list[Swap], said: str, 
 
 
 def test_in_a_run_without_in_flight_a_file_keeps_the_version_of_its_lease(tmp_path: Path) -> None:
-    with pytest.raises(RolloutError, match=r"go on with version 4, and workers.in_flight is false: they keep version 3"):
+    with pytest.raises(
+        RolloutError, match=r"go on with version 4, and workers.in_flight is false: they keep version 3"
+    ):
         read(long_submission((Swap(32, 4, ROOT),)), tmp_path, replace(LONG, span_tokens=0))
 
 

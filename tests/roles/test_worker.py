@@ -22,7 +22,16 @@ from shoal.roles.worker import Worker
 from shoal.rundir import RunDir
 from shoal.tasks.source import Task
 from tests.support.memory_store import MemoryStore, records_of
-from tests.support.roles_in_process import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
+from tests.support.roles_in_process import (
+    Coin,
+    base_version,
+    judging_store,
+    make_config,
+    make_run,
+    make_worker,
+    notes,
+    work_until_sent,
+)
 from tests.support.submissions import judge_formats, make_lease
 
 
@@ -163,12 +172,10 @@ def test_a_prompt_that_is_too_long_is_a_named_error(run: RunDir) -> None:
 
 def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: Worker) -> None:
     version = publish(run, 1)
-    lease = worker.store.lease(worker.name, 1)
-    assert lease is not None
-    worker._work(lease)
+    work_until_sent(run, worker)
     store = judging_store(run, worker)
-    judge_formats(store, lease.step, lease.step)
-    (submission,) = store.accepted(lease.step)
+    judge_formats(store, 1, 1)
+    submission = next(store.accepted(1))
     assert (submission.version, submission.weights) == (1, version.root)
     assert worker.loaded == version
     base = read_weights(run.base_model, "float32")
@@ -178,16 +185,16 @@ def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: W
 
 def test_a_worker_goes_back_to_the_base_model_when_all_versions_are_retracted(run: RunDir, worker: Worker) -> None:
     before = {name: tensor.clone() for name, tensor in worker.maker.policy.weights().items()}
-    assert worker._load(publish(run, 1))
+    assert worker.load(publish(run, 1))
     run.channel().retract(0)
-    assert worker._load(worker._newest())
+    assert worker.load(worker.newest())
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.maker.policy.weights().items())
 
 
 def test_a_version_that_vanishes_before_it_is_read_is_noted_and_passed_over(run: RunDir, worker: Worker) -> None:
     version = publish(run, 1)
     run.channel().retract(0)
-    assert not worker._load(version)
+    assert not worker.load(version)
     assert worker.loaded == base_version(run)
     assert "version 1" in notes(run, worker.name)
 
@@ -205,7 +212,7 @@ def test_a_version_that_vanishes_while_it_is_read_is_noted_and_passed_over(
         return folder
 
     monkeypatch.setattr(type(channel), "fetch", fetch_then_lose)
-    assert not worker._load(version)
+    assert not worker.load(version)
     assert "not a readable safetensors file" in notes(run, worker.name)
 
 

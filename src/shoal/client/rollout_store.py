@@ -69,7 +69,7 @@ class SwarmStore:
         self._tables: dict[int, SignedTable] = {}
 
     def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
-        """Asks no more often than the coordinator wishes while there is no work for this version beside these leases."""
+        """Asks no more often than the coordinator wishes while it has no work for this version beside these leases."""
         if node != self._link.key.address:
             raise RolloutError(
                 f"node {node!r:.80}: a lease is granted only to the node that signs, {self._link.key.address}"

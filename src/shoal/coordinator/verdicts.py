@@ -153,7 +153,7 @@ def _busy_s(db: Connection, terms: Terms, row: Row[Any], lease: Row[Any]) -> flo
     once, to its arrival. So the times of all its files together are the time in which it had work."""
     beside = {"who": row.node, "first": row.step - terms.async_level, "received": row.received}
     before = db.execute(queries.ARRIVED_BEFORE, beside).scalar()
-    return max(0.0, row.received - max(lease.issued, before or 0.0))
+    return max(0.0, float(row.received - max(lease.issued, before or 0.0)))
 
 
 def _weigh(db: Connection, node: str, numbers: NumericEvidence) -> None:

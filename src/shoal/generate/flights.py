@@ -1,8 +1,8 @@
 """A lease while it is generated: which pieces of its answers the engine is asked for next, and what came back so far.
 
-Where answers keep their version, a piece is a whole answer. Where they may go on with a newer one (`workers.in_flight`),
-it ends at the next place at which versions may change (`protocol/spans.py`), and the rest is asked for with what there
-is so far as its prompt: after a change of versions that is what computes the whole context again with the new one.
+Where answers keep their version, a piece is a whole answer. Where they may go on with a newer one
+(`workers.in_flight`), it ends at the next place at which versions may change (`protocol/spans.py`), and the rest is
+asked for with what there is so far as its prompt: after a change that computes the whole context with the new version.
 
 No input or output: values in, values out.
 """

@@ -17,12 +17,22 @@ from shoal.generate.engine import Completion, Engine, Request
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, asked, checked_table, no_table
 from shoal.protocol.rollout import Rollout, logprobs_of, tokens_of, write_parts
+from shoal.protocol.spans import Swap
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.rl.advantages import group_advantages
 from shoal.tasks.difficulty import Table
 from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, Score, Task, TaskSource
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a lease asks for: a task per group, a request per answer."""
+
+    lease: Lease
+    tasks: list[Task]
+    requests: list[Request]
 
 
 @dataclass(slots=True)
@@ -45,15 +55,25 @@ class Maker:
         return submission, write_rollouts(submission, groups_with_signal(submission))
 
     def make(self, lease: Lease, version: Version) -> Submission:
-        """All that the lease asks for."""
-        size = self.config.sampling.group_size
+        """All that the lease asks for, made in one go by the version that is loaded."""
+        asked = self.asked(lease)
+        return self.submission(asked, version, self.answer(asked.requests))
+
+    def asked(self, lease: Lease) -> Asked:
+        """What follows from a lease alone."""
         tasks = self.draw(lease)
-        prompts = [self.prompt(task) for task in tasks]
-        answers = self.answer(self.requests(lease, prompts))
+        return Asked(lease, tasks, self.requests(lease, [self.prompt(task) for task in tasks]))
+
+    def submission(
+        self, asked: Asked, version: Version, answers: Sequence[Completion], swaps: Sequence[Swap] = ()
+    ) -> Submission:
+        """What a lease's answers make, in the order of its requests; they began with a version and went on with others
+        at the swaps."""
+        lease, tasks, size = asked.lease, asked.tasks, self.config.sampling.group_size
         scores = self.score([(tasks[c.key // size], self.policy.decode(c.tokens)) for c in answers])
         targets = [target_of(self.config.length, lease.seed, c.key // size) for c in answers]
         scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
-        arrays = [tokens_of(prompt) for prompt in prompts]
+        arrays = [tokens_of(request.prompt) for request in asked.requests[::size]]
         rollouts = [
             Rollout(
                 group=c.key // size,
@@ -72,7 +92,7 @@ class Maker:
             )
             for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
         ]
-        return Submission(lease, version.number, version.root, rollouts)
+        return Submission(lease, version.number, version.root, rollouts, tuple(swaps))
 
     def draw(self, lease: Lease) -> list[Task]:
         """The task of each group, with its length budget."""
@@ -104,7 +124,10 @@ class Maker:
         return sorted(self.engine.generate(requests, hidden=self.asks_for_states), key=lambda c: c.key)
 
     def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
-        return self.judge.scores("train", answers)
+        """Group by group: who else wants something of the scorer, such as tasks, waits for one group at most."""
+        size = self.config.sampling.group_size
+        groups = [answers[first : first + size] for first in range(0, len(answers), size)]
+        return [score for group in groups for score in self.judge.scores("train", group)]
 
     def advantages(self, rewards: Sequence[float | None]) -> list[float]:
         """A group with a failed score has none."""

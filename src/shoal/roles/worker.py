@@ -52,6 +52,7 @@ class Worker(WorkerBase):
 
     pipeline: Pipeline = field(init=False)
     beside: Beside = field(init=False)
+    patience: Patience = field(init=False)
     meter: Meter = field(default_factory=Meter)
     asked: dict[Place, Asked] = field(default_factory=dict)
     """What each lease asks for."""
@@ -72,25 +73,33 @@ class Worker(WorkerBase):
         config = self.config
         self.pipeline = Pipeline(config.workers.max_batch, config.async_level, config.workers.in_flight)
         self.beside = Beside(self.name, self.store, self.maker)
+        self.patience = Patience(self.metrics, config.patience_s)
 
     def run(self) -> None:
         """Works until the last version is out."""
-        patience = Patience(self.metrics, self.config.patience_s)
-        while (newest := self._look()).number < self.config.steps:
-            self._hear(newest)
-            self._ask(newest)
-            self._change_version(newest)
-            if self.pipeline.flights:
-                self._generate()
-                patience.progressed()
-            elif not self.pipeline.waiting:
-                self._wait(newest, patience)
+        while self.turn():
+            pass
         self.maker.engine.abort()
         self.status.done("the run is complete")
 
+    def turn(self) -> bool:
+        """Hears what came, and takes one step of the engine or waits a moment; False when the run is complete."""
+        newest = self._look()
+        if newest.number >= self.config.steps:
+            return False
+        self._hear(newest)
+        self._ask(newest)
+        self._change_version(newest)
+        if self.pipeline.flights:
+            self._generate()
+            self.patience.progressed()
+        elif not self.pipeline.waiting:
+            self._wait(newest)
+        return True
+
     def _look(self) -> Version:
-        """The newest version, looked for now and then: the engine takes many steps meanwhile. When there is another one,
-        leases are let go of whose files nobody would take any more."""
+        """The newest version, looked for now and then: the engine takes many steps meanwhile. When there is another
+        one, leases are let go of whose files nobody would take any more."""
         if self.seen is not None and now() < self.look_at:
             return self.seen
         newest, self.look_at = self.newest(), now() + POLL_S
@@ -210,7 +219,7 @@ class Worker(WorkerBase):
         self.asked.pop(flight.name, None)
         self.began.pop(flight.name, None)
 
-    def _wait(self, newest: Version, patience: Patience) -> None:
+    def _wait(self, newest: Version) -> None:
         """Waits until there may be work: a new version, a lease that went back to the pool, room for another.
 
         For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
@@ -219,7 +228,7 @@ class Worker(WorkerBase):
             self.status.working(f"scoring and sending {places(self.beside.sending)}")
         elif not self.beside.is_asking:
             self.status.waiting(f"policy version {newest.number + 1}", "trainer", None)
-            patience.waits(f"policy version {newest.number + 1} or a lease")
+            self.patience.waits(f"policy version {newest.number + 1} or a lease")
         self.beside.wait(POLL_S)
 
 
@@ -269,6 +278,4 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
                 return
             from shoal.attacks import attack_named
 
-            TurnWorker(
-                session.node, config, channel, store, attack_named(attack)(*parts), status, metrics, first
-            ).run()
+            TurnWorker(session.node, config, channel, store, attack_named(attack)(*parts), status, metrics, first).run()
