@@ -51,6 +51,10 @@ CAUGHT_BY = {
     "nested_types": {"format"},
     "parquet_bomb": {"format"},
     "truncated": {"format"},
+    "hidden_swap": OTHER_STATES,
+    "claimed_swap": {"format"},
+    "swap_beyond_the_step": {"format"},
+    "swap_at_chosen_token": {"format"},
 }
 
 

@@ -70,7 +70,7 @@ class Engine(ABC):
         """Drops all that is running; nothing will be given of it."""
 
     def drop(self, key: int) -> None:
-        """Drops one request for which nobody waits any more; an engine that cannot gives its completion all the same."""
+        """Drops one request for which nobody waits any more; an engine that cannot finishes it."""
         del key
 
     def close(self) -> None:

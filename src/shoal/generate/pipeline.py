@@ -54,6 +54,8 @@ class Pipeline:
         there when it came: until they are done the loaded version still gets new ones."""
         if loaded is None or newest.number <= loaded.number:
             self._before = []
+            for flight in self.flights:
+                flight.place = None  # one that they stopped for was taken back
         elif self.in_flight:
             for flight in self.flights:
                 flight.stop()

@@ -106,6 +106,7 @@ class TorchEngine(Engine):
         proof = ProofBuilder() if self._proofs else None
         self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
 
+    @torch.inference_mode()
     def drop(self, key: int) -> None:
         self._waiting = deque(sequence for sequence in self._waiting if sequence.key != key)
         for slot in (slot for slot, sequence in enumerate(self._running) if sequence.key == key):
