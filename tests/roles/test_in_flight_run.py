@@ -16,9 +16,9 @@ from tests.support.roles_in_process import Coin, entries, make_config, make_run,
 def a_run(path: Path, model: Path) -> RunDir:
     config = make_config(
         model,
-        steps=4,
+        steps=3,
         async_level=2,
-        sampling={"max_new_tokens": 160, "group_size": 2},
+        sampling={"max_new_tokens": 120, "group_size": 2},
         train={"token_budget": 1024, "lr": 3e-4},
         workers={"in_flight": True, "max_batch": 8},
         keep={"versions": 8, "rollouts": 0},
@@ -33,7 +33,7 @@ def test_a_run_goes_to_its_end_with_files_of_several_versions_and_each_passes_ev
     with working(run, make_worker(run)):
         train(run)
     steps = entries(run, "trainer", "step")
-    assert [step["step"] for step in steps] == list(range(4))
+    assert [step["step"] for step in steps] == list(range(3))
     channel, records = run.channel(), records_of(run.path)
     policy = load(run.base_model)
     checks = Checks(run.config, policy, Coin(), InProcess(Coin()), roots_of(channel))
