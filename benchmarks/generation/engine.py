@@ -11,7 +11,7 @@ import math
 import os
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,10 +19,13 @@ from benchmarks.common.configs import base_model, changed, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
 from benchmarks.generation.sides import Generate, Ours, ragged_work, vllm_tokens_per_s
+from benchmarks.generation.tail import QUICK, TIMES, TailSize, measure_tail
+from benchmarks.generation.tail import SIZE as TAIL
 from shoal.config import RunConfig
 from shoal.errors import ModelError
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.base import base_model_dir
-from shoal.models.load import load
+from shoal.models.load import Policy, load
 from shoal.process import KEEP_FREED_MEMORY
 from shoal.protocol.rollout import bare_rollout
 from shoal.rl.bin_packing import fill, first_fit_decreasing
@@ -123,6 +126,9 @@ def _compare(name: str, config: RunConfig, size: Size, found: Findings, progress
         f"{name}_generate_batch": batch_of["generate"],
         f"{name}_generate_prompts": size.generate_prompts,
     }
+    if name == "tiny":
+        progress.stage(f"{name}: one long answer per lease")
+        _tail(policy, work.prompts, QUICK if size is QUICK_TINY else TAIL, found)
     if name == "smollm2":
         batch = size.batches[0]
         progress.stage(f"{name}: share of sampling at batch {batch}")
@@ -134,6 +140,17 @@ def _compare(name: str, config: RunConfig, size: Size, found: Findings, progress
         else:
             progress.stage(f"{name}: vLLM on {size.generate_prompts} prompts")
             found.values["vllm_tokens_per_s"] = vllm_tokens_per_s(directory, part, torch.get_num_threads())
+
+
+def _tail(policy: Policy, prompts: list[list[int]], size: TailSize, found: Findings) -> None:
+    """What heavy-tailed lengths cost a worker: its other leases fill the places that a long answer leaves empty."""
+    endless = replace(policy, eos_ids=frozenset())
+    longest = max(map(len, prompts)) + TIMES * size.tokens
+    engine = TorchEngine(endless, max_batch=size.max_batch, max_len=longest, temperature=1.0)
+    tail = measure_tail(engine, prompts, size)
+    found.ratios["tail"] = tail.ratio
+    found.bars["tail"] = (">=", 0.85)
+    found.values |= {"tail_tokens_per_s": tail.tailed, "tail_in_turns_tokens_per_s": tail.in_turns}
 
 
 def _packing(found: Findings) -> None:

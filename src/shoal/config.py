@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from shoal import clocks
 from shoal.crypto.tls import Mode, is_served
 from shoal.rl.loss_config import LossConfig
-from shoal.rollout_size import MAX_BYTES, file_room
+from shoal.rollout_size import MAX_BYTES, PROOF_TOKENS, file_room
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -284,6 +284,11 @@ class WorkerConfig(_Table):
         None, description="Number format that workers compute in; default: model.dtype."
     )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
+    in_flight: bool = Field(
+        False,
+        description="Whether answers that are being generated go on with a new version when it comes, at one of at "
+        "most 16 places, instead of ending with the version that they began with.",
+    )
     lease_s: float | None = Field(
         None,
         gt=0,
@@ -499,7 +504,9 @@ class SwarmConfig(_Table):
         default_factory=list, description="Allow-list of addresses that may join; if empty, anyone may."
     )
     leases: Positive = Field(
-        4, description="Leases that a node may hold at once; more than one needs stake (ledger.stake_per_lease)."
+        4,
+        description="Leases that a node may hold at once. More than one needs accepted files, more than three stake "
+        "(ledger.stake_per_lease).",
     )
     probation_files: Positive = Field(
         4,
@@ -721,6 +728,16 @@ class RunConfig(_Table):
                 f"workers.groups_per_submission = {self.workers.groups_per_submission}: with "
                 f"{self.sampling.group_size} answers per group of up to {self.sampling.max_new_tokens} tokens its "
                 f"file may have {self.max_file_bytes:,} bytes, and at most {MAX_BYTES:,} are read; lower one of them"
+            )
+        if self.workers.in_flight and self.async_level < 1:
+            raise ValueError(
+                "workers.in_flight = true: async_level = 0 takes rollouts of one version only, so no answer can go on "
+                "with another; raise async_level, or leave workers.in_flight out"
+            )
+        if self.workers.in_flight and self.sampling.max_new_tokens <= PROOF_TOKENS:
+            raise ValueError(
+                f"workers.in_flight = true: answers change versions after whole chunks of {PROOF_TOKENS} tokens, and "
+                f"sampling.max_new_tokens is {self.sampling.max_new_tokens}; raise that, or leave it out"
             )
         self._clocks_can_work()
         self._judged_by_enough()

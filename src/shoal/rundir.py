@@ -21,6 +21,7 @@ from shoal.protocol.lease import NODE_NAME
 from shoal.protocol.rates.rates_file import Architecture, read_architecture
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rollout_rules import Limits
+from shoal.protocol.spans import span_tokens
 from shoal.protocol.stores import Version, WeightSource
 from shoal.protocol.version_directory import TABLE, DirectoryChannel
 from shoal.tasks.difficulty import Sampler, Table
@@ -140,7 +141,8 @@ def check_worker_name(name: str) -> None:
 def limits_of(config: RunConfig, vocab: int) -> Limits:
     """What a sample of this run may look like."""
     sampling = config.sampling
-    return Limits(sampling.group_size, vocab, sampling.max_prompt_tokens, sampling.max_new_tokens)
+    every = span_tokens(sampling.max_new_tokens) if config.workers.in_flight else 0
+    return Limits(sampling.group_size, vocab, sampling.max_prompt_tokens, sampling.max_new_tokens, every)
 
 
 def open_run(path: Path) -> RunDir:

@@ -28,7 +28,7 @@ from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Score, Split, Task
 from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
 from tests.support.model_and_checks import SAMPLING, TASKS, build_world, gym, model_dir
-from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes
+from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, work_until_sent
 from tests.support.strangers import Stranger
 from tests.support.submissions import LIMITS, changed, make_lease, make_submission
 from tests.support.validator_in_process import open_court
@@ -116,17 +116,16 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         validator = validator_of(run, world)
         scorer = validator.checks.judge
         assert isinstance(scorer, SlowScorer)
-        honest = make_worker(run, "honest", gym())
-        honest.store, honest.name = world.store(key_of("honest")), key_of("honest").address
+        key = key_of("honest")
+        honest = make_worker(run, "honest", gym(), store=world.store(key), node=key.address)
         trainer = in_thread(lambda: start_trainer(run, JoinOptions(world.url, tmp_path / "trainer.key")), failed)
         judging = in_thread(validator.run, failed)
         until(lambda: newest(world) == 0, failed)
-        first = world.take("honest")
-        honest._work(first)
+        work_until_sent(run, honest, name="honest")
         until(lambda: accepted_of(world, "honest") == 1, failed)
 
         stranger, maker = Stranger(world), build_world("short").maker()
-        maker.engine.set_weights(honest.maker.policy.weights(), "version 0")
+        maker.policy.set_weights(honest.maker.policy.weights(), "version 0")
         handed_in, began, waited = 0, time.monotonic(), notes(run).count("it goes on")
         while notes(run).count("it goes on") < waited + 2 or handed_in < 8:
             assert time.monotonic() - began < 120
@@ -136,7 +135,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
             if (lease := stranger.lease(name, place)) is None:
                 time.sleep(0.05)
                 continue
-            data = made_up(maker.make(Lease(**lease), honest._newest()))
+            data = made_up(maker.make(Lease(**lease), honest.newest()))
             target = f"/v1/files/{lease['step']}/{lease['submission']}?signal={_signal(data)}"
             stranger.ask(key_of(name), place, "PUT", target, data=data)
             handed_in += 1

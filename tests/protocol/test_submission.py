@@ -238,7 +238,7 @@ def test_a_value_on_its_bound_is_accepted(path: Path, change: dict[str, Any], li
 @pytest.mark.parametrize(
     ("footer", "said"),
     [
-        ({"schema": None}, "schema version None, this program reads '4'; use the same release of shoal on both sides"),
+        ({"schema": None}, "schema version None, this program reads '5'; use the same release of shoal on both sides"),
         ({"lease": None}, "not a lease"),
         ({"lease": b"\xff\xfe"}, "not a lease"),
         ({"lease": b"[" * 100_000}, "not a lease"),
@@ -413,7 +413,7 @@ def test_a_file_that_needs_more_memory_than_a_reader_has_is_read_with_more(
 
 
 def test_a_file_of_another_release_is_not_for_this_one_to_judge(path: Path) -> None:
-    with pytest.raises(UnreadError, match="schema version '1', this program reads '4'; use the same release"):
+    with pytest.raises(UnreadError, match="schema version '1', this program reads '5'; use the same release"):
         read(path, with_footer(schema=b"1"))
 
 

@@ -125,7 +125,7 @@ def test_a_version_whose_adapter_is_of_another_base_stops_the_worker_by_name(run
     newest = worker.channel.latest()
     assert newest is not None
     with pytest.raises(ModelError, match=r"v000002: is an adapter of base \w{12}, this run.s version 0 has root"):
-        worker._load(newest)
+        worker.load(newest)
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.maker.policy.weights().items())
 
 

@@ -7,22 +7,33 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.errors import ModelError, TaskError, WeightsError
+from shoal.errors import ModelError, RolloutError, TaskError, WeightsError
 from shoal.models.load import Policy
 from shoal.models.weights import WEIGHTS, read_weights
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
+from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
 from shoal.rl.advantages import group_advantages
 from shoal.roles.worker import Worker
-from shoal.rundir import RunDir
+from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Task
 from tests.support.memory_store import MemoryStore, records_of
-from tests.support.roles_in_process import Coin, base_version, judging_store, make_config, make_run, make_worker, notes
+from tests.support.roles_in_process import (
+    Coin,
+    base_version,
+    entries,
+    judging_store,
+    make_config,
+    make_run,
+    make_worker,
+    notes,
+    work_until_sent,
+)
 from tests.support.submissions import judge_formats, make_lease
 
 
@@ -163,12 +174,10 @@ def test_a_prompt_that_is_too_long_is_a_named_error(run: RunDir) -> None:
 
 def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: Worker) -> None:
     version = publish(run, 1)
-    lease = worker.store.lease(worker.name, 1)
-    assert lease is not None
-    worker._work(lease)
+    work_until_sent(run, worker)
     store = judging_store(run, worker)
-    judge_formats(store, lease.step, lease.step)
-    (submission,) = store.accepted(lease.step)
+    judge_formats(store, 1, 1)
+    submission = next(store.accepted(1))
     assert (submission.version, submission.weights) == (1, version.root)
     assert worker.loaded == version
     base = read_weights(run.base_model, "float32")
@@ -178,16 +187,16 @@ def test_work_is_done_with_the_newest_version_and_says_so(run: RunDir, worker: W
 
 def test_a_worker_goes_back_to_the_base_model_when_all_versions_are_retracted(run: RunDir, worker: Worker) -> None:
     before = {name: tensor.clone() for name, tensor in worker.maker.policy.weights().items()}
-    assert worker._load(publish(run, 1))
+    assert worker.load(publish(run, 1))
     run.channel().retract(0)
-    assert worker._load(worker._newest())
+    assert worker.load(worker.newest())
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.maker.policy.weights().items())
 
 
 def test_a_version_that_vanishes_before_it_is_read_is_noted_and_passed_over(run: RunDir, worker: Worker) -> None:
     version = publish(run, 1)
     run.channel().retract(0)
-    assert not worker._load(version)
+    assert not worker.load(version)
     assert worker.loaded == base_version(run)
     assert "version 1" in notes(run, worker.name)
 
@@ -205,7 +214,7 @@ def test_a_version_that_vanishes_while_it_is_read_is_noted_and_passed_over(
         return folder
 
     monkeypatch.setattr(type(channel), "fetch", fetch_then_lose)
-    assert not worker._load(version)
+    assert not worker.load(version)
     assert "not a readable safetensors file" in notes(run, worker.name)
 
 
@@ -262,3 +271,86 @@ def test_a_killed_worker_takes_up_its_own_lease_again(run: RunDir, worker: Worke
     again = make_worker(run)
     assert again.store.lease(again.name, 0) == lease
     assert make_worker(run, name="worker-1").store.lease("worker-1", 0) != lease
+
+
+def files_of(run: RunDir) -> dict[Lease, bytes]:
+    records = records_of(run.path)
+    done = [lease for place, lease in records.leases.items() if place in records.signal]
+    return {lease: records.file(lease).read_bytes() for lease in done}
+
+
+def test_a_file_is_the_same_whatever_else_was_generated_beside_it(tmp_path: Path, tiny_dir: Path) -> None:
+    """Four leases side by side in one engine, or each alone in its own: the same tokens and rewards."""
+    run = make_run(tmp_path / "run", make_config(tiny_dir, train={"groups_per_step": 8}))
+    worker = make_worker(run, max_batch=64)
+    worker.pipeline.max_batch = 64
+    most = 0
+    while len(entries(run, "worker-0", "submission")) < 4:
+        assert worker.turn()
+        most = max(most, len(worker.pipeline.flights))
+    assert most > 1, "leases were generated side by side"
+    alone = make_worker(run, name="worker-1", max_batch=4)
+    for lease, data in files_of(run).items():
+        made, _ = alone.maker.file(lease, base_version(run))
+        (path := tmp_path / "0000.parquet").write_bytes(data)
+        found = read_rollouts(path, lease, limits_of(run.config, alone.maker.policy.vocab))
+        for one, other in zip(found.rollouts, made.rollouts, strict=True):
+            assert np.array_equal(one.completion, other.completion)
+            assert np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+            assert (one.reward, one.finish) == (other.reward, other.finish)
+
+
+def test_a_worker_that_was_killed_repeats_every_lease_that_it_held_token_for_token(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    run = make_run(tmp_path / "run", make_config(tiny_dir, train={"groups_per_step": 8}))
+    killed = make_worker(run)
+    while len(killed.pipeline.flights) < 2:
+        assert killed.turn()
+    held = {flight.lease for flight in killed.pipeline.flights}
+    expected = {lease: killed.maker.asked(lease).requests for lease in held}
+    again = make_worker(run)
+    while not held <= files_of(run).keys():
+        assert again.turn()
+    for lease in held:
+        (path := tmp_path / "0000.parquet").write_bytes(files_of(run)[lease])
+        found = read_rollouts(path, lease, limits_of(run.config, again.maker.policy.vocab))
+        texts = sorted(make_worker(run, name="x").maker.engine.generate(expected[lease]), key=lambda c: c.key)
+        assert [r.completion.tolist() for r in found.rollouts] == [c.tokens for c in texts]
+
+
+def test_a_file_that_is_not_taken_is_noted_and_the_worker_goes_on(
+    run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, refused = worker.store.put, []
+
+    def refuse_one(lease: Lease, data: bytes) -> None:
+        if not refused:
+            refused.append(lease)
+            raise RolloutError(f"{lease}: expired 3 s ago")
+        put(lease, data)
+
+    monkeypatch.setattr(worker.store, "put", refuse_one)
+    work_until_sent(run, worker)
+    assert "expired 3 s ago" in notes(run, worker.name)
+
+
+def test_what_goes_wrong_beside_generation_ends_the_worker(
+    run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.store, "put", lambda _lease, _data: (_ for _ in ()).throw(WeightsError("lost")))
+    with pytest.raises(WeightsError, match="lost"):
+        worker.run()
+
+
+def test_work_for_a_step_that_is_over_is_dropped(run: RunDir, worker: Worker) -> None:
+    while not worker.pipeline.flights:
+        assert worker.turn()
+    lease = worker.pipeline.flights[0].lease
+    publish(run, 1)
+    publish(run, 2)
+    while any(flight.lease == lease for flight in worker.pipeline.flights):
+        assert worker.turn()
+    assert f"{lease}: its step is over" in notes(run, worker.name)
+    assert lease not in files_of(run)
+    assert all(flight is not None for flight, _ in worker.pieces.values())

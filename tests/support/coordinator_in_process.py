@@ -151,12 +151,12 @@ class World:
         for each in range(number + 1):
             self.trainer._link.announce(each, ROOT, self.table)
 
-    def lease(self, name: str, version: int = 0) -> Lease | None:
+    def lease(self, name: str, version: int = 0, holding: Sequence[Lease] = ()) -> Lease | None:
         key = key_of(name)
-        return self.store(key).lease(key.address, version)
+        return self.store(key).lease(key.address, version, [(lease.step, lease.submission) for lease in holding])
 
-    def take(self, name: str, version: int = 0) -> Lease:
-        lease = self.lease(name, version)
+    def take(self, name: str, version: int = 0, holding: Sequence[Lease] = ()) -> Lease:
+        lease = self.lease(name, version, holding)
         assert lease is not None
         return lease
 

@@ -7,7 +7,7 @@ promises is tested on the coordinator's (`tests/coordinator`); `tests/client/tes
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -75,16 +75,16 @@ class MemoryStore:
         self._clock = clock
         self._yielded: set[Place] = set()
 
-    def lease(self, node: str, version: int) -> Lease | None:
+    def lease(self, node: str, version: int, holding: Collection[Place] = ()) -> Lease | None:
         with self.records.lock:
-            return self._lease(node, version)
+            return self._lease(node, version, holding)
 
-    def _lease(self, node: str, version: int) -> Lease | None:
+    def _lease(self, node: str, version: int, holding: Collection[Place]) -> Lease | None:
         records, config = self.records, self._config
         if node in records.bans:
             raise BannedError(f"{node}: gets no more leases in this run: {records.bans[node]}")
         for lease in self._open():
-            if lease.node == node and lease.step >= version:
+            if lease.node == node and lease.step >= version and (lease.step, lease.submission) not in holding:
                 return lease
         grant = next_grant(
             {step: self.count(step) for step in range(max(0, version - 4), version + config.async_level + 1)},

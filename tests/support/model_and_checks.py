@@ -17,8 +17,8 @@ from shoal.attacks import ATTACKS
 from shoal.config import RunConfig, TinyConfig
 from shoal.devices import DTYPES
 from shoal.errors import RolloutError
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load, load_as
 from shoal.models.tiny import build_tiny
 from shoal.protocol.lease import Lease
@@ -103,7 +103,17 @@ class World:
             submission = self.read(data, lease)
         except RolloutError as error:
             return Finding("format", "", "", str(error))
-        return self.checks.cheap(submission) or next(self.checks.costly([submission]))
+        found = self.checks.cheap(submission) or next(self.checks.costly([submission], self.load))
+        if submission.swaps:
+            self.load(VERSIONS[1])
+        return found
+
+    def load(self, version: Version) -> None:
+        """Puts a version into the judge's model."""
+        self.checks.policy.set_weights(
+            {name: w.to(DTYPES[self.config.model.dtype]) for name, w in weights(self.kind)[version.number].items()},
+            f"version {version.number}",
+        )
 
     def verdict_on(self, submission: Submission) -> Finding | None:
         """The same of a submission, written as it is."""
@@ -119,9 +129,10 @@ def lease_of(world: World, submission: int = 0, **changes: Any) -> Lease:
     return make_lease(submission=submission, version=1, step=2, deadline=2e9, **changes)
 
 
-def build_world(kind: Kind, dtype: str = "float32", **sampling: Any) -> World:
-    model = {"source": str(model_dir(kind)), "dtype": dtype}
-    config = make_config(model_dir(kind), model=model, sampling=SAMPLING[kind] | sampling, tasks=[TASKS])
+def build_world(kind: Kind, dtype: str = "float32", *, in_flight: bool = False, **sampling: Any) -> World:
+    model, workers = {"source": str(model_dir(kind)), "dtype": dtype}, {"in_flight": in_flight}
+    sampled = SAMPLING[kind] | sampling
+    config = make_config(model_dir(kind), model=model, sampling=sampled, tasks=[TASKS], workers=workers)
     policy = load_as(model_dir(kind), dtype, "float32")
     policy.set_weights({name: w.to(DTYPES[dtype]) for name, w in weights(kind)[1].items()}, "version 1")
     roots = {version.number: version.root for version in VERSIONS}

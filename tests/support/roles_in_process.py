@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ from rich.console import Console
 from shoal.config import RunConfig
 from shoal.config_io import check_config
 from shoal.files import locked
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load
-from shoal.protocol.stores import Version
+from shoal.models.version_reader import VersionReader
+from shoal.protocol.stores import LeaseStore, Version
 from shoal.roles.trainer import build_trainer
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of, prepare_run
@@ -85,7 +87,12 @@ def base_version(run: RunDir) -> Version:
 
 
 def make_worker(
-    run: RunDir, name: str = "worker-0", tasks: TaskSource | None = None, max_batch: int | None = None
+    run: RunDir,
+    name: str = "worker-0",
+    tasks: TaskSource | None = None,
+    max_batch: int | None = None,
+    store: LeaseStore | None = None,
+    node: str | None = None,
 ) -> Worker:
     config = run.config
     policy = load(run.base_model, config.model.dtype)
@@ -94,12 +101,21 @@ def make_worker(
         max_batch=max_batch or config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
+        reader=VersionReader(channel := run.channel(), config.model.dtype).read,
     )
     status, metrics = run.status(name), run.metrics(name)
-    channel, store = run.channel(), memory_store(run)
+    store = store or memory_store(run)
     tasks = tasks or Coin()
     maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
-    return Worker(name, config, channel, store, maker, status, metrics, base_version(run))
+    return Worker(node or name, config, channel, store, maker, status, metrics, base_version(run))
+
+
+def work_until_sent(run: RunDir, worker: Worker, files: int = 1, name: str = "worker-0") -> None:
+    """Has a worker work in this thread until it has handed in so many files."""
+    until = time.monotonic() + 60
+    while len(entries(run, name, "submission")) < files:
+        assert worker.turn()
+        assert time.monotonic() < until
 
 
 def train(run: RunDir) -> None:

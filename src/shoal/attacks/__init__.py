@@ -7,6 +7,6 @@ file (states, log-probs and proofs of the text that is handed in), it is: a care
 
 from shoal.attacks.base import ATTACKS, attack_named
 
-from shoal.attacks import claims, files, proofs, texts, weights  # isort: skip  # they register themselves
+from shoal.attacks import claims, files, proofs, spans, texts, weights  # isort: skip  # they register themselves
 
-__all__ = ["ATTACKS", "attack_named", "claims", "files", "proofs", "texts", "weights"]
+__all__ = ["ATTACKS", "attack_named", "claims", "files", "proofs", "spans", "texts", "weights"]

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -63,28 +63,29 @@ class SwarmStore:
         self._yielded: set[tuple[int, int]] = set()
         self._failed: Counter[tuple[int, int]] = Counter()
         self._known: dict[tuple[int, int], tuple[str, int]] = {}
-        self._next_ask: tuple[int, float] = (-1, 0.0)
+        self._next_ask: tuple[object, float] = ((), 0.0)
         self._config: RunConfig | None = None
         self._roots: dict[int, str] = {}
         self._tables: dict[int, SignedTable] = {}
 
-    def lease(self, node: str, version: int) -> Lease | None:
-        """Asks no more often than the coordinator wishes while there is no work for this version."""
+    def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
+        """Asks no more often than the coordinator wishes while it has no work for this version beside these leases."""
         if node != self._link.key.address:
             raise RolloutError(
                 f"node {node!r:.80}: a lease is granted only to the node that signs, {self._link.key.address}"
             )
+        question = (version, *sorted(holding))
         asked, after = self._next_ask
-        if version == asked and time.monotonic() < after:
+        if question == asked and time.monotonic() < after:
             return None
         try:
-            answer = self._link.ask(m.LeaseOut, "POST", "/v1/leases", {"version": version})
+            answer = self._link.ask(m.LeaseOut, "POST", "/v1/leases", {"version": version, "holding": list(holding)})
         except Refusal as refusal:
             if refusal.code != "suspended":
                 raise
             answer = m.LeaseOut(lease=None, retry_s=SUSPENDED_RETRY_S)  # it passes
         if answer.lease is None:
-            self._next_ask = (version, time.monotonic() + min(max(0.0, answer.retry_s), LONGEST_RETRY_S))
+            self._next_ask = (question, time.monotonic() + min(max(0.0, answer.retry_s), LONGEST_RETRY_S))
             return None
         signed = SignedLease.from_tree(answer.lease)
         signed.check(self._link.card.coordinator)
@@ -92,8 +93,9 @@ class SwarmStore:
         lease = signed.lease
         if (lease.run, lease.node) != (self._link.card.run, node):
             raise RolloutError(f"{lease}: is for run {lease.run} and {lease.node}, this is {node}")
-        self._next_ask = (-1, 0.0)
-        self._roots = {lease.version: signed.root}
+        self._next_ask = ((), 0.0)
+        kept = {number: root for number, root in self._roots.items() if number > lease.version - KEPT_TABLES}
+        self._roots = kept | {lease.version: signed.root}
         return lease
 
     def table(self, lease: Lease) -> Table | None:
@@ -205,12 +207,13 @@ class SwarmStore:
 
     def _confirmed(self, upload: Upload) -> Submission:
         submission, _ = self.read(upload)
-        root = self._root_of(submission.version)
-        if submission.weights != root:
-            raise RolloutError(
-                f"{upload.path.name}: made with weights {submission.weights[:12]!r} as version {submission.version}, "
-                f"which is {root[:12] if root else 'no longer here'!r}"
-            )
+        for span in submission.spans:
+            root = self._root_of(span.version)
+            if span.weights != root:
+                raise RolloutError(
+                    f"{upload.path.name}: made with weights {span.weights[:12]!r} as version {span.version}, "
+                    f"which is {root[:12] if root else 'no longer here'!r}"
+                )
         return submission
 
     def forget(self, before: int) -> None:

@@ -124,7 +124,9 @@ class VerdictWriter:
         """
         if finding.check != "version" or submission is None:
             return is_blame(finding)
-        claimed = Version(submission.version, submission.weights)
+        return any(self._never_was(Version(span.version, span.weights)) for span in submission.spans)
+
+    def _never_was(self, claimed: Version) -> bool:
         if self.channel.was_retracted(claimed):
             return False
         newest, there = self.channel.latest(), self.channel.version(claimed.number)
@@ -144,8 +146,9 @@ class VerdictWriter:
             bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
             write_bundle(bundle, target)
             if judged.audited and submission is not None:
-                version = Version(submission.version, submission.weights)
-                keep_version(folder, self.channel.fetch(version), version)
+                for span in submission.spans:
+                    version = Version(span.version, span.weights)
+                    keep_version(folder, self.channel.fetch(version), version)
             oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
             prune_evidence(folder, oldest, oldest - config.async_level)
         except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept

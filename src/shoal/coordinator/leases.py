@@ -32,6 +32,9 @@ ASKED = "versions asked"  # when the last request that changed versions was sign
 # What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
 # disk that they fill, and leaves room for an honest one among many.
 MAX_NEWCOMERS = 16
+# Leases that a node with a record may hold without stake: one whose answers are generated, one that takes the places
+# of answers that have ended, and one that is scored and sent.
+PIPELINE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +219,8 @@ def grant(
     """The node's own open lease, if it does not name it, so that a restarted node goes on; then a draw that was let go
     (`draws`); a new one otherwise.
 
-    `version` is the newest that the node has, and the one that a new lease names. `may_hold` is how many leases its
-    stake allows, `network` where it asks from, empty for this machine.
+    `version` is the one that the node would begin with, and the one that a new lease names. `may_hold` is how many
+    leases its stake allows, `network` where it asks from, empty for this machine.
     """
     newest = newest_version(db)
     if draws.expire(db, now):
@@ -238,6 +241,9 @@ def grant(
             return _signed(db, terms, key, row)
     missed = draws.missed(idle, newest)
     own = [row for row in held if row not in missed]
+    record = record_of(node)
+    if record == 2:
+        may_hold = max(may_hold, min(PIPELINE, terms.leases))
     if len(own) >= may_hold:
         return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
     # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
@@ -245,7 +251,6 @@ def grant(
     unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
     if unjudged >= trust:
         return NoLease(f"{unjudged} files of {node.address} wait for a verdict, and {trust} may; they come first")
-    record = record_of(node)
     if record < 2 and (crowded := _is_crowded(db, terms, network, newest, now)):
         return NoLease(crowded)
     found = counts(db, max(0, newest - MEMORY), last, now, 2, (network, record), bad_too=False)
@@ -278,7 +283,7 @@ def grant(
         drawn = draws.give_again(db, again, node.address, network, room)
         if again.node == node.address and again.version >= granted.step - terms.async_level:
             version = again.version  # another one would answer otherwise, and be waited for if these do not suit
-    return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, now)
+    return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)
 
 
 def _issue(
@@ -291,10 +296,11 @@ def _issue(
     step: int,
     version: int,
     drawn: draws.Draw,
+    beside: int,
     now: float,
 ) -> SignedLease:
     number = db.execute(queries.LAST_NUMBER, {"at_step": step}).scalar()
-    lasts_s = terms.lease_for(drawn.groups, node.tokens, node.busy_s, drawn.given)
+    lasts_s = terms.lease_for(drawn.groups, node.tokens, node.busy_s, drawn.given, beside)
     lease = Lease(
         run=terms.run,
         node=node.address,

@@ -55,18 +55,19 @@ class Terms:
         kept_s = KEPT_LEASES * self.lease_s
         return min(kept_s, max(DAY_S, KEPT_LONG_LEASES * self.lease_s)) if self.group_tokens else kept_s
 
-    def lease_for(self, groups: int, tokens: int, busy_s: float, given: int) -> float:
+    def lease_for(self, groups: int, tokens: int, busy_s: float, given: int, beside: int = 0) -> float:
         """Seconds that a lease lasts: for so many groups, for a node that took `busy_s` for the `tokens` that it has
-        had accepted, the `given`-th time that its draw is given.
+        had accepted, the `given`-th time that its draw is given, beside so many other leases that the node holds.
 
         A node's speed is that of full submissions: fewer answers side by side are slower in proportion, so a lease for
-        fewer groups lasts as long as a full one.
+        fewer groups lasts as long as a full one. And it is that of all its leases together, so each of several has the
+        time of all.
         """
         if not self.group_tokens:
             return self.lease_s
         speed = tokens / busy_s if tokens and busy_s else None
         wide = groups if speed is None else max(groups, self.groups_per_submission)
-        return clocks.lease_s(wide * self.group_tokens, speed, given)
+        return clocks.lease_s((1 + beside) * wide * self.group_tokens, speed, given)
 
     @classmethod
     def of(cls, config: RunConfig, trainer: str, validators: frozenset[str]) -> "Terms":

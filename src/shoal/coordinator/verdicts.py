@@ -137,7 +137,7 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
     if not revokes:  # what the trainer turns down is not the node's fault
         lease = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).one()
         if verdict.accept:
-            took = {"more_busy_s": max(0.0, row.received - lease.issued)}
+            took = {"more_busy_s": _busy_s(db, terms, row, lease)}
             more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens, **took}
             db.execute(queries.ACCEPTED, {"who": row.node, **more})
             draws.accepted(db, lease)
@@ -146,6 +146,14 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
             draws.refused(db, lease, verdict.finding)
     return True
+
+
+def _busy_s(db: Connection, terms: Terms, row: Row[Any], lease: Row[Any]) -> float:
+    """Seconds that a node took for a file: from its lease, or from the file before where it held several leases at
+    once, to its arrival. So the times of all its files together are the time in which it had work."""
+    beside = {"who": row.node, "first": row.step - terms.async_level, "received": row.received}
+    before = db.execute(queries.ARRIVED_BEFORE, beside).scalar()
+    return max(0.0, float(row.received - max(lease.issued, before or 0.0)))
 
 
 def _weigh(db: Connection, node: str, numbers: NumericEvidence) -> None:

@@ -7,17 +7,17 @@ differ from those who do not (`shoal.attacks`).
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from shoal import toploc
 from shoal.config import RunConfig
 from shoal.errors import TaskError
 from shoal.generate.engine import Completion, Engine, Request
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, asked, checked_table, no_table
 from shoal.protocol.rollout import Rollout, logprobs_of, tokens_of, write_parts
+from shoal.protocol.spans import Swap
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.rl.advantages import group_advantages
@@ -26,9 +26,21 @@ from shoal.tasks.length import target_of, with_lengths
 from shoal.tasks.source import Judge, Score, Task, TaskSource
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a lease asks for: a task per group, a request per answer."""
+
+    lease: Lease
+    tasks: list[Task]
+    requests: list[Request]
+
+
 @dataclass(slots=True)
 class Maker:
     """Builds an honest submission; attacks override one method."""
+
+    asks_for_states: ClassVar[bool] = False
+    """Whether completions carry their states: an honest worker has no use for them, their proofs are built already."""
 
     config: RunConfig
     policy: Policy
@@ -43,34 +55,44 @@ class Maker:
         return submission, write_rollouts(submission, groups_with_signal(submission))
 
     def make(self, lease: Lease, version: Version) -> Submission:
-        """All that the lease asks for."""
-        size = self.config.sampling.group_size
+        """All that the lease asks for, made in one go by the version that is loaded."""
+        asked = self.asked(lease)
+        return self.submission(asked, version, self.answer(asked.requests))
+
+    def asked(self, lease: Lease) -> Asked:
+        """What follows from a lease alone."""
         tasks = self.draw(lease)
-        prompts = [self.prompt(task) for task in tasks]
-        answers = self.answer(self.requests(lease, prompts))
-        scores = self.score([(tasks[c.index // size], self.policy.decode(c.tokens)) for c in answers])
-        targets = [target_of(self.config.length, lease.seed, c.index // size) for c in answers]
+        return Asked(lease, tasks, self.requests(lease, [self.prompt(task) for task in tasks]))
+
+    def submission(
+        self, asked: Asked, version: Version, answers: Sequence[Completion], swaps: Sequence[Swap] = ()
+    ) -> Submission:
+        """What a lease's answers make, in the order of its requests; they began with a version and went on with others
+        at the swaps."""
+        lease, tasks, size = asked.lease, asked.tasks, self.config.sampling.group_size
+        scores = self.score([(tasks[c.key // size], self.policy.decode(c.tokens)) for c in answers])
+        targets = [target_of(self.config.length, lease.seed, c.key // size) for c in answers]
         scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
-        arrays = [tokens_of(prompt) for prompt in prompts]
+        arrays = [tokens_of(request.prompt) for request in asked.requests[::size]]
         rollouts = [
             Rollout(
-                group=c.index // size,
-                sample=c.index % size,
-                source=tasks[c.index // size].source,
-                task=tasks[c.index // size].index,
-                prompt=arrays[c.index // size],
+                group=c.key // size,
+                sample=c.key % size,
+                source=tasks[c.key // size].source,
+                task=tasks[c.key // size].index,
+                prompt=arrays[c.key // size],
                 completion=tokens_of(c.tokens),
                 logprobs=logprobs_of(c.logprobs),
                 finish=c.finish,
                 reward=s.reward,
                 advantage=advantage,
                 error=s.error,
-                proof=self.prove(c.hidden_TD),
+                proof=self.prove(c),
                 parts=write_parts(s.parts),
             )
             for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
         ]
-        return Submission(lease, version.number, version.root, rollouts)
+        return Submission(lease, version.number, version.root, rollouts, tuple(swaps))
 
     def draw(self, lease: Lease) -> list[Task]:
         """The task of each group, with its length budget."""
@@ -99,10 +121,13 @@ class Maker:
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         """Answers in the order of the requests."""
-        return sorted(self.engine.generate(requests, hidden=True), key=lambda c: c.index)
+        return sorted(self.engine.generate(requests, hidden=self.asks_for_states), key=lambda c: c.key)
 
     def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
-        return self.judge.scores("train", answers)
+        """Group by group: who else wants something of the scorer, such as tasks, waits for one group at most."""
+        size = self.config.sampling.group_size
+        groups = [answers[first : first + size] for first in range(0, len(answers), size)]
+        return [score for group in groups for score in self.judge.scores("train", group)]
 
     def advantages(self, rewards: Sequence[float | None]) -> list[float]:
         """A group with a failed score has none."""
@@ -110,6 +135,6 @@ class Maker:
         rewards_GS = rewards_GS.view(-1, self.config.sampling.group_size)
         return list(group_advantages(rewards_GS, normalise=self.config.train.advantage_std).flatten().tolist())
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
-        return toploc.build(states_TD.bfloat16())
+    def prove(self, answer: Completion) -> bytes:
+        """The proof that goes into the file: the one that the engine has built."""
+        return answer.proof

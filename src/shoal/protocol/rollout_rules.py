@@ -32,6 +32,8 @@ class Limits:
     vocab: int
     max_prompt_tokens: int
     max_new_tokens: int
+    span_tokens: int = 0
+    """Answers may go on with a newer version at every multiple of this; 0: never."""
 
 
 def checked_rollouts(where: str, table: Any, limits: Limits) -> list[Rollout]:

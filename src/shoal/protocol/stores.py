@@ -3,7 +3,7 @@
 Roles work through them, so that a test can put memory in the place of the network.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +93,9 @@ class Upload:
 class LeaseStore(Protocol):
     """A worker's side of a store: leases, and the files for them."""
 
-    def lease(self, node: str, version: int) -> Lease | None:
-        """Permission to work with `version`, or None while everything it may serve is provided for."""
+    def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
+        """Permission to work with `version`, or None while everything it may serve is provided for. Of its own leases
+        the node gets again those that it does not name as held, by step and number."""
         ...
 
     def table(self, lease: Lease) -> Table | None:

@@ -23,22 +23,30 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.parquet_reader import READER
 from shoal.protocol.rollout import SCHEMA, Rollout, table_of
 from shoal.protocol.rollout_rules import MAX_TEXT, Limits, checked_rollouts
+from shoal.protocol.spans import Span, Swap, check_swaps, check_used, read_swaps, spans_of, write_swaps
 from shoal.rollout_size import MAX_BYTES, sample_room
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
 BROKEN = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """All that one file holds: samples in order, and the lease and version they were made under."""
+    """All that one file holds: samples in order, the lease they were made under and the version they began with."""
 
     lease: Lease
     version: int
     weights: str
     """Root hash of the version's content: a version number alone could name two things after a resume."""
     rollouts: list[Rollout]
+    swaps: tuple[Swap, ...] = ()
+    """Where its answers went on with newer versions; none unless `workers.in_flight`."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Which version drew which tokens."""
+        return spans_of(self.version, self.weights, self.swaps)
 
     def groups(self) -> list[list[Rollout]]:
         """The samples of each prompt."""
@@ -70,6 +78,7 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
         "shoal.lease": submission.lease.to_json(),
         "shoal.version": str(submission.version),
         "shoal.weights": submission.weights,
+        "shoal.swaps": write_swaps(submission.swaps),
         "shoal.summary": json.dumps({"groups": submission.lease.groups, "signal": signal_groups}),
     }
     return parquet_of(submission.rollouts, metadata)
@@ -129,6 +138,8 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     except ValueError:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
+    swaps = read_swaps(path.name, footer.get("shoal.swaps", ""))
+    check_swaps(path.name, swaps, lease, limits.span_tokens, limits.max_new_tokens)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
     room = sample_room(limits.max_prompt_tokens, limits.max_new_tokens)
     table = READER.read(path, expected * room)
@@ -138,7 +149,8 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         rollouts = checked_rollouts(path.name, table, limits)
     except BROKEN as error:
         raise RolloutError(f"{path.name}: damaged ({error})") from error
-    submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts)
+    check_used(path.name, swaps, max(len(rollout.completion) for rollout in rollouts))
+    submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts, swaps)
     if summary.signal != (signal := groups_with_signal(submission)):
         raise RolloutError(f"{path.name}: claims {summary.signal} groups with signal, it has {signal}")
     return submission

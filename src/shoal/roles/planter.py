@@ -5,7 +5,7 @@ To validators its addresses are nodes like others, each with a key that only the
 in as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil
@@ -31,7 +31,8 @@ from shoal.protocol.stores import Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
 from shoal.roles.session import Heartbeat, JoinOptions, ignore_refused, swarm_store
-from shoal.roles.worker import Worker, load_engine, own_profile
+from shoal.roles.turns import TurnWorker
+from shoal.roles.worker import load_engine, own_profile
 from shoal.rundir import TAKEOVER_S, RunDir, role_key
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
@@ -176,9 +177,9 @@ class PlanterStore:
         for identity in self._identities:
             identity.close()
 
-    def lease(self, node: str, version: int) -> Lease | None:
+    def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
         """A lease of the address that is at work, if a file is due."""
-        del node  # the worker is many
+        del node, holding  # the worker is many, and works in turns
         if version > self._version:
             self._due = min(MAX_DUE, self._due + (version - self._version) * self._files_per_step)
             self._version = version
@@ -264,4 +265,4 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
             maker = PlantingMaker(
                 config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks, rates=rates
             )
-            Worker(NAME, config, channel, store, maker, status, metrics, first).run()
+            TurnWorker(NAME, config, channel, store, maker, status, metrics, first).run()

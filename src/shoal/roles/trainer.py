@@ -30,7 +30,7 @@ from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from shoal.telemetry.waiting import Patience
 from shoal.train.adapter_versions import AdapterVersions
-from shoal.train.batch import StepGroups, sort_groups
+from shoal.train.batch import StepGroups, sort_groups, staleness
 from shoal.train.checkpoint import Progress
 from shoal.train.distributed import ALONE, World, check_same_config, joined_world
 from shoal.train.flops import utilisation
@@ -203,7 +203,7 @@ class Trainer:
         now, learner = time.monotonic(), self.ranks.learner
         chosen = groups.trained(self.config.train.online_filter)
         samples = [s for g in chosen for s in g.samples]
-        lag = [step - g.version for g in chosen]
+        lag = staleness(step, chosen)
         everything = [r for s in submissions for r in s.rollouts]
         self.metrics.write(
             "step",
@@ -221,10 +221,10 @@ class Trainer:
             groups_all_right=groups.all_right / groups.seen,
             groups_all_wrong=groups.all_wrong / groups.seen,
             groups_failed=groups.failed / groups.seen,
-            staleness_mean=sum(lag) / len(lag),
-            staleness_max=max(lag),
+            staleness_mean=lag.mean,
+            staleness_max=lag.largest,
             submissions=[s.lease.submission for s in submissions],
-            versions=sorted({s.version for s in submissions}),
+            versions=sorted({span.version for s in submissions for span in s.spans}),
             tokens_per_s=result.tokens / (now - trained),
             **utilisation(learner, self.config, result.forward_tokens, now - trained),
             train_s=now - trained,

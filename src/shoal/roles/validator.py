@@ -170,11 +170,11 @@ class Validator:
 
     def _has_not_come(self, submission: Submission) -> bool:
         """Whether a file's version is out, and its maker only was faster to have it: the relays may be away."""
-        newest, number = self.channel.latest(), submission.version
-        if newest is None or number <= newest.number or self.channel.version(number) is not None:
+        newest, last = self.channel.latest(), submission.spans[-1]
+        if newest is None or last.version <= newest.number or self.channel.version(last.version) is not None:
             return False
-        retracted = self.channel.was_retracted(Version(number, submission.weights))
-        return not retracted and self.store.is_out(number)
+        retracted = self.channel.was_retracted(Version(last.version, last.weights))
+        return not retracted and self.store.is_out(last.version)
 
     def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
         """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
@@ -207,14 +207,14 @@ class Validator:
             broken = Finding("format", "a file is what its lease asks for", upload.path.name, reason)
             return self._reject(Judged(upload, None, "", broken, audited=False, began=began))
         if self._has_not_come(submission):
-            self.early[upload.step, upload.submission] = submission.version
+            self.early[upload.step, upload.submission] = submission.spans[-1].version
             return True
         self.early.pop((upload.step, upload.submission), None)
         suspect, seconds = self._is_suspect(upload.node), max(0.0, self.budget.left(upload.node, upload.record))
         try:
             found = self.files.judge(upload, submission, sha256, suspect=suspect, seconds=seconds)
         except (WeightsError, ModelError) as error:
-            if self.channel.version(submission.version) == Version(submission.version, submission.weights):
+            if all(self.channel.version(s.version) == Version(s.version, s.weights) for s in submission.spans):
                 return self._postpone(upload, UnreadError(str(error), again=True), began)
             rule = "a file is made with a version that is published"
             found = Judgement(Finding("version", rule, submission.version, str(error)), audited=False)

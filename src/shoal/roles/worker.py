@@ -1,144 +1,235 @@
-"""The worker: takes a lease, generates with the version that it names, scores, submits; again until the run is done."""
+"""The worker: holds several leases at once, generates with the versions that they name, scores and sends beside it.
+
+`generate/pipeline.py` decides; this is the shell around it. One loop moves the engine token by token and looks in
+between for what came: a version, a lease, a file that was handed in. All else is done in threads (`roles/beside.py`).
+"""
 
 import time
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 
 from shoal.config import RunConfig
 from shoal.devices import set_up
-from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
-from shoal.generate.engine import TorchEngine
-from shoal.generate.submission_builder import Maker
+from shoal.generate.flights import Flight
+from shoal.generate.pipeline import Pipeline, can_be_met
+from shoal.generate.submission_builder import Asked, Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load_as
 from shoal.models.this_machine import this_profile
 from shoal.models.version_reader import VersionReader
-from shoal.protocol.lease import Lease
-from shoal.protocol.stores import LeaseStore, Version, WeightSource
+from shoal.protocol.spans import span_tokens
+from shoal.protocol.stores import Version, WeightSource
+from shoal.roles.beside import Beside, Refused
 from shoal.roles.session import JoinOptions, ignore_refused
+from shoal.roles.turns import TurnWorker
+from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_available, now, places
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.telemetry.metrics import MetricsWriter
-from shoal.telemetry.status import StatusFile
 from shoal.telemetry.waiting import Patience
 
-# A waiting worker looks for a new version this often, which costs nothing, and for a lease that went back to the pool
-# less often, which is a request.
-POLL_S = 0.02
-LOOK_FOR_LEASES_S = 0.25
+Place = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Worker:
-    """One generating node. It knows the run through its two interfaces and nothing else."""
+class Meter:
+    """What the engine has done: tokens of answers, and seconds in which it had some to generate."""
 
-    name: str
-    config: RunConfig
-    channel: WeightSource
-    store: LeaseStore
-    maker: Maker
-    status: StatusFile
-    metrics: MetricsWriter
-    loaded: Version
-    _reader: VersionReader = field(init=False)
+    tokens: int = 0
+    answers: int = 0
+    busy_s: float = 0.0
+
+    def rate_since(self, before: tuple[int, float]) -> float:
+        tokens, busy_s = before
+        return (self.tokens - tokens) / max(self.busy_s - busy_s, 1e-9)
+
+
+@dataclass(slots=True)
+class Worker(WorkerBase):
+    """A worker with an honest maker."""
+
+    pipeline: Pipeline = field(init=False)
+    beside: Beside = field(init=False)
+    patience: Patience = field(init=False)
+    meter: Meter = field(default_factory=Meter)
+    asked: dict[Place, Asked] = field(default_factory=dict)
+    """What each lease asks for."""
+    began: dict[Place, tuple[int, float]] = field(default_factory=dict)
+    """What the meter said when a lease began."""
+    pieces: dict[int, tuple[Flight, int]] = field(default_factory=dict)
+    """Which answer of which lease the engine knows under a key."""
+    next_key: int = 0
+    lease_s: float = 0.0
+    """What the last lease lasted."""
+    refused: tuple[object, float] = ((), -inf)
+    """What a lease was asked for with in vain, and when to do so again."""
+    seen: Version | None = None
+    """The newest version when it was last looked for."""
+    look_at: float = -inf
 
     def __post_init__(self) -> None:
-        self._reader = VersionReader(self.channel, self.config.model.dtype)
+        config = self.config
+        self.pipeline = Pipeline(config.workers.max_batch, config.async_level, config.workers.in_flight)
+        self.beside = Beside(self.name, self.store, self.maker)
+        self.patience = Patience(self.metrics, config.patience_s)
 
     def run(self) -> None:
         """Works until the last version is out."""
-        while True:
-            version = self._newest()
-            if version.number >= self.config.steps:
-                self.status.done("the run is complete")
-                return
-            lease = self.store.lease(self.name, version.number)
-            if lease is None:
-                self._wait_for_work(version)
-                continue
-            self._work(lease)
+        while self.turn():
+            pass
+        self.maker.engine.abort()
+        self.status.done("the run is complete")
 
-    def _newest(self) -> Version:
-        version = self.channel.latest()
+    def turn(self) -> bool:
+        """Hears what came, and takes one step of the engine or waits a moment; False when the run is complete."""
+        newest = self._look()
+        if newest.number >= self.config.steps:
+            return False
+        self._hear(newest)
+        self._ask(newest)
+        self._change_version(newest)
+        if self.pipeline.flights:
+            self._generate()
+            self.patience.progressed()
+        elif not self.pipeline.waiting:
+            self._wait(newest)
+        return True
+
+    def _look(self) -> Version:
+        """The newest version, looked for now and then: the engine takes many steps meanwhile. When there is another
+        one, leases are let go of whose files nobody would take any more."""
+        if self.seen is not None and now() < self.look_at:
+            return self.seen
+        newest, self.look_at = self.newest(), now() + POLL_S
+        if newest != self.seen:
+            self.seen = newest
+            for flight in self.pipeline.drop(lambda flight: self._is_over(flight, newest)):
+                self._forget(flight)
+                self.note(f"{flight.lease}: its step is over, or its version was taken back; its draw is given again")
+        return newest
+
+    def _is_over(self, flight: Flight, newest: Version) -> bool:
+        known = self.channel.version(flight.version.number)  # None: it is no longer kept here, and loaded all the same
+        return flight.lease.step < newest.number or (known is not None and known != flight.version)
+
+    def _hear(self, newest: Version) -> None:
+        """Takes what the threads have found."""
+        for done in self.beside.sent():
+            if isinstance(done, Refused):
+                self.note(done.reason)
+            else:
+                self.report(done.submission, done.tokens_per_s)
+        if self.beside.is_answered:
+            found = self.beside.answer()
+            if isinstance(found, Refused):
+                self._pause(found.reason)
+            elif found is None:
+                self._pause("")
+            else:
+                self._take(found, newest)
+
+    def _take(self, asked: Asked, newest: Version) -> None:
+        """Puts a lease where it waits for its version."""
+        lease = asked.lease
+        version = self.channel.version(lease.version)
         if version is None:
-            raise WeightsError("no policy version is published; prepare the run with shoal run")
-        return version
+            self._pause(not_available(lease))
+            return
+        if lease.step < newest.number:
+            self._pause(f"{lease}: its step is over; its draw is given again")
+            return
+        self.note_again(lease)
+        longest = self.config.sampling.max_new_tokens
+        every = span_tokens(longest) if self.config.workers.in_flight else longest
+        flight = Flight.begin(lease, version, asked.requests, every)
+        self.asked[flight.name] = asked
+        self.lease_s = lease.deadline - time.time()
+        self.pipeline.waiting.append(flight)
 
-    def _wait_for_work(self, version: Version) -> None:
-        """Waits until there may be work: a new version, or a lease that went back to the pool.
+    def _pause(self, text: str) -> None:
+        """After a request that gave no work, waits before the next, unless it asks for something else."""
+        if text:
+            self.note(text)
+        self.refused = (self.refused[0], now() + LOOK_FOR_LEASES_S)
+
+    def _ask(self, newest: Version) -> None:
+        version = self.pipeline.ask_with(self.loaded, newest)
+        if version is None or self.beside.is_asking or not self._in_time():
+            return
+        holding = self.pipeline.holds(self.beside.sending)
+        question = (version, *holding)
+        if question == self.refused[0] and now() < self.refused[1]:
+            return
+        self.refused = (question, -inf)
+        self.beside.ask(version, holding)
+
+    def _in_time(self) -> bool:
+        meter = self.meter
+        return can_be_met(
+            self.pipeline.unfinished,
+            meter.tokens / meter.answers if meter.answers else 0.0,
+            self.config.workers.groups_per_submission * self.config.sampling.group_size,
+            meter.tokens / meter.busy_s if meter.busy_s else 0.0,
+            self.lease_s,
+        )
+
+    def _change_version(self, newest: Version) -> None:
+        """Loads the version that is due, and begins the leases that wait for it."""
+        pipeline = self.pipeline
+        pipeline.notice(self.loaded, newest)
+        if (version := pipeline.to_load(self.loaded, newest)) is not None:
+            if not self.load(version):
+                for flight in pipeline.drop(lambda flight: version in (flight.version, newest)):
+                    self._forget(flight)
+                    self._pause(not_available(flight.lease))
+                return
+            for flight in pipeline.flights:
+                flight.go_on(version)
+        for flight in pipeline.begin(self.loaded):
+            self.began[flight.name] = self.meter.tokens, self.meter.busy_s
+
+    def _generate(self) -> None:
+        """One step of the engine: asks it for what is due, and gives its answers to their leases."""
+        engine, pipeline = self.maker.engine, self.pipeline
+        for flight in pipeline.flights:
+            for number in flight.due():
+                engine.submit(self.next_key, flight.ask(number))
+                self.pieces[self.next_key] = flight, number
+                self.next_key += 1
+        assert self.loaded is not None
+        leases = places(flight.lease for flight in pipeline.flights)
+        self.status.working(f"{leases} with version {self.loaded.number}")
+        began = now()
+        for piece in engine.step():
+            self.meter.tokens += len(piece.tokens)
+            if (found := self.pieces.pop(piece.key, None)) is not None:
+                flight, number = found
+                self.meter.answers += flight.add(number, piece)
+        self.meter.busy_s += now() - began
+        for flight in pipeline.take_finished():
+            rate = self.meter.rate_since(self.began.pop(flight.name))
+            self.beside.send(self.asked.pop(flight.name), flight, rate)
+
+    def _forget(self, flight: Flight) -> None:
+        for key in [key for key, (own, _) in self.pieces.items() if own is flight]:
+            del self.pieces[key]
+            self.maker.engine.drop(key)
+        self.asked.pop(flight.name, None)
+        self.began.pop(flight.name, None)
+
+    def _wait(self, newest: Version) -> None:
+        """Waits until there may be work: a new version, a lease that went back to the pool, room for another.
 
         For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
         """
-        patience = Patience(self.metrics, self.config.patience_s)
-        look_again = time.monotonic() + LOOK_FOR_LEASES_S
-        while self.channel.latest() == version:
-            self.status.waiting(f"policy version {version.number + 1}", "trainer", None)
-            patience.waits(f"policy version {version.number + 1} or a lease")
-            time.sleep(POLL_S)
-            if time.monotonic() >= look_again:
-                if self.store.lease(self.name, version.number) is not None:
-                    return  # it is this node's own now, and `run` finds it again
-                look_again = time.monotonic() + LOOK_FOR_LEASES_S
-
-    def _load(self, version: Version) -> bool:
-        """Makes `version` the one in the engine; False if it vanished meanwhile, an error if it is damaged."""
-        if version == self.loaded:
-            return True
-        self.status.working(f"loading version {version.number}")
-        try:
-            weights = self._reader.read(self.channel.fetch(version))
-        except (WeightsError, ModelError) as error:
-            if self.channel.latest() == version:
-                raise
-            self.metrics.write("note", text=str(error))
-            return False
-        self.maker.engine.set_weights(weights, f"version {version.number}")
-        self.loaded = version
-        return True
-
-    def _named(self, lease: Lease) -> Version | None:
-        """The version that a lease names: also when a newer one has come since, as after a restart."""
-        version = self.channel.version(lease.version)
-        if version is None or not self._load(version):
-            self._note(f"{lease}: version {lease.version}, which it names, is not available; its draw is given again")
-            return None
-        return version
-
-    def _note(self, text: str) -> None:
-        self.metrics.write("note", text=text)
-        time.sleep(LOOK_FOR_LEASES_S)
-
-    def _work(self, lease: Lease) -> None:
-        if (version := self._named(lease)) is None:
-            return
-        if lease.draw_of:
-            self.metrics.write("note", text=f"{lease}: gives the draw of lease {lease.draw_of} again, which was let go")
-        began = time.monotonic()
-        self.status.working(f"step {lease.step} submission {lease.submission} with version {version.number}")
-        try:
-            submission, data = self.maker.file(lease, version)
-            seconds = time.monotonic() - began
-            self.store.put(lease, data)
-        except RolloutError as error:
-            self._note(str(error))
-            return
-        rewards = [r.reward for r in submission.rollouts if r.reward is not None]
-        solved = [r.task_reward for r in submission.rollouts if r.task_reward is not None]
-        tokens = sum(len(r.completion) for r in submission.rollouts)
-        self.metrics.write(
-            "submission",
-            step=lease.step,
-            version=version.number,
-            submission=lease.submission,
-            samples=len(submission.rollouts),
-            tokens=tokens,
-            tokens_per_s=tokens / seconds,
-            reward=sum(rewards) / len(rewards) if rewards else None,
-            solve_rate=sum(r >= 1.0 for r in solved) / len(solved) if solved else None,
-            scorer_errors=len(submission.rollouts) - len(rewards),
-            **self.status.shares(),
-        )
+        if self.beside.sending:
+            self.status.working(f"scoring and sending {places(self.beside.sending)}")
+        elif not self.beside.is_asking:
+            self.status.waiting(f"policy version {newest.number + 1}", "trainer", None)
+            self.patience.waits(f"policy version {newest.number + 1} or a lease")
+        self.beside.wait(POLL_S)
 
 
 def load_engine(
@@ -150,7 +241,11 @@ def load_engine(
     held = config.model.dtype
     policy = load_as(folder, held, computed or config.workers.dtype or held, device)
     engine = TorchEngine(
-        policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
+        policy,
+        max_batch=config.workers.max_batch,
+        max_len=config.max_len,
+        temperature=config.sampling.temperature,
+        reader=VersionReader(channel, held).read,
     )
     return first, policy, engine
 
@@ -175,12 +270,12 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
         channel = session.weights
         status.working("loading the newest version")
         first, policy, engine = load_engine(run, channel, device)
-        kind = Maker
-        if attack is not None:
-            from shoal.attacks import attack_named
-
-            kind = attack_named(attack)
         with Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
-            maker = kind(config, policy, engine, judge.tasks, judge, store.table)
-            Worker(session.node, config, channel, store, maker, status, metrics, first).run()
+            parts = (config, policy, engine, judge.tasks, judge, store.table)
+            if attack is None:
+                Worker(session.node, config, channel, store, Maker(*parts), status, metrics, first).run()
+                return
+            from shoal.attacks import attack_named
+
+            TurnWorker(session.node, config, channel, store, attack_named(attack)(*parts), status, metrics, first).run()

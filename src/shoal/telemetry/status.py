@@ -9,6 +9,7 @@ import fcntl
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ class StatusFile:
         self._path = path
         self._status = RoleStatus(role, os.getpid(), "starting", "", "", now, None, now)
         self._waited: dict[str, float] = {}
+        self._lock = threading.RLock()  # a thread of the role may have to wait for the coordinator
         self._counted_to = self._counted_from = time.monotonic()
         make_directory(path.parent)  # once: a run that was removed is not to come back in parts
         self._write()
@@ -82,25 +84,27 @@ class StatusFile:
 
     def shares(self) -> dict[str, float | dict[str, float]]:
         """The share of wall time spent waiting since the last call, in all and by whom was waited for."""
-        self._account()
-        wall = self._counted_to - self._counted_from
-        waits = {on: seconds / wall for on, seconds in self._waited.items()} if wall > 0 else {}
-        self._waited = {}
-        self._counted_from = self._counted_to
+        with self._lock:
+            self._account()
+            wall = self._counted_to - self._counted_from
+            waits = {on: seconds / wall for on, seconds in self._waited.items()} if wall > 0 else {}
+            self._waited = {}
+            self._counted_from = self._counted_to
         return {"wait_share": sum(waits.values()), "waits": waits}
 
     def _set(self, state: State, doing: str, on: str = "", timeout_s: float | None = None) -> None:
-        self._account()
-        now, last = time.time(), self._status
-        if (state, doing, on) == (last.state, last.doing, last.on):
-            if now - last.beat < BEAT_S:
-                return
-            self._status = replace(last, beat=now)
-        else:
-            since = last.since if (state, on) == (last.state, last.on) else now
-            deadline = None if timeout_s is None else now + timeout_s
-            self._status = RoleStatus(last.role, last.pid, state, doing, on, since, deadline, now)
-        self._write()
+        with self._lock:
+            self._account()
+            now, last = time.time(), self._status
+            if (state, doing, on) == (last.state, last.doing, last.on):
+                if now - last.beat < BEAT_S:
+                    return
+                self._status = replace(last, beat=now)
+            else:
+                since = last.since if (state, on) == (last.state, last.on) else now
+                deadline = None if timeout_s is None else now + timeout_s
+                self._status = RoleStatus(last.role, last.pid, state, doing, on, since, deadline, now)
+            self._write()
 
     def _account(self) -> None:
         now = time.monotonic()

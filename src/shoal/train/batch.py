@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.models.attention import Packed, SharedPrompt
 from shoal.protocol.rollout import Rollout, Tokens, read_parts
+from shoal.protocol.spans import Swap
 from shoal.protocol.submission import Submission
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.bin_packing import first_fit_decreasing
@@ -32,8 +33,18 @@ class Group:
     samples: list[Rollout]
     advantages: list[float]
     version: int
+    """The one that its answers began with."""
     submission: int = 0
     """Number of the file in its step."""
+    swaps: tuple[Swap, ...] = ()
+    """Where its answers went on with newer versions."""
+
+    def versions(self, length: int) -> Tokens:
+        """The version that drew each token of an answer of this length."""
+        drawn_T = np.full(length, self.version, np.int32)
+        for swap in self.swaps:
+            drawn_T[swap.first :] = swap.version
+        return drawn_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,20 @@ class StepGroups:
         return len(self.signal) if online_filter else self.seen
 
 
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Steps between the version that drew a token and the one that is trained: over all tokens, and the most."""
+
+    mean: float
+    largest: int
+
+
+def staleness(step: int, groups: Sequence[Group]) -> Staleness:
+    """How old the tokens of a step's groups are."""
+    lag_A = step - np.concatenate([g.versions(len(sample.completion)) for g in groups for sample in g.samples])
+    return Staleness(float(lag_A.mean()), int(lag_A.max()))
+
+
 def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGroups:
     """Sorts a step's groups by whether they teach anything."""
     signal: list[Group] = []
@@ -91,7 +116,7 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
             rewards_1S = torch.tensor([scored])
             advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
             number = submission.lease.submission
-            group = Group(samples[0].prompt, samples, advantages, submission.version, number)
+            group = Group(samples[0].prompt, samples, advantages, submission.version, number, submission.swaps)
             if bool(has_signal(rewards_1S)):
                 signal.append(group)
                 continue
@@ -127,7 +152,8 @@ class MicroBatch:
     length_S: Tensor
     """Tokens of each answer, the last one included."""
     advantage_S: Tensor
-    version_S: Tensor
+    version_A: Tensor
+    """The policy version that sampled each token."""
     submission_S: Tensor
     number_S: Tensor
     """Place of each sample among all that were packed, group after group."""
@@ -155,11 +181,6 @@ class MicroBatch:
     @property
     def advantage_A(self) -> Tensor:
         return self._spread(self.advantage_S)
-
-    @property
-    def version_A(self) -> Tensor:
-        """The policy version that sampled each token."""
-        return self._spread(self.version_S)
 
     @property
     def submission_A(self) -> Tensor:
@@ -207,6 +228,9 @@ class _Piece:
     def samples(self) -> list[Rollout]:
         return [self.group.samples[n] for n in self.numbers]
 
+    def versions(self, n: int) -> Tokens:
+        return self.group.versions(len(self.group.samples[n].completion))
+
 
 def _pieces(group: Group, first: int, budget: int) -> Iterator[_Piece]:
     """The group whole if it fits, or else cut into runs of samples that each fit with a copy of the prompt."""
@@ -232,7 +256,7 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
         answers_G=torch.tensor([len(piece.numbers) for piece in pieces]),
         length_S=torch.tensor([len(s.completion) for s in samples]),
         advantage_S=torch.tensor([piece.group.advantages[n] for piece, n in numbered]),
-        version_S=torch.tensor([piece.group.version for piece, _ in numbered]),
+        version_A=torch.from_numpy(np.concatenate([piece.versions(n) for piece, n in numbered], dtype=np.int64)),
         submission_S=torch.tensor([piece.group.submission for piece, _ in numbered]),
         number_S=torch.tensor([piece.first + n for piece, n in numbered]),
     )

@@ -237,8 +237,9 @@ def _note_off(result: StepResult, m: MicroBatch, recomputed_A: Tensor, config: R
         return
     gap_A = (recomputed_A - m.engine_logp_A).abs()
     # A NaN of a policy that diverged is nobody's claim; it is found by other means.
-    for number in m.submission_A[(m.version_A == step) & (gap_A > config.audit.thresholds.logprob)].unique().tolist():
-        worst = float(gap_A[(m.submission_A == number) & gap_A.isfinite()].max())
+    fresh_A = m.version_A == step
+    for number in m.submission_A[fresh_A & (gap_A > config.audit.thresholds.logprob)].unique().tolist():
+        worst = float(gap_A[fresh_A & (m.submission_A == number) & gap_A.isfinite()].max())
         result.off[number] = max(worst, result.off.get(number, 0.0))
 
 

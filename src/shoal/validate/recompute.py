@@ -5,8 +5,9 @@ side.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,23 @@ class Replayed:
     """Sum of p^2 over the vocabulary; None unless numeric evidence is asked for."""
     warmer_TW: Floats | None = None
     """Log-probs at each of WARMER times the temperature; None unless numeric evidence is asked for."""
+
+
+def since(own: Replayed, first: int) -> Replayed:
+    """The same without the tokens before one of them."""
+    return own if first == 0 else Replayed(*(None if c is None else c[first:] for c in _fields(own)))  # type: ignore[arg-type]
+
+
+def joined(pieces: Sequence[Replayed]) -> Replayed:
+    """Pieces of one answer, end to end."""
+    if len(pieces) == 1:
+        return pieces[0]
+    states, *columns = zip(*map(_fields, pieces), strict=True)
+    return Replayed(torch.cat(states), *(None if c[0] is None else np.concatenate(c) for c in columns))  # type: ignore[arg-type]
+
+
+def _fields(own: Replayed) -> list[Any]:
+    return [getattr(own, field.name) for field in fields(own)]
 
 
 @torch.inference_mode()

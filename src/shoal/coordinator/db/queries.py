@@ -65,6 +65,13 @@ UNJUDGED = (
         submissions.c.step >= bindparam("first"),
     )
 )
+# When the last file of a node before this one arrived, among those that may have been made beside it.
+ARRIVED_BEFORE = select(func.max(submissions.c.received)).where(
+    submissions.c.node == bindparam("who"),
+    submissions.c.step >= bindparam("first"),
+    submissions.c.received < bindparam("received"),
+    or_(submissions.c.accept.is_(None), submissions.c.accept),
+)
 NEWEST = select(func.max(versions.c.number))
 ROOT = select(versions.c.root).where(versions.c.number == bindparam("number"))
 

@@ -10,6 +10,7 @@ import math
 import os
 import site
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -50,7 +51,10 @@ FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLO
 
 
 class Scorer:
-    """Owns one long-lived child that makes tasks and scores; one that fails is killed and replaced."""
+    """Owns one long-lived child that makes tasks and scores; one that fails is killed and replaced.
+
+    Threads may share it: the child does one thing after the other.
+    """
 
     def __init__(self, tasks: Sequence[TaskConfig], score_s: float | None = None) -> None:
         self._score_s = score_s or seconds_to_score(tasks)
@@ -65,6 +69,7 @@ class Scorer:
         own = {"SHOAL_CACHE": str(cache_dir().absolute()), "PYTHONUSERBASE": site.getuserbase()}
         self._environment = {name: os.environ[name] for name in names if name in os.environ} | own
         self._sources: list[Remote] | None = None
+        self._turn = threading.RLock()
         self._start()
 
     @property
@@ -79,6 +84,10 @@ class Scorer:
 
     def make(self, asked: Sequence[tuple[int, Split, int]], seconds: float = READY_S) -> list[Task]:
         """Tasks of the child's sources, by the number of the source."""
+        with self._turn:
+            return self._make(asked, seconds)
+
+    def _make(self, asked: Sequence[tuple[int, Split, int]], seconds: float) -> list[Task]:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -107,7 +116,8 @@ class Scorer:
         done: list[Score] = []
         deadline = time.monotonic() + seconds
         while len(done) < len(answers) and time.monotonic() < deadline:
-            done += self._scores(split, answers[len(done) :], deadline)
+            with self._turn:
+                done += self._scores(split, answers[len(done) :], deadline)
         late = Score(None, f"answers take longer than {seconds:g} s together")
         return done + [late] * (len(answers) - len(done))
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shoal.config import RunConfig
-from shoal.errors import RolloutError
+from shoal.errors import RolloutError, WeightsError
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rates.shipped import default_rates
+from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
@@ -28,6 +29,7 @@ from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
 from shoal.validate.recompute import Replayed, replay
+from shoal.validate.spans import Load, Part, parts_of, replay_file
 
 # How often an answer is scored again before its reward is called a lie.
 TRIES = 4
@@ -86,32 +88,52 @@ class Checks:
             check_fits(self.tasks, table)
         return check_tasks(submission, self.tasks, self.policy.encode, self.config.length, table)
 
-    def costly(self, submissions: Sequence[Submission]) -> Iterator[Finding | None]:
-        """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed."""
-        config = self.config
-        if self.numbers is not None:
-            yield from (finding_of(self.weigh(submission)) for submission in submissions)
+    def costly(self, submissions: Sequence[Submission], load: Load | None = None) -> Iterator[Finding | None]:
+        """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed; one
+        that names several versions needs `load`, which puts each of them in their place."""
+        config, numbers = self.config, self.numbers
+        if numbers is not None:
+            for submission in submissions:
+                yield finding_of(self.weigh(submission, load=load))
             return
-        samples = [sample for submission in submissions for sample in submission.rollouts]
-        keys = [key for submission in submissions for key in noise_keys(submission, config)]
+        whole = [submission for submission in submissions if not submission.swaps]
+        samples = [sample for submission in whole for sample in submission.rollouts]
+        keys = [key for submission in whole for key in noise_keys(submission, config)]
+        temperature, budget = config.sampling.temperature, config.audit.token_budget
         seeded = config.sampling.mode == "seeded"
-        replayed = replay(
-            self.policy, samples, keys if seeded else None, config.sampling.temperature, config.audit.token_budget
-        )
-        begin = 0
+        replayed = iter(replay(self.policy, samples, keys if seeded else None, temperature, budget))
         for submission in submissions:
-            own = replayed[begin : begin + len(submission.rollouts)]
-            begin += len(submission.rollouts)
+            if submission.swaps:
+                own_keys = noise_keys(submission, config) if seeded else None
+                own = replay_file(self.policy, submission, own_keys, temperature, budget, load or _nothing_else)
+            else:
+                own = [next(replayed) for _ in submission.rollouts]
             yield self._compare(submission, own)
 
     def weigh(
-        self, submission: Submission, alternatives: Sequence[str] = tuple(ROUNDED), older: Weights | None = None
+        self,
+        submission: Submission,
+        alternatives: Sequence[str] = tuple(ROUNDED),
+        older: Callable[[Version], Weights | None] = lambda _: None,
+        load: Load | None = None,
     ) -> Weighed:
-        """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed."""
-        assert self.numbers is not None
+        """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed, or that
+        `load` puts in their place; `older` gives the weights of the version before one."""
         keys = noise_keys(submission, self.config)
-        self.numbers.measure(submission.weights, self._prompts)
-        return self.numbers.weigh(submission.rollouts, keys, alternatives, older)
+        total = Weighed({}, 0)
+        for part in parts_of(submission, self.policy.hidden_size):
+            if load is not None or submission.swaps:
+                (load or _nothing_else)(part.version)
+            total = total + self._weigh_part(part, keys, alternatives, older(part.version))
+        return total
+
+    def _weigh_part(
+        self, part: Part, keys: Sequence[tuple[int, int]], alternatives: Sequence[str], older: Weights | None
+    ) -> Weighed:
+        assert self.numbers is not None
+        self.numbers.measure(part.version.root, self._prompts)
+        own_keys = [keys[number] for number in part.numbers]
+        return self.numbers.weigh(part.samples, own_keys, alternatives, older, part.first)
 
     def _prompts(self) -> list[list[int]]:
         """Prompts of the run's own, for the judge to answer itself."""
@@ -157,6 +179,10 @@ class Checks:
             said = f"{found[number].reward}, then {other.reward}"
             return Finding("scorer", "a reward is the same each time", finding.claimed, said, number)
         return finding
+
+
+def _nothing_else(version: Version) -> None:
+    raise WeightsError(f"version {version.number}: is not loaded, and only the file's first version is here")
 
 
 def noise_keys(submission: Submission, config: RunConfig) -> list[tuple[int, int]]:

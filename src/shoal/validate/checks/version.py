@@ -1,4 +1,4 @@
-"""Version check: the lease names the one version that answers, and a version is its content, not its number."""
+"""Version check: a file begins with the version that its lease names, and a version is its content, not its number."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,11 @@ def check_version(submission: Submission, root_of: Callable[[int], str | None]) 
     lease, version = submission.lease, submission.version
     if version != lease.version:
         return Finding(CHECK, f"{lease} is for version {lease.version}", version, lease.version)
-    root = root_of(version)
-    if root is None:
-        return Finding(CHECK, "a file is made with a version that is published", version, None)
-    if submission.weights != root:
-        rule = f"version {version} is what was published under that number"
-        return Finding(CHECK, rule, submission.weights[:64], root)
+    for span in submission.spans:
+        root = root_of(span.version)
+        if root is None:
+            return Finding(CHECK, "a file is made with a version that is published", span.version, None)
+        if span.weights != root:
+            rule = f"version {span.version} is what was published under that number"
+            return Finding(CHECK, rule, span.weights[:64], root)
     return None

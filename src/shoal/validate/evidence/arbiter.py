@@ -1,7 +1,8 @@
 """The arbiter's ruling: every check on the whole file, with the run's own config.
 
 Nothing that a challenger or a validator wrote is believed. The file is the one whose hash is on the ledger, the lease
-is the one that the coordinator signed, and the version is the one whose root hash that lease names.
+is the one that the coordinator signed, and the version is the one whose root hash that lease names; later versions of a
+file whose answers went on with them are those that the run has under that root hash.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from shoal.protocol.lease import Lease, no_table
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import Submission, read_rollouts
+from shoal.protocol.submission import read_rollouts
 from shoal.protocol.verdict import Finding, is_blame
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.difficulty import Table
@@ -61,20 +62,26 @@ class Arbiter:
             submission = read_rollouts(path, signed.lease, limits_of(config, self.policy.vocab))
         except RolloutError as error:
             return Finding("format", "a file is what its lease asks for", path.name, str(error))
-        checks = Checks(config, self.policy, self.tasks, self.scorer, signed.root_of, table_of)
+        later = {swap.version: swap.weights for swap in submission.swaps}
+        for number, root in later.items():
+            find_version(Version(number, root), self.run.path / EVIDENCE)  # what the run once published
+
+        def root_of(number: int) -> str | None:
+            return signed.root_of(number) or later.get(number)
+
+        checks = Checks(config, self.policy, self.tasks, self.scorer, root_of, table_of)
         if self.rates is not None:
             checks.judge_by(self.rates)
         if found := checks.formal(submission):
             return found
-        self._load(submission)
-        (found,) = checks.costly([submission])
+        self._load(Version(submission.version, submission.weights))
+        (found,) = checks.costly([submission], self._load)
         if is_blame(found):
             return found
         scored = checks.rewards(submission)
         return scored if is_blame(scored) else found or scored
 
-    def _load(self, submission: Submission) -> None:
-        version = Version(submission.version, submission.weights)
+    def _load(self, version: Version) -> None:
         if version != self._loaded:
             weights = self._reader.read(find_version(version, self.run.path / EVIDENCE))
             self.policy.set_weights(weights, f"version {version.number}")

@@ -32,6 +32,7 @@ from shoal.files import (
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rollout import Rollout
+from shoal.protocol.spans import Swap, read_swaps, write_swaps
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -42,7 +43,7 @@ from shoal.shardcast.format.hashing import files_of
 from shoal.tasks.difficulty import Table
 from shoal.validate.evidence.samples import read_samples, samples_path, write_samples
 
-FORMAT = 4
+FORMAT = 5
 MAX_FILE = 1 << 20
 MAX_SAMPLES = 1 << 31
 # Keys cost nothing: what strangers hand in fills no disk. Bundles beyond this say what was found, and hold no samples.
@@ -71,12 +72,14 @@ class Bundle:
     """What the lease draws its tasks by, where the run has such tables."""
     rates: RatesTable | None = None
     """The version of the run's honest rates that its numbers were judged by, where it is about these."""
+    swaps: tuple[Swap, ...] = ()
+    """Where the file's answers went on with newer versions."""
 
     @property
     def submission(self) -> Submission:
         assert self.lease is not None
         assert self.version is not None
-        return Submission(self.lease, self.version, self.root, self.rollouts)
+        return Submission(self.lease, self.version, self.root, self.rollouts, self.swaps)
 
 
 def bundle_of(
@@ -105,7 +108,8 @@ def bundle_of(
         first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
         rollouts = [sample for sample in rollouts if sample.group == group]
     lease, version, root = submission.lease, submission.version, submission.weights
-    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates)
+    swaps = submission.swaps
+    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates, swaps)
 
 
 def write_bundle(bundle: Bundle, target: Path) -> None:
@@ -117,6 +121,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
         "lease": asdict(bundle.lease) if bundle.lease else None,
         "version": bundle.version,
         "root": bundle.root,
+        "swaps": write_swaps(bundle.swaps),
         "first": bundle.first,
         "rollouts": write_samples(bundle.rollouts, target),
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
@@ -145,6 +150,7 @@ def read_bundle(path: Path) -> Bundle:
             file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
             rates=RatesTable.model_validate(tree["rates"]) if tree.get("rates") is not None else None,
+            swaps=read_swaps(str(path), tree["swaps"]),
         )
         if not 0 <= bundle.first < MAX_SAMPLES:
             raise ValueError(f"first is sample {bundle.first}, a file has at most {MAX_SAMPLES}")

@@ -16,6 +16,7 @@ from shoal.extras import require
 from shoal.models.load import load_as
 from shoal.models.version_reader import VersionReader
 from shoal.protocol.rollout_rules import Limits, check_samples
+from shoal.protocol.spans import check_swaps
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import read_rollouts
 from shoal.protocol.verdict import MARGIN, NUMBERS, ROUNDING, Finding
@@ -93,19 +94,26 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     if not bundle.rollouts:
         raise RolloutError(f"bundle of file {bundle.sha256[:12]}: says what was found but holds no samples")
     assert bundle.version is not None
-    check_samples(f"bundle of file {bundle.sha256[:12]},", bundle.rollouts, limits, bundle.first)
+    whose = f"bundle of file {bundle.sha256[:12]}"
+    check_samples(f"{whose},", bundle.rollouts, limits, bundle.first)
+    assert bundle.lease is not None
+    check_swaps(whose, bundle.swaps, bundle.lease, limits.span_tokens, limits.max_new_tokens)
+    roots = {span.version: span.weights for span in bundle.submission.spans}  # that they were published is as written
     with Scorer(bundle.config.tasks) as judge:
-        checks = Checks(bundle.config, policy, judge.tasks, judge, lambda _: bundle.root, lambda _: bundle.table)
+        checks = Checks(bundle.config, policy, judge.tasks, judge, roots.get, lambda _: bundle.table)
         if bundle.rates is not None:
             bundle.rates.check_patterns(bundle.config.audit.profiles)
             checks.judge_by(bundle.rates)
         found = rerun(bundle, checks.cheap)
         free_end = bundle.finding.check == "termination" and bundle.config.sampling.mode == "free"
         if found is None and (free_end or bundle.finding.check in NEEDS_WEIGHTS):
-            directory = find_version(Version(bundle.version, bundle.root), folder)
             reader = VersionReader(DirectoryChannel(base.parent, keep=1), bundle.config.model.dtype)
-            policy.set_weights(reader.read(directory), f"version {bundle.version}")
-            found = rerun(_accused(bundle), lambda submission: next(checks.costly([submission])))
+
+            def load(version: Version) -> None:
+                policy.set_weights(reader.read(find_version(version, folder)), f"version {version.number}")
+
+            load(Version(bundle.version, bundle.root))
+            found = rerun(_accused(bundle), lambda submission: next(checks.costly([submission], load)))
         return found
 
 

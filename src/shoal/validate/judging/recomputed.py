@@ -14,7 +14,7 @@ from shoal.protocol.verdict import Finding, is_blame
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.judging.version_cache import VersionCache
 from shoal.validate.numerics.account import Account
-from shoal.validate.numerics.alternatives import OLDER
+from shoal.validate.numerics.alternatives import OLDER, Weights
 from shoal.validate.numerics.judge import VOID_NATS, Weighed, finding_of
 
 
@@ -68,7 +68,7 @@ class ByThresholds:
     def _computed(self, some: Sequence[int] = ()) -> Finding | None:
         """What the file shows, or some of its answers, taken for a file of their own."""
         self.versions.load(version_of(self.submission))
-        (finding,) = self.checks.costly([part_of(self.submission, some)])
+        (finding,) = self.checks.costly([part_of(self.submission, some)], self.versions.load)
         if finding is None or finding.sample is None or not some:
             return finding
         return replace(finding, sample=some[finding.sample])
@@ -99,12 +99,12 @@ class ByEvidence:
         return finding_of(weighed, self.account_with(weighed)) if self.enforce else None
 
     def _weigh(self, some: Sequence[int] = ()) -> Weighed:
-        version = version_of(self.submission)
-        self.versions.load(version)
         part = part_of(self.submission, some)
-        older = self.versions.before(version) if OLDER in self.alternatives else None
-        self.weighed = self.checks.weigh(part, self.alternatives, older)
+        self.weighed = self.checks.weigh(part, self.alternatives, self._older, self.versions.load)
         return self.weighed
+
+    def _older(self, version: Version) -> Weights | None:
+        return self.versions.before(version) if OLDER in self.alternatives else None
 
 
 def version_of(submission: Submission) -> Version:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from shoal import toploc
 from shoal.config import RunConfig
 from shoal.models.load import Policy
 from shoal.protocol.numeric_evidence import meaning, standing
@@ -23,7 +24,7 @@ from shoal.validate.numerics.free_draws import FREE_BETS, Draws
 from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
-from shoal.validate.recompute import Replayed, logprobs, replay
+from shoal.validate.recompute import Replayed, logprobs, replay, since
 
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
@@ -39,6 +40,13 @@ class Weighed:
 
     nats: dict[str, float]
     tokens: int
+
+    def __add__(self, other: "Weighed") -> "Weighed":
+        """Evidence against two parts of a file that were computed with two versions. What a bet pays on the second is 1
+        on average whatever the first was, so the product of both is, too."""
+        names = self.nats | other.nats
+        nats = {name: self.nats.get(name, 0.0) + other.nats.get(name, 0.0) for name in names}
+        return Weighed(nats, self.tokens + other.tokens)
 
     @property
     def total(self) -> float:
@@ -96,13 +104,14 @@ class NumericJudge:
         keys: Sequence[tuple[int, int]],
         alternatives: Sequence[str],
         older: Weights | None,
+        first: int = 0,
     ) -> Weighed:
-        """Evidence against a file's answers, compared with these alternatives as well."""
+        """Evidence against a file's answers from token `first` on, compared with these alternatives as well."""
         assert self.noise is not None
         known = [name for name in alternatives if name in ROUNDED or older is not None]
         others = {name: self._logprobs(name, samples, older) for name in known}
-        answers = seen(self.policy, self.config, samples, keys, others)
-        return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) for sample in samples))
+        answers = seen(self.policy, self.config, samples, keys, others, first)
+        return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) - first for sample in samples))
 
     def _logprobs(self, name: str, samples: Sequence[Rollout], older: Weights | None) -> list[Floats]:
         def change(parameter: str, weights: Tensor) -> Tensor:
@@ -121,27 +130,31 @@ def seen(
     samples: Sequence[Rollout],
     keys: Sequence[tuple[int, int]],
     others: Mapping[str, Sequence[Floats]],
+    first: int = 0,
 ) -> list[Observed]:
-    """Answers beside what the policy computes; `others` are their log-probs in other computations, by name."""
+    """Answers from token `first` on beside what the policy computes; `others` are their log-probs in other
+    computations, by name."""
     sampling = config.sampling
     seeded = keys if sampling.mode == "seeded" else None
     replayed = replay(policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True)
     found = []
-    for number, (sample, own) in enumerate(zip(samples, replayed, strict=True)):
+    proven = toploc.proof_size(first, policy.hidden_size) if first else 0
+    for number, (sample, whole) in enumerate(zip(samples, replayed, strict=True)):
+        own = since(whole, first)
         assert own.squares_T is not None
         assert own.warmer_TW is not None
         # With free sampling no token is the best one, and none is bet on.
         none_T = np.zeros(len(own.logprobs_T))
         found.append(
             observe(
-                sample.logprobs.astype(np.float64),
+                sample.logprobs[first:].astype(np.float64),
                 own.logprobs_T,
                 own.squares_T,
                 none_T if own.shortfalls_T is None else own.shortfalls_T,
                 own.states_TD,
-                sample.proof,
+                sample.proof[proven:],
                 dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
-                | {name: columns[number] for name, columns in others.items()},
+                | {name: columns[number][first:] for name, columns in others.items()},
                 _draws(sample, own, policy.vocab),
             )
         )

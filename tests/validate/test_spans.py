@@ -1,0 +1,123 @@
+"""Answers that go on with a newer version: each version's tokens are computed with it, and no other claim passes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.protocol.spans import Swap
+from shoal.protocol.stores import Version
+from shoal.protocol.submission import Submission, groups_with_signal
+from shoal.protocol.verdict import Finding
+from shoal.train.batch import pack, sort_groups, staleness
+from shoal.validate.evidence.bundle import bundle_of, read_bundle, write_bundle
+from shoal.validate.numerics.account import BAN_NATS
+from shoal.validate.numerics.judge import VOID_NATS, Weighed
+from tests.support.in_flight import early_lease, flown
+from tests.support.model_and_checks import VERSIONS, World, build_world, weights
+
+OTHER_STATES = {"sampling", "logprobs", "computation"}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world("long", in_flight=True)
+
+
+@pytest.fixture(scope="module")
+def honest(world: World) -> Submission:
+    return flown(world, early_lease(world))
+
+
+def test_a_file_of_two_versions_is_accepted_and_has_tokens_of_both(world: World, honest: Submission) -> None:
+    assert honest.swaps == (Swap(32, 1, VERSIONS[1].root),)
+    lengths = [len(rollout.completion) for rollout in honest.rollouts]
+    assert max(lengths) > 64, "a version draws more than one piece"
+    assert world.verdict_on(honest) is None
+
+
+def test_where_two_versions_answer_alike_the_noise_goes_on_where_it_was(world: World) -> None:
+    """With the same weights on both sides of a swap a file is the one that was made without it, token for token."""
+    lease, newer = early_lease(world), weights("long")[1]
+    whole = world.maker().make(replace(lease, version=1), VERSIONS[1])
+    pieces = flown(world, lease, both=(newer, newer))
+    for one, other in zip(whole.rollouts, pieces.rollouts, strict=True):
+        assert np.array_equal(one.completion, other.completion)
+        assert np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+        assert len(one.proof) == len(other.proof)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param((), id="one version for all"),
+        pytest.param((Swap(64, 1, VERSIONS[1].root),), id="a later change than there was"),
+    ],
+)
+def test_a_false_claim_about_who_drew_what_is_caught(world: World, honest: Submission, claim: tuple[Swap, ...]) -> None:
+    found = world.verdict_on(replace(honest, swaps=claim))
+    assert found is not None
+    assert found.check in OTHER_STATES
+
+
+def test_answers_that_change_where_each_of_them_likes_are_caught(world: World) -> None:
+    """Every second answer keeps the older version for one piece more, and the file names one place for all."""
+    found = world.verdict_on(flown(world, early_lease(world), stays=lambda number: number % 2 == 0))
+    assert found is not None
+    assert found.check in OTHER_STATES
+
+
+def test_a_version_that_was_never_published_is_named(world: World, honest: Submission) -> None:
+    found = world.verdict_on(replace(honest, swaps=(Swap(32, 1, "ee" * 32),)))
+    assert found is not None
+    assert found.check == "version"
+    assert "version 1 is what was published under that number" in found.rule
+
+
+def test_evidence_names_the_versions_and_is_read_as_it_was_written(
+    world: World, honest: Submission, tmp_path: Path
+) -> None:
+    finding = Finding("sampling", "rule", "claimed", "found", 0)
+    bundle = bundle_of(world.config, tmp_path / "none", honest.lease, honest, finding)
+    write_bundle(bundle, tmp_path / "step-000001-0000.json")
+    again = read_bundle(tmp_path / "step-000001-0000.json")
+    assert again.submission.spans == honest.spans
+    assert next(world.checks.costly([again.submission], world.load)) is None
+    world.load(VERSIONS[1])
+
+
+def test_tokens_are_as_old_as_the_version_that_drew_them(honest: Submission) -> None:
+    groups = sort_groups([honest], normalise=True)
+    chosen = groups.signal + groups.flat
+    lengths = [len(sample.completion) for group in chosen for sample in group.samples]
+    old = sum(min(length, 32) for length in lengths)
+    assert staleness(1, chosen).mean == pytest.approx(old / sum(lengths))
+    assert staleness(1, chosen).largest == 1
+    drawn_A = np.concatenate([batch.version_A.numpy() for batch in pack(chosen, 4096)])
+    assert (drawn_A == 0).sum() == old
+    assert groups_with_signal(honest) == len(groups.signal)
+
+
+def test_in_bfloat16_each_version_is_weighed_with_its_own_weights() -> None:
+    """What is weighed with other weights than its own, be it the first version's tokens or the second's, is blame."""
+    world = build_world("long", "bfloat16", in_flight=True, max_new_tokens=48)
+    made = flown(world, early_lease(world))
+
+    def nats(wrong: int | None) -> Weighed:
+        def load(version: Version) -> None:
+            world.load(version)
+            if version.number == wrong:
+                generator = torch.Generator().manual_seed(0)
+                own = world.checks.policy.weights().items()
+                off = {name: w + 0.02 * torch.randn(w.shape, generator=generator) for name, w in own}
+                world.checks.policy.set_weights(off, "other weights")
+
+        return world.checks.weigh(made, alternatives=(), load=load)
+
+    right = nats(None)
+    assert right.tokens == sum(len(rollout.completion) for rollout in made.rollouts)
+    assert right.total < VOID_NATS
+    assert nats(0).total > BAN_NATS
+    assert nats(1).total > BAN_NATS
