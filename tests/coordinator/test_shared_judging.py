@@ -1,4 +1,4 @@
-"""Several validators of one owner: a file has one judge, a dead one's files go to the others, and all know all notes."""
+"""Several validators of one owner: a file has one judge, a dead one's files go to the others, and all hear of all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 from shoal.client.peer_notes import PeerNotes
 from shoal.client.rollout_store import SwarmStore
-from shoal.coordinator.judging_turns import FIRST_S
 from shoal.coordinator.node_states import QUIET_S
 from shoal.protocol.judge_note import JudgeNote, WeighedNote
 from shoal.protocol.refusal import Refusal
@@ -57,64 +56,60 @@ def accept(store: SwarmStore, upload: Upload, note: JudgeNote | None = None) -> 
 def test_each_file_is_one_validators_to_judge(world: World) -> None:
     all_of_them = handed_in(world, 24)
     judges = stores(world)
-    shares = [places(store.waiting(0, 9)) for store in judges]
+    for store in judges:
+        assert len(store.waiting(0, 9, hand=1)) == 1
+    shares = [places(store.waiting(0, 9, hand=99)) for store in judges]
     assert set.union(*shares) == all_of_them
     assert sum(map(len, shares)) == len(all_of_them)
     assert all(shares)
-    assert all(places(store.waiting(0, 9, everyones=True)) == all_of_them for store in judges)
+    assert all(places(store.waiting(0, 9)) == all_of_them for store in judges)
 
 
-def test_who_judges_a_file_is_the_same_after_a_restart(world: World) -> None:
-    handed_in(world, 12)
-    before = [places(store.waiting(0, 9)) for store in stores(world)]
-    world.stop()
-    world.start()
-    assert [places(store.waiting(0, 9)) for store in stores(world)] == before
+def beat(world: World, judges: list[SwarmStore], seconds: float) -> None:
+    """Lets time pass, in which these validators alone are heard."""
+    world.clock.ahead += seconds
+    for store in judges:
+        store._link.heartbeat("judging", "", 0)
+    world.coordinator._database.ask(world.coordinator.sweep)
 
 
 def test_files_of_a_validator_that_died_are_dealt_to_the_others(world: World) -> None:
-    all_of_them = handed_in(world, 24)
-    first, *others = stores(world)
-    own = places(first.waiting(0, 9))
-    kept = [places(store.waiting(0, 9)) for store in others]
-    world.clock.ahead += QUIET_S + 1
-    for store in others:
-        store._link.heartbeat("judging", "", 0)
-    world.coordinator._database.ask(world.coordinator.sweep)
-    now = [places(store.waiting(0, 9)) for store in others]
+    all_of_them = handed_in(world, 12)
+    dead, *others = judges = stores(world)
+    held = [places(store.waiting(0, 9, hand=4)) for store in judges]
+    assert sum(map(len, held)) == len(all_of_them)
+    beat(world, others, QUIET_S + 1)
+    now = [places(store.waiting(0, 9, hand=99)) for store in others]
     assert set.union(*now) == all_of_them
     assert not now[0] & now[1]
-    assert [new - old for new, old in zip(now, kept, strict=True)] != [own, own]
-    assert all(old <= new for new, old in zip(now, kept, strict=True))
+    assert all(old <= new for old, new in zip(held[1:], now, strict=True))
+    assert places(dead.waiting(0, 9, hand=99)) == held[0]  # should it come back
 
 
 def test_files_of_a_validator_that_hangs_are_taken_over_after_a_deadline(world: World) -> None:
     """It still sends heartbeats, and gives no verdicts."""
-    handed_in(world, 24)
+    handed_in(world, 12)
     hung, *others = judges = stores(world)
-    own = places(hung.waiting(0, 9))
-    world.clock.ahead += FIRST_S - 5
-    for store in judges:
-        store._link.heartbeat("judging", "", 0)
+    own = places(hung.waiting(0, 9, hand=4))
     for store in others:
-        for upload in store.waiting(0, 9):
-            assert upload.first_turn
-            accept(store, upload)
-    assert all(not store.waiting(0, 9) for store in others)
-    world.clock.ahead += world.coordinator._turns.pace.late_s + 1
-    for store in judges:
-        store._link.heartbeat("judging", "", 0)
-    taken = [store.waiting(0, 9) for store in others]
-    assert places(taken[0]) | places(taken[1]) == own
-    assert not any(upload.first_turn for uploads in taken for upload in uploads)
-    assert places(hung.waiting(0, 9)) == own  # should it come back
+        store.waiting(0, 9, hand=1)
+    beat(world, judges, 5.0)
+    for store in others:
+        while uploads := store.waiting(0, 9, hand=4):
+            for upload in uploads:
+                accept(store, upload)
+    assert places(hung.waiting(0, 9)) == own
+    beat(world, judges, world.coordinator._turns.pace.late_s + 1)
+    taken = [places(store.waiting(0, 9, hand=99)) for store in others]
+    assert taken[0] | taken[1] == own
+    assert not taken[0] & taken[1]
 
 
 def test_notes_of_all_validators_come_in_the_order_of_verdicts(world: World, tmp_path: Path) -> None:
     handed_in(world, 9)
     given: list[tuple[str, int, int]] = []
     for store in stores(world):
-        for upload in store.waiting(0, 9):
+        for upload in store.waiting(0, 9, hand=3):
             weighed = WeighedNote(nats={"gaps 1": -0.25}, tokens=64, rates=0)
             accept(store, upload, JudgeNote(letter="a", tokens=64, weighed=weighed))
             given.append((store._link.key.address, upload.step, upload.submission))
@@ -131,7 +126,7 @@ def test_notes_of_all_validators_come_in_the_order_of_verdicts(world: World, tmp
 def test_a_verdict_that_came_too_late_leaves_no_note(world: World, tmp_path: Path) -> None:
     handed_in(world, 1)
     judges = stores(world)
-    (upload,) = judges[0].waiting(0, 9, everyones=True)
+    (upload,) = judges[0].waiting(0, 9)
     accept(judges[0], upload, JudgeNote(letter="a", tokens=64))
     judges[1]._known.update(judges[0]._known)
     judges[1].judge(
@@ -153,6 +148,6 @@ def test_a_nodes_files_are_numbered_in_the_order_of_their_uploads(world: World) 
     for number in (1, 2, 3):
         lease = world.take("node")
         world.hand_in("node", lease)
-        (upload,) = list(judge.waiting(0, 9, everyones=True))
+        (upload,) = list(judge.waiting(0, 9))
         assert upload.ordinal == number
         accept(judge, upload)

@@ -158,8 +158,8 @@ class MemoryStore:
     def is_out(self, version: int) -> bool:
         return self._root_of(version) is not None
 
-    def waiting(self, first: int, last: int, everyones: bool = False) -> list[Upload]:
-        del everyones
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        del hand
         return [upload for upload in self._uploads(first, last) if self._verdict(upload) is None]
 
     def _uploads(self, first: int, last: int) -> list[Upload]:

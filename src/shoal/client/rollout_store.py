@@ -137,8 +137,8 @@ class SwarmStore:
         newest = self._link.look(m.NewestOut, "/v1/versions").newest
         return newest is not None and version <= newest
 
-    def waiting(self, first: int, last: int, everyones: bool = False) -> list[Upload]:
-        return self._filed(first, last, accepted=False, turn=not everyones)
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        return self._filed(first, last, accepted=False, hand=hand)
 
     def read(self, upload: Upload) -> tuple[Submission, str]:
         place = (upload.step, upload.submission)
@@ -224,17 +224,17 @@ class SwarmStore:
             if step is not None and step < before:
                 remove(folder)
 
-    def _filed(self, first: int, last: int, accepted: bool, turn: bool = False) -> list[Upload]:
+    def _filed(self, first: int, last: int, accepted: bool, hand: int = 0) -> list[Upload]:
         had = sum(first <= step <= last for step, _ in self._yielded) if accepted else 0
         which = f"first={first}&last={last}&accepted={str(accepted).lower()}"
-        target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}&turn={str(turn).lower()}"
+        target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}&hand={hand}"
         uploads = []
         for file in self._link.ask(m.FiledList, "GET", target).files:
             lease = Lease.from_json(json.dumps(file.lease))
             self._known[lease.step, lease.submission] = (file.sha256, file.size)
             path = self._path_of(lease.step, lease.submission)
             place = lease.step, lease.submission
-            uploads.append(Upload(*place, lease, path, file.record, file.ordinal, file.first_turn))
+            uploads.append(Upload(*place, lease, path, file.record, file.ordinal))
         return uploads
 
     def _path_of(self, step: int, submission: int) -> Path:

@@ -136,7 +136,7 @@ class Coordinator:
         self.members: set[str] = set()
         """Nodes that have joined and are not banned."""
         self.nonces = database.ask(self._wake)
-        self._turns = Turns(database.ask(opened_secret), Pace(clock(), config.patience_s))
+        self._turns = Turns(database.ask(opened_secret), Pace(config.patience_s), terms.seats, terms.quorum == 1)
         self.rates = database.ask(lambda db: rates_table.opened(db, config, key, architecture))
         """The run's honest rates, as they are served."""
 
@@ -333,16 +333,16 @@ class Coordinator:
         accept: bool | None,
         beyond: int,
         wait_s: float,
-        in_turn: bool = False,
+        hand: int = 0,
     ) -> list[Filed]:
         """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`.
 
-        With `in_turn`, those alone that the validator who asks is to judge now.
+        With a `hand`, at most so many that the validator who asks is to judge now.
         """
 
         def listed(db: Connection) -> list[Filed]:
-            if in_turn and accept is None and signed.node in self.terms.validators:
-                return verdicts.filed_for(db, self.terms, signed.node, first, last, self._turns, self.clock())
+            if hand and accept is None and signed.node in self.terms.validators:
+                return verdicts.filed_for(db, self.terms, signed.node, first, last, self._turns, hand, self.clock())
             return verdicts.filed(db, self.terms, signed.node, first, last, accept)
 
         def work(db: Connection, node: Node, _now: float) -> list[Filed]:
@@ -378,7 +378,7 @@ class Coordinator:
 
         entered, received = await self._act(signed, work)
         if signed.node in self.terms.validators:
-            self._turns.pace.judged(signed.node, received, self.clock())
+            self._turns.judged(signed.node, (step, submission), received, self.clock())
         self._tell_waiters()
         return entered
 

@@ -5,7 +5,7 @@ for one thing: the trainer may turn down what was accepted, and then it is never
 stay until the verdict can no longer be challenged (`keeping`): an arbiter judges them again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, select, true
@@ -43,8 +43,6 @@ class Filed:
     ordinal: int
     """Which of its node's files this is, from 1 on."""
     received: float
-    first_turn: bool = True
-    """Whether no other validator was to judge it before the one that asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +99,17 @@ def filed(
     ]
 
 
-def filed_for(db: Connection, terms: Terms, who: str, first: int, last: int, turns: Turns, now: float) -> list[Filed]:
-    """Files that wait for a verdict and that it is this validator's turn to judge; those that another one should have
-    judged come last."""
-    live = {who, *validators_at_work(db)}
-    if len(live) <= terms.seats:
+def filed_for(
+    db: Connection, terms: Terms, who: str, first: int, last: int, turns: Turns, hand: int, now: float
+) -> list[Filed]:
+    """Files that wait for a verdict and that it is this validator's turn to judge; all of them, where all validators
+    judge each file."""
+    there = {who, *validators_at_work(db)}
+    if len(there) <= terms.seats:
         return filed(db, terms, who, first, last, None)
-    own: list[Filed] = []
-    taken: list[Filed] = []
-    for file in filed(db, terms, who, first, last, None, MAX_LISTED * len(live)):
-        ranked = turns.ranking(file.lease.step, file.lease.submission, live)
-        if who in ranked[: terms.seats]:
-            own.append(file)
-        elif turns.has_turn(who, ranked, terms.seats, file.received, now):
-            taken.append(replace(file, first_turn=False))
-    return [*own, *taken][:MAX_LISTED]
+    waiting = filed(db, terms, who, first, last, None, MAX_LISTED * len(there))
+    by_place = {(file.lease.step, file.lease.submission): file for file in waiting}
+    return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
 
 
 def _judging_order(found: ReadOnlyColumnCollection[str, Any]) -> tuple[ColumnElement[Any], ...]:

@@ -169,7 +169,6 @@ class FiledOut(BaseModel):
     size: int
     record: int = Field(1, description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
     ordinal: int = Field(0, description="Which of its node's files this is, from 1 on.")
-    first_turn: bool = Field(True, description="False: another validator should have judged it by now.")
 
 
 class FiledList(BaseModel):

@@ -87,8 +87,6 @@ class Upload:
     """What its maker has shown: 2 accepted files, 1 nothing yet, 0 leases that it let expire."""
     ordinal: int = 0
     """Which of its maker's files this is, from 1 on; 0 where it is not known."""
-    first_turn: bool = True
-    """False for a file that another validator should have judged by now."""
 
     @property
     def node(self) -> str:
@@ -124,9 +122,9 @@ class RolloutStore(LeaseStore, Protocol):
         """Removes the rollouts of steps before this one."""
         ...
 
-    def waiting(self, first: int, last: int, everyones: bool = False) -> list[Upload]:
-        """Uploads for steps first .. last that nobody has judged, and that it is this validator's turn to judge; with
-        `everyones`, those of other validators too."""
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        """Uploads for steps first .. last that nobody has judged; with a `hand`, about so many of them that it is this
+        validator's turn to judge, which no other one is given meanwhile."""
         ...
 
     def read(self, upload: Upload) -> tuple[Submission, str]:

@@ -10,6 +10,7 @@ node with too many strikes or too much evidence gets no more leases.
 Only what a file's bytes show is blame. A file that cannot be fetched or read here is tried again, and then void.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -99,6 +100,8 @@ class Validator:
     files: FileJudge = field(init=False)
     verdicts: VerdictWriter = field(init=False)
     _heard: bool = field(default=False, init=False)
+    _hand: int = field(default=1, init=False)
+    """Files that are judged before it is asked for more: those that are here no other validator is given."""
 
     def __post_init__(self) -> None:
         config = self.run_dir.config
@@ -132,8 +135,7 @@ class Validator:
             uploads = self._listed(newest.number)
             due = [upload for upload in uploads if not self._is_early(upload, newest) and self._is_due(upload)]
             if due:
-                # What another validator should have judged comes after what is one's own.
-                self.judge([upload for upload in due if upload.first_turn] or due, RELIST_S)
+                self.judge(due, RELIST_S)
                 patience.progressed()
                 continue
             early = sum(self._is_early(upload, newest) for upload in uploads)
@@ -167,10 +169,12 @@ class Validator:
 
         Other files for trained steps come too late for anyone.
         """
-        uploads = self.store.waiting(newest, newest + self.run_dir.config.async_level)
+        # Those in hand that wait for something else leave room for others.
+        hand = self._hand + sum(step >= newest for step, _ in {*self.early, *self.postponed})
+        uploads = self.store.waiting(newest, newest + self.run_dir.config.async_level, hand)
         if owed := self.juror.owed if self.juror else frozenset():
             listed, steps = {(upload.step, upload.submission) for upload in uploads}, [step for step, _ in owed]
-            drawn = self.store.waiting(min(steps), max(steps), everyones=True)
+            drawn = self.store.waiting(min(steps), max(steps))
             places = owed - listed
             uploads += [upload for upload in drawn if (upload.step, upload.submission) in places]
         return uploads
@@ -195,18 +199,20 @@ class Validator:
 
     def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
         """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
-        until = time.monotonic() + seconds
+        began_all = time.monotonic()
+        until = began_all + seconds
         if self.rates and (newer := self.rates.newer()):
             self.judge_by(newer)
         if isinstance(self.evidence, SharedEvidence):
             for upload in uploads:
                 self.evidence.listed(upload.step, upload.submission, upload.ordinal)
         self._hear()
-        for upload in in_turn(uploads, self._rank):
+        for number, upload in enumerate(in_turn(uploads, self._rank), 1):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.monotonic()
             if not self._judge(upload):
                 self.budget.spend(upload.node, time.monotonic() - began)
+            self._hand = math.ceil(RELIST_S * number / (time.monotonic() - began_all + 1e-3))
             if time.monotonic() >= until:
                 return
 

@@ -345,10 +345,12 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         accepted: bool = False,
         beyond: Whole = 0,
         wait: Wait = 0.0,
-        turn: Annotated[bool, Query(description="Only files that it is this validator's turn to judge.")] = False,
+        hand: Annotated[
+            int, Query(ge=0, lt=10**4, description="At most so many, which this validator is to judge now; 0: all.")
+        ] = 0,
         by: Signed = signed,
     ) -> Response:
-        found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait, turn)
+        found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait, hand)
         # As it is: to check a list on its way out takes three times as long as to write it.
         files = [
             {
@@ -357,7 +359,6 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
                 "size": file.size,
                 "record": file.record,
                 "ordinal": file.ordinal,
-                "first_turn": file.first_turn,
             }
             for file in found
         ]
