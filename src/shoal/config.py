@@ -458,8 +458,13 @@ class KeepConfig(_Table):
     )
     evidence: Positive = Field(
         50,
-        description="Steps for which evidence bundles and the versions they need are kept; longer if a challenge "
-        "may take longer.",
+        description="Steps for which evidence bundles are kept; longer if a challenge may take longer.",
+    )
+    evidence_versions: int = Field(
+        1,
+        ge=0,
+        description="Versions of blamed files whose weights are kept after nobody can challenge the verdict any more. "
+        "Until then all are.",
     )
 
 

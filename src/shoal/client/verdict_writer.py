@@ -20,7 +20,8 @@ from shoal.tasks.difficulty import Table
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from shoal.validate.checks.all_checks import Checks
-from shoal.validate.evidence.bundle import bundle_name, bundle_of, has_room, keep_version, prune_evidence, write_bundle
+from shoal.validate.evidence.bundle import bundle_name, bundle_of, has_room, prune_evidence, write_bundle
+from shoal.validate.evidence.kept_versions import keep_version, prune_versions
 from shoal.validate.evidence.vote_log import Vote, Votes
 from shoal.validate.numerics.judge import Weighed
 
@@ -166,11 +167,12 @@ class VerdictWriter:
             rates = self.checks.rates if finding.check in (NUMBERS, ROUNDING) else None
             bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
             write_bundle(bundle, target)
-            if judged.audited and submission is not None:
+            if judged.audited and submission is not None and is_blame(finding):
                 version = Version(submission.version, submission.weights)
                 keep_version(folder, self.channel.fetch(version), version)
-            oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
-            prune_evidence(folder, oldest, oldest - config.async_level)
+            open_from = upload.step - config.ledger.challenge_steps
+            prune_evidence(folder, min(open_from, upload.step - config.keep.evidence))
+            prune_versions(folder, open_from - config.async_level, config.keep.evidence_versions)
         except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""
