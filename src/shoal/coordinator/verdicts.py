@@ -91,7 +91,7 @@ def filed(
     rows = db.execute(
         select(leases, found.sha256, found.size, found.record, found.ordinal, found.received)
         .join(leases, (found.step == leases.c.step) & (found.submission == leases.c.submission))
-        .order_by(*(_judging_order(found) if accept is None else ()), found.step, found.submission)
+        .order_by(*(_judging_order(found, leases.c.version) if accept is None else ()), found.step, found.submission)
         .limit(most)
     )
     return [
@@ -112,12 +112,15 @@ def filed_for(
     return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
 
 
-def _judging_order(found: ReadOnlyColumnCollection[str, Any]) -> tuple[ColumnElement[Any], ...]:
-    """Files of nodes that have shown that they work come first, step by step. After them newcomers take turns, network
-    by network, and within one node by node: a thousand rubbish files of a thousand keys in one place keep a newcomer
-    elsewhere waiting for one of them."""
+def _judging_order(
+    found: ReadOnlyColumnCollection[str, Any], version: ColumnElement[int]
+) -> tuple[ColumnElement[Any], ...]:
+    """Files of nodes that have shown that they work come first, step by step and version by version. After them
+    newcomers take turns, network by network, and within one node by node: a thousand rubbish files of a thousand keys
+    in one place keep a newcomer elsewhere waiting for one of them."""
     turn = func.row_number().over(partition_by=found.queue, order_by=(found.turn, found.received))
-    return found.record.desc(), case((found.record == 2, found.step), else_=0), turn
+    by_step, by_version = (case((found.record == 2, column), else_=0) for column in (found.step, version))
+    return found.record.desc(), by_step, by_version, turn
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:

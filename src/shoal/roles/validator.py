@@ -207,7 +207,7 @@ class Validator:
             for upload in uploads:
                 self.evidence.listed(upload.step, upload.submission, upload.ordinal)
         self._hear()
-        for number, upload in enumerate(in_turn(uploads, self._rank), 1):
+        for number, upload in enumerate(in_turn(uploads, self._rank, self.files.versions.loaded.number), 1):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.monotonic()
             if not self._judge(upload):

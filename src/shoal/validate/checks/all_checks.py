@@ -105,13 +105,20 @@ class Checks:
             yield self._compare(submission, own)
 
     def weigh(
-        self, submission: Submission, alternatives: Sequence[str] = tuple(ROUNDED), older: Weights | None = None
+        self,
+        submission: Submission,
+        alternatives: Sequence[str] = tuple(ROUNDED),
+        older: Weights | None = None,
+        own: Weights | None = None,
     ) -> Weighed:
-        """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed."""
+        """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed.
+
+        `own` are these weights in their files, from where they come back after other ones were computed with.
+        """
         assert self.numbers is not None
         keys = noise_keys(submission, self.config)
         self.numbers.measure(submission.weights, self._prompts)
-        return self.numbers.weigh(submission.rollouts, keys, alternatives, older)
+        return self.numbers.weigh(submission.rollouts, keys, alternatives, older, own)
 
     def _prompts(self) -> list[list[int]]:
         """Prompts of the run's own, for the judge to answer itself."""

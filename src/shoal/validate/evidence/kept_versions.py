@@ -52,8 +52,8 @@ def find_version(version: Version, folder: Path) -> Path:
             return DirectoryChannel(place, keep=1).fetch(version)
     number = version.number
     raise WeightsError(
-        f"version {number} (root {version.root[:12]}) is no longer here: without its weights nothing can be recomputed. "
-        f"Fetch it from a relay or an archive that still has it (shoal fetch URL --version {number} --to DIR), and give "
+        f"version {number} (root {version.root[:12]}) is no longer here: without its weights nothing can be computed. "
+        f"Fetch it from a relay or an archive that has it (shoal fetch URL --version {number} --to DIR), and give "
         "it with shoal replay BUNDLE --weights DIR/latest"
     )
 

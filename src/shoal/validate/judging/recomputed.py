@@ -103,7 +103,8 @@ class ByEvidence:
         self.versions.load(version)
         part = part_of(self.submission, some)
         older = self.versions.before(version) if OLDER in self.alternatives else None
-        self.weighed = self.checks.weigh(part, self.alternatives, older)
+        own = self.versions.own() if self.alternatives else None
+        self.weighed = self.checks.weigh(part, self.alternatives, older, own)
         return self.weighed
 
 
