@@ -49,6 +49,11 @@ BENCHMARKS = {
         "validation.attacks",
         "bench_attacks",
     ),
+    "validators": Benchmark(
+        "files judged per second by two validators of a run, against one",
+        "validation.several_validators",
+        "bench_validators",
+    ),
     "verification": Benchmark(
         "honest machines and cheats before the judge of bfloat16 runs: blame, and tokens until a ban",
         "validation.verification",

@@ -383,7 +383,13 @@ class AuditConfig(_Table):
     probation: int = Field(20, ge=0, description="The first files of a new node that are all recomputed whole.")
     strikes: Positive = Field(2, description="Rejected files after which a node is banned.")
     token_budget: Positive = Field(4096, description="Tokens recomputed in one forward pass.")
-    threads: Threads = Field(1, description="CPU threads of the validator.")
+    count: Positive = Field(
+        1,
+        le=64,
+        description="Validators of the run's owner, which share the files and trust each other; shoal run starts them, "
+        "or they are those that swarm.validators names.",
+    )
+    threads: Threads = Field(1, description="CPU threads of each validator.")
     device: DeviceName | None = Field(None, description="Device of the validator; default: the run's device.")
     thresholds: ThresholdsConfig = ThresholdsConfig()
     enforce: bool = Field(
@@ -457,8 +463,13 @@ class KeepConfig(_Table):
     )
     evidence: Positive = Field(
         50,
-        description="Steps for which evidence bundles and the versions they need are kept; longer if a challenge "
-        "may take longer.",
+        description="Steps for which evidence bundles are kept; longer if a challenge may take longer.",
+    )
+    evidence_versions: int = Field(
+        1,
+        ge=0,
+        description="Versions of blamed files whose weights are kept after nobody can challenge the verdict any more. "
+        "Until then all are.",
     )
 
 
@@ -788,12 +799,20 @@ class RunConfig(_Table):
         The run card does not tell who the validators are, so none may be named here.
         """
         count, quorum = len({address.lower() for address in self.swarm.validators}), self.ledger.quorum
-        if count > 1 and quorum == 1:
+        own = self.audit.count
+        if own > 1 and quorum > 1:
+            raise ValueError(
+                f"audit.count = {own}: validators that share the files decide on them alone, and ledger.quorum = "
+                f"{quorum} wants several votes on each; name them in swarm.validators, or set ledger.quorum = 1"
+            )
+        if count > 1 and quorum == 1 and count != own:
             drawn = min(count, 3)
             raise ValueError(
                 f"ledger.quorum = 1: swarm.validators names {count}, and what the fastest of them says would stand; "
-                f"set ledger.quorum = 2 and ledger.drawn = {drawn}"
+                f"set ledger.quorum = 2 and ledger.drawn = {drawn}, or audit.count = {count} if all of them are yours"
             )
+        if own > 1 and count not in (0, own):
+            raise ValueError(f"audit.count = {own}: swarm.validators names {count}; name as many, or none")
         if count and quorum > count:
             raise ValueError(
                 f"ledger.quorum = {quorum}: swarm.validators names {count}, so nothing would ever be decided; name "

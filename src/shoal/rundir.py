@@ -33,6 +33,7 @@ RUN_FILE = "run.json"
 FORMAT = 3
 LOCK = "lock"
 ROLES = ("trainer", "evaluator", "supervisor", "validator", "coordinator", "origin", "relay", "planter")
+VALIDATOR = "validator"
 # A role that was killed may take a moment to be gone.
 TAKEOVER_S = 10.0
 # A base model may have to be built first.
@@ -132,10 +133,16 @@ def run_removed(path: Path) -> StorageError:
 
 def check_worker_name(name: str) -> None:
     """Refuses a name that is not a valid file name, or that another role has."""
-    if not NODE_NAME.fullmatch(name) or name in ROLES:
+    if not NODE_NAME.fullmatch(name) or name in ROLES or name.startswith(f"{VALIDATOR}-"):
         raise ConfigError(
             f"worker name {name!r}: must be letters, digits, dots and dashes, 64 at most, and not another role's name"
         )
+
+
+def validator_names(config: RunConfig) -> list[str]:
+    """Names of the validators that a run's own machine starts: one, or `audit.count` with a number each."""
+    count = config.audit.count
+    return [VALIDATOR] if count == 1 else [f"{VALIDATOR}-{number}" for number in range(count)]
 
 
 def limits_of(config: RunConfig, vocab: int) -> Limits:

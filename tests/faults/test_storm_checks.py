@@ -166,6 +166,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
             tokens=0,
             entered=True,
             network="",
+            ordinal=9,
         ),
     ),
     "the ledger has what never was": (

@@ -17,6 +17,7 @@ from shoal.client.rollout_store import _signal
 from shoal.config import RunConfig
 from shoal.errors import BannedError, RolloutError, UnreadError
 from shoal.files import sha256_file
+from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount, next_grant
 from shoal.protocol.rollout_rules import Limits
@@ -157,7 +158,8 @@ class MemoryStore:
     def is_out(self, version: int) -> bool:
         return self._root_of(version) is not None
 
-    def waiting(self, first: int, last: int) -> list[Upload]:
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        del hand
         return [upload for upload in self._uploads(first, last) if self._verdict(upload) is None]
 
     def _uploads(self, first: int, last: int) -> list[Upload]:
@@ -175,7 +177,8 @@ class MemoryStore:
             raise ValueError("this store was opened without limits and cannot judge")
         return read_rollouts(upload.path, upload.lease, self._limits), sha256_file(upload.path)
 
-    def judge(self, upload: Upload, verdict: Verdict) -> None:
+    def judge(self, upload: Upload, verdict: Verdict, note: JudgeNote | None = None) -> None:
+        del note
         self.records.verdicts[upload.step, upload.submission] = verdict
 
     def ban(self, node: str, reason: str) -> None:

@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
 from shoal.files import sha256_file
+from shoal.protocol.stores import Version
 from shoal.protocol.submission import parquet_of
 from shoal.protocol.verdict import Finding
 from shoal.tasks.source import InProcess
 from shoal.validate.evidence import bundle as evidence
 from shoal.validate.evidence import replay as again
 from shoal.validate.evidence import samples
-from shoal.validate.evidence.bundle import bundle_of, keep_version, prune_evidence, read_bundle, write_bundle
+from shoal.validate.evidence.bundle import bundle_of, prune_evidence, read_bundle, write_bundle
+from shoal.validate.evidence.kept_versions import VERSIONS, find_version, keep_version, prune_versions
 from shoal.validate.evidence.replay import replay_bundle
 from tests.support.model_and_checks import World, gym, with_sample
 from tests.support.submissions import make_rollout
@@ -67,9 +69,9 @@ def judged(court: Court, attack: str) -> Path:
     return court.evidence(lease)
 
 
-def replayed(path: Path) -> tuple[bool, str]:
+def replayed(path: Path, weights: Path | None = None) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), width=400)
-    agrees = replay_bundle(path, console)
+    agrees = replay_bundle(path, console, weights)
     assert isinstance(console.file, io.StringIO)
     return agrees, console.file.getvalue()
 
@@ -138,7 +140,7 @@ def test_long_samples_stand_in_a_parquet_file_beside_a_small_bundle(
     with pytest.raises(RolloutError, match="cannot be read"):
         replayed(path)
     file.write_bytes(kept)
-    prune_evidence(path.parent, before=1000, oldest_version=0)
+    prune_evidence(path.parent, before=1000)
     assert not list(path.parent.glob(f"{path.stem}.*"))
 
 
@@ -268,13 +270,59 @@ def test_evidence_goes_when_nobody_can_challenge_its_step_any_more_however_much_
     for step in range(20):
         for number in range(50 if step == 19 else 1):
             (tmp_path / f"step-{step:06d}-{number:04d}.json").write_bytes(b"damaged, for all that is known")
-        (tmp_path / "versions" / f"{step:016x}" / f"v{step:06d}").mkdir(parents=True)
-    prune_evidence(tmp_path, before=4, oldest_version=3)
+    prune_evidence(tmp_path, before=4)
     assert len(list(tmp_path.glob("*.json"))) == 69, "old ones go some steps at a time"
-    prune_evidence(tmp_path, before=8, oldest_version=7)
+    prune_evidence(tmp_path, before=8)
     left = sorted(path.name for path in tmp_path.glob("*.json"))
     assert (len(left), left[0]) == (61, "step-000008-0000.json")
-    assert sorted(path.name for path in (tmp_path / "versions").glob("*/*")) == [f"v{n:06d}" for n in range(7, 20)]
+
+
+@pytest.mark.parametrize("spare", [0, 1, 3])
+def test_no_version_goes_that_a_challenge_can_be_about_and_few_others_stay(tmp_path: Path, spare: int) -> None:
+    for number in range(20):
+        (tmp_path / VERSIONS / f"{number:016x}" / f"v{number:06d}").mkdir(parents=True)
+    for window in (7, 7, 9):
+        prune_versions(tmp_path, window, spare)
+        left = sorted(path.name for path in (tmp_path / VERSIONS).glob("*/*"))
+        assert left == [f"v{n:06d}" for n in range(window - spare, 20)]
+
+
+def test_bundles_of_one_version_share_one_copy_of_it(court: Court) -> None:
+    for attack in ("best_of_n", "false_logprobs"):
+        judged(court, attack)
+    kept = list((court.run.path / "evidence" / VERSIONS).glob("*/*"))
+    assert [path.name for path in kept] == ["v000001"]
+
+
+def test_a_file_that_nobody_is_blamed_for_keeps_no_version(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world, audit={"thresholds": {"logprob": 0.9}})
+    honest = court.honest("near")
+    sample = honest.rollouts[3]
+    claimed = sample.logprobs.copy()
+    claimed[0] -= 1.2
+    lease = court.hand_in_submission(with_sample(honest, 3, logprobs=claimed))
+    court.judge()
+    assert read_bundle(court.evidence(lease)).finding.check == "margin"
+    assert not (court.run.path / "evidence" / VERSIONS).exists()
+
+
+def test_a_version_that_is_gone_is_fetched_again_and_believed_by_its_hash(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world)
+    path = judged(court, "best_of_n")
+    archive, other = tmp_path / "archive", tmp_path / "other"
+    shutil.copytree(court.run.path / "weights" / "v000001", archive)
+    shutil.copytree(court.run.base_model, other)
+    shutil.rmtree(court.run.path / "weights" / "v000001")
+    shutil.rmtree(court.run.path / "evidence" / VERSIONS)
+    with pytest.raises(WeightsError, match=r"Fetch it .*shoal fetch URL --version 1 .*--weights"):
+        replayed(path)
+    with pytest.raises(WeightsError, match="is not version 1 of this bundle"):
+        replayed(path, other)
+    with pytest.raises(WeightsError, match="is no longer here"):
+        find_version(Version(1, read_bundle(path).root), path.parent)
+    agrees, text = replayed(path, archive)
+    assert agrees, text
+    assert replayed(path)[0], "it stays"
 
 
 def test_evidence_beyond_its_budget_says_what_was_found_and_holds_no_samples(

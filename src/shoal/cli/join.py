@@ -63,6 +63,9 @@ def validator(
     changes: ConfigFlags,
     run: MaybeTarget = None,
     allow_code: AllowCode = False,
+    name: Annotated[
+        str, typer.Option(help="This validator's name in tables and in the run's directory, if there are several.")
+    ] = "validator",
     device: Device = None,
 ) -> None:
     """Check rollouts before the trainer may use them, in this process.
@@ -76,7 +79,7 @@ def validator(
     located = on_device(located, "audit", device)
     from shoal.roles.validator import start_validator
 
-    start_validator(located, options)
+    start_validator(located, options, name)
 
 
 identity = typer.Typer(help="This machine's key, which is its identity in every run, and the coordinators it trusts.")

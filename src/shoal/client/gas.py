@@ -10,7 +10,7 @@ from shoal.crypto.keys import checked_address, checksummed
 from shoal.errors import LedgerError
 from shoal.ledger.evm.deployed import WAIT_S, chain_at
 from shoal.ledger.evm.rpc import Chain
-from shoal.rundir import role_key
+from shoal.rundir import role_key, validator_names
 
 if TYPE_CHECKING:
     from web3.types import TxParams
@@ -25,7 +25,7 @@ def show_gas(config: RunConfig, run: Path, dev: bool, console: Console) -> None:
         raise LedgerError(f"run {config.name}: its ledger is a file, and needs no gas; ledger.rpc names a chain")
     chain = chain_at(wanted.rpc)
     named = [checked_address(address) for address in config.swarm.validators]
-    validators = named or [role_key(run, "validator").address]
+    validators = named or [role_key(run, name).address for name in validator_names(config)]
     purses = [("coordinator", role_key(run, "coordinator").address), *(("validator", who) for who in validators)]
     for role, address in purses:
         if dev:

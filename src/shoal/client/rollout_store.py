@@ -21,6 +21,7 @@ from shoal.config import RunConfig
 from shoal.errors import RolloutError, SwarmError, UnreadError, WaitError
 from shoal.files import make_directory, numbered, remove, sha256_file
 from shoal.protocol import messages as m
+from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
@@ -138,8 +139,8 @@ class SwarmStore:
         newest = self._link.look(m.NewestOut, "/v1/versions").newest
         return newest is not None and version <= newest
 
-    def waiting(self, first: int, last: int) -> list[Upload]:
-        return self._filed(first, last, accepted=False)
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        return self._filed(first, last, accepted=False, hand=hand)
 
     def read(self, upload: Upload) -> tuple[Submission, str]:
         place = (upload.step, upload.submission)
@@ -149,11 +150,11 @@ class SwarmStore:
         self._fetch(upload, sha256, size)
         return read_rollouts(upload.path, upload.lease, self._limits), sha256
 
-    def judge(self, upload: Upload, verdict: Verdict) -> None:
+    def judge(self, upload: Upload, verdict: Verdict, note: JudgeNote | None = None) -> None:
         """Enters a verdict. If another validator was faster its verdict stands."""
-        self._enter(upload.step, upload.submission, verdict)
+        self._enter(upload.step, upload.submission, verdict, note)
 
-    def _enter(self, step: int, submission: int, verdict: Verdict) -> None:
+    def _enter(self, step: int, submission: int, verdict: Verdict, note: JudgeNote | None = None) -> None:
         path, finding = self._path_of(step, submission), verdict.finding
         body = {
             "accept": verdict.accept,
@@ -164,6 +165,7 @@ class SwarmStore:
             "samples": verdict.samples,
             "tokens": verdict.tokens,
             "numbers": None if verdict.numbers is None else asdict(verdict.numbers),
+            "note": None if note is None else note.model_dump(),
         }
         try:
             self._link.send("PUT", f"/v1/verdicts/{step}/{submission}", body)
@@ -225,16 +227,17 @@ class SwarmStore:
             if step is not None and step < before:
                 remove(folder)
 
-    def _filed(self, first: int, last: int, accepted: bool) -> list[Upload]:
+    def _filed(self, first: int, last: int, accepted: bool, hand: int = 0) -> list[Upload]:
         had = sum(first <= step <= last for step, _ in self._yielded) if accepted else 0
         which = f"first={first}&last={last}&accepted={str(accepted).lower()}"
-        target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}"
+        target = f"/v1/files?{which}&beyond={had}&wait={LONG_POLL_S}&hand={hand}"
         uploads = []
         for file in self._link.ask(m.FiledList, "GET", target).files:
             lease = Lease.from_json(json.dumps(file.lease))
             self._known[lease.step, lease.submission] = (file.sha256, file.size)
             path = self._path_of(lease.step, lease.submission)
-            uploads.append(Upload(lease.step, lease.submission, lease, path, file.record))
+            place = lease.step, lease.submission
+            uploads.append(Upload(*place, lease, path, file.record, file.ordinal))
         return uploads
 
     def _path_of(self, step: int, submission: int) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shoal.errors import ShoalError, WeightsError
 from shoal.files import sha256_file
+from shoal.protocol.judge_note import MAX_NATS, JudgeNote, WeighedNote
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
 from shoal.protocol.submission import Submission
@@ -19,8 +20,10 @@ from shoal.tasks.difficulty import Table
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 from shoal.validate.checks.all_checks import Checks
-from shoal.validate.evidence.bundle import bundle_name, bundle_of, has_room, keep_version, prune_evidence, write_bundle
+from shoal.validate.evidence.bundle import bundle_name, bundle_of, has_room, prune_evidence, write_bundle
+from shoal.validate.evidence.kept_versions import keep_version, prune_versions
 from shoal.validate.evidence.vote_log import Vote, Votes
+from shoal.validate.numerics.judge import Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Judged:
     began: float
     """CPU time of this process when its turn came."""
     numbers: NumericEvidence | None = None
+    weighed: Weighed | None = None
 
     @property
     def tokens(self) -> int:
@@ -54,21 +58,25 @@ class VerdictWriter:
     status: StatusFile
     metrics: MetricsWriter
     votes: Votes | None = None
+    shares: bool = False
+    """Whether other validators of the same owner judge a part of the files, and go by what is found here."""
     banned: set[str] = field(default_factory=set)
 
     def accept(self, judged: Judged) -> None:
         assert judged.submission is not None
         samples = len(judged.submission.rollouts)
-        self._note(judged.upload, Vote("a", judged.sha256, judged.tokens))
+        vote = Vote("a", judged.sha256, judged.tokens)
+        self._note(judged.upload, vote)
         verdict = Verdict(
             True, judged.sha256, judged.audited, samples=samples, tokens=judged.tokens, numbers=judged.numbers
         )
-        self._give(judged, verdict, blamed=False)
+        self._give(judged, verdict, vote, blamed=False)
 
     def void(self, judged: Judged) -> None:
         """For a file that could not be fetched or read: no strike, no accusation, no evidence, and no pay."""
-        self._note(judged.upload, Vote("v", ""))
-        self._give(judged, Verdict(False, "", False, judged.finding), blamed=False)
+        vote = Vote("v", "")
+        self._note(judged.upload, vote)
+        self._give(judged, Verdict(False, "", False, judged.finding), vote, blamed=False)
 
     def reject(self, judged: Judged, *, whole: bool) -> tuple[bool, str]:
         """Whether the file's maker is to blame, and where the evidence is; `whole` evidence has the samples, too."""
@@ -80,11 +88,12 @@ class VerdictWriter:
         proof = sha256_file(self.run_dir.path / evidence) if accuses else ""
         # A reject costs a multiple of what the file would have brought, and one that is put right is paid.
         tokens = judged.tokens
-        self._note(judged.upload, Vote("r" if proof else "v", judged.sha256, tokens, proof))
+        vote = Vote("r" if proof else "v", judged.sha256, tokens, proof)
+        self._note(judged.upload, vote)
         verdict = Verdict(
             False, judged.sha256, judged.audited, judged.finding, evidence, tokens=tokens, numbers=judged.numbers
         )
-        self._give(judged, verdict, blamed=blamed)
+        self._give(judged, verdict, vote, blamed=blamed)
         return blamed, evidence
 
     def ban(self, node: str, check: str, reason: str) -> None:
@@ -98,9 +107,9 @@ class VerdictWriter:
         if self.votes is not None:
             self.votes.note(upload.step, upload.submission, vote)
 
-    def _give(self, judged: Judged, verdict: Verdict, *, blamed: bool) -> None:
+    def _give(self, judged: Judged, verdict: Verdict, vote: Vote, *, blamed: bool) -> None:
         upload, finding = judged.upload, verdict.finding
-        self.store.judge(upload, verdict)
+        self.store.judge(upload, verdict, self._for_others(judged, vote, blamed=blamed) if self.shares else None)
         self.metrics.write(
             "verdict",
             step=upload.step,
@@ -114,6 +123,21 @@ class VerdictWriter:
             samples=len(judged.submission.rollouts) if judged.submission else 0,
             cpu_s=time.process_time() - judged.began,
             **self.status.shares(),
+        )
+
+    def _for_others(self, judged: Judged, vote: Vote, *, blamed: bool) -> JudgeNote:
+        """What the validators that share the files are told."""
+        weighed = None
+        if judged.weighed is not None:
+            nats = {bet: round(min(max(won, -MAX_NATS), MAX_NATS), 4) for bet, won in judged.weighed.nats.items()}
+            weighed = WeighedNote(nats=nats, tokens=judged.weighed.tokens, rates=self.checks.rates.version)
+        return JudgeNote(
+            letter=vote.letter,
+            tokens=vote.tokens,
+            proof=vote.evidence,
+            blamed=blamed,
+            audited=judged.audited,
+            weighed=weighed,
         )
 
     def _is_fault(self, submission: Submission | None, finding: Finding) -> bool:
@@ -145,12 +169,13 @@ class VerdictWriter:
             rates = self.checks.rates if finding.check in (NUMBERS, ROUNDING) else None
             bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
             write_bundle(bundle, target)
-            if judged.audited and submission is not None:
+            if judged.audited and submission is not None and is_blame(finding):
                 for span in submission.spans:
                     version = Version(span.version, span.weights)
                     keep_version(folder, self.channel.fetch(version), version)
-            oldest = upload.step - max(config.keep.evidence, config.ledger.challenge_steps)
-            prune_evidence(folder, oldest, oldest - config.async_level)
+            open_from = upload.step - config.ledger.challenge_steps
+            prune_evidence(folder, min(open_from, upload.step - config.keep.evidence))
+            prune_versions(folder, open_from - config.async_level, config.keep.evidence_versions)
         except (OSError, WeightsError) as error:  # lost evidence does not turn a reject into an accept
             self.metrics.write("note", text=f"no evidence kept of {upload.path.name}: {error}")
             return ""

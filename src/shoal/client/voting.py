@@ -1,7 +1,8 @@
 """A validator's votes: follows the ledger, verifies every entry, commits and reveals where it was drawn.
 
-Votes come from the validator's own notes, never from what others said. The ledger may be slow or away, most of all one
-on a chain: files are judged meanwhile, and what is due is said when it is back.
+Votes come from the validator's own notes and those of validators of the same owner, never from what others said. The
+ledger may be slow or away, most of all one on a chain: files are judged meanwhile, and what is due is said when it is
+back.
 """
 
 import hashlib
@@ -32,10 +33,14 @@ AGAIN_S = 3.0
 class Juror:
     """What a validator says on the ledger of the run that it has joined."""
 
-    def __init__(self, link: CoordinatorClient, votes: Votes, kept_head: Path) -> None:
+    def __init__(
+        self, link: CoordinatorClient, votes: Votes, kept_head: Path, refresh: Callable[[], None] = lambda: None
+    ) -> None:
+        """`refresh` brings into `votes` what the validators that this one shares the files with have found."""
         self._link = link
         self._votes = votes
         self._kept = kept_head
+        self._refresh = refresh
         self._access: Access | None = None
         self._thread: threading.Thread | None = None
         self._failed: Exception | None = None
@@ -73,6 +78,7 @@ class Juror:
     def work(self, *, last: bool = False) -> State:
         """Catches up, votes where it is due, and vouches for the history now and then, or for sure the `last` time."""
         state = self._ledger.catch_up()
+        self._refresh()  # after that: what is entered there has its verdicts, and so its notes
         for act in list(self._due(state)):
             with suppress(Refused, Refusal, RolloutError):
                 self._ledger.say(act)  # if somebody was faster, or it is too late, the history says what counts

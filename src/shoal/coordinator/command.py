@@ -23,7 +23,7 @@ from shoal.crypto.tls import server_context
 from shoal.errors import ConfigError, StorageError
 from shoal.files import free_bytes, locked, make_directory
 from shoal.ledger.store import LEDGER_FILE
-from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key
+from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, role_key, validator_names
 
 MIN_FREE = 64 << 20
 
@@ -41,7 +41,7 @@ def open_coordinator(
     make_directory(home)
     trainer = checked_address(swarm.trainer) if swarm.trainer else role_key(run, "trainer").address
     named = frozenset(checked_address(address) for address in swarm.validators)
-    validators = named or frozenset([role_key(run, "validator").address])
+    validators = named or frozenset(role_key(run, name).address for name in validator_names(config))
     origin = checked_address(swarm.origin) if swarm.origin else Key.load_or_create(run / "origin.key").address
     for address in swarm.allow:
         checked_address(address)

@@ -24,6 +24,7 @@ from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.draws import standing
 from shoal.coordinator.honeypots import Plants
+from shoal.coordinator.judging_turns import Pace, Turns, opened_secret
 from shoal.coordinator.latencies import Latencies, latencies
 from shoal.coordinator.leases import NoLease, Ticket
 from shoal.coordinator.ledger_writer import LedgerWriter
@@ -38,6 +39,7 @@ from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Nonces, Signed
 from shoal.crypto.tls import vouched
 from shoal.ledger.entry import Statement
+from shoal.protocol.judge_note import FiledNote, JudgeNote
 from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.rates.rates_file import Architecture, RatesFile
@@ -134,6 +136,7 @@ class Coordinator:
         self.members: set[str] = set()
         """Nodes that have joined and are not banned."""
         self.nonces = database.ask(self._wake)
+        self._turns = Turns(database.ask(opened_secret), Pace(config.patience_s), terms.seats, terms.quorum == 1)
         self.rates = database.ask(lambda db: rates_table.opened(db, config, key, architecture))
         """The run's honest rates, as they are served."""
 
@@ -323,13 +326,28 @@ class Coordinator:
         return changed
 
     async def filed(
-        self, signed: Signed, first: int, last: int, accept: bool | None, beyond: int, wait_s: float
+        self,
+        signed: Signed,
+        first: int,
+        last: int,
+        accept: bool | None,
+        beyond: int,
+        wait_s: float,
+        hand: int = 0,
     ) -> list[Filed]:
-        """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`."""
+        """Files that wait for a verdict (None) or are accepted; waits a while for more than `beyond`.
+
+        With a `hand`, at most so many that the validator who asks is to judge now.
+        """
+
+        def listed(db: Connection) -> list[Filed]:
+            if hand and accept is None and signed.node in self.terms.validators:
+                return verdicts.filed_for(db, self.terms, signed.node, first, last, self._turns, hand, self.clock())
+            return verdicts.filed(db, self.terms, signed.node, first, last, accept)
 
         def work(db: Connection, node: Node, _now: float) -> list[Filed]:
             nodes.must_read(self.terms, node.address)
-            return verdicts.filed(db, self.terms, signed.node, first, last, accept)
+            return listed(db)
 
         with self._watch() as changed:
             found = await self._act(signed, work)
@@ -338,7 +356,7 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)
                     changed.clear()
-                    found = await self._do(lambda db: verdicts.filed(db, self.terms, signed.node, first, last, accept))
+                    found = await self._do(listed)
         return found
 
     async def file(self, signed: Signed, step: int, submission: int) -> tuple[AsyncIterator[bytes], int]:
@@ -351,13 +369,22 @@ class Coordinator:
         """The lease that a submission was handed in under: what it is judged by."""
         return await self._read(signed, lambda db: leases.issued(db, self.terms, self.key, step, submission))
 
-    async def judge(self, signed: Signed, step: int, submission: int, verdict: Verdict) -> bool:
-        def work(db: Connection, node: Node, now: float) -> bool:
-            return verdicts.judge(db, self.terms, node, step, submission, verdict, now)
+    async def judge(
+        self, signed: Signed, step: int, submission: int, verdict: Verdict, note: JudgeNote | None = None
+    ) -> bool:
+        def work(db: Connection, node: Node, now: float) -> tuple[bool, float]:
+            entered = verdicts.judge(db, self.terms, node, step, submission, verdict, now, note)
+            return entered, verdicts.received(db, step, submission)
 
-        entered = await self._act(signed, work)
+        entered, received = await self._act(signed, work)
+        if signed.node in self.terms.validators:
+            self._turns.judged(signed.node, (step, submission), received, self.clock())
         self._tell_waiters()
         return entered
+
+    async def notes(self, signed: Signed, after: int) -> list[FiledNote]:
+        """What the run's validators tell each other of files that they judged."""
+        return await self._read(signed, lambda db: verdicts.notes_after(db, after))
 
     async def ban(self, signed: Signed, address: str, reason: str) -> bool:
         """Whether the node is banned now, or a quorum of validators is yet to ask for it."""

@@ -422,6 +422,7 @@ def take_upload(
             "received": now,
             "kept": True,
             "tokens": 0,
+            "ordinal": db.execute(queries.FILES_OF, {"who": node.address}).scalar_one() + 1,
             "entered": False,
             "network": ticket.network,
         },

@@ -169,6 +169,12 @@ def validators_present(db: Connection) -> list[str]:
     return list(db.execute(select(nodes.c.address).where(there)).scalars())
 
 
+def validators_at_work(db: Connection) -> list[str]:
+    """Validators whose heartbeats come: files are dealt among these."""
+    there = (nodes.c.role == "validator") & nodes.c.state.in_((State.JOINED, State.HEALTHY))
+    return list(db.execute(select(nodes.c.address).where(there)).scalars())
+
+
 def must_judge(terms: Terms, address: str) -> None:
     if address not in terms.validators:
         raise Refusal("not-allowed", f"{address}: is not one of this run's validators, and only validators judge")

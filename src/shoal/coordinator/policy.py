@@ -33,6 +33,8 @@ class Terms:
     """Read files, judge them, ban nodes."""
     quorum: int
     """Equal votes of validators that decide on a file."""
+    seats: int
+    """Validators that judge a file if all are on time: the one that decides, or as many as are drawn to vote."""
     allow: frozenset[str] | None
     """Who else may join; anybody if None."""
     probation: int
@@ -85,6 +87,7 @@ class Terms:
             trainer=trainer,
             validators=validators,
             quorum=config.ledger.quorum,
+            seats=config.ledger.drawn if config.ledger.quorum > 1 else 1,
             allow=frozenset(address.lower() for address in swarm.allow) or None,
             probation=config.audit.probation,
             probation_files=swarm.probation_files,

@@ -13,19 +13,22 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from shoal.coordinator import draws
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import LeaseStatus, evidence, leases, nodes, submissions, votes
+from shoal.coordinator.db.schema import LeaseStatus, evidence, leases, nodes, notes, submissions, votes
+from shoal.coordinator.judging_turns import Turns
 from shoal.coordinator.leases import lease_of
-from shoal.coordinator.nodes import Node, must_judge
+from shoal.coordinator.nodes import Node, must_judge, validators_at_work
 from shoal.coordinator.policy import Terms
 from shoal.coordinator.uploads import object_name
+from shoal.protocol.judge_note import FiledNote, JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Verdict
 
 MAX_LISTED = 1000
+MAX_NOTES = 500
 MAX_WHY = 500  # characters
-_LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received")]
+_LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received", "ordinal")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class Filed:
     size: int
     record: int
     """What its node has shown (`leases.record_of`)."""
+    ordinal: int
+    """Which of its node's files this is, from 1 on."""
+    received: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,9 @@ class Explanation:
     judged: float | None
 
 
-def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None) -> list[Filed]:
+def filed(
+    db: Connection, terms: Terms, who: str, first: int, last: int, accept: bool | None, most: int = MAX_LISTED
+) -> list[Filed]:
     """Files of steps first .. last that are accepted, rejected, or (None) wait for a verdict, in the order in which
     they are to be judged.
 
@@ -81,20 +89,38 @@ def filed(db: Connection, terms: Terms, who: str, first: int, last: int, accept:
         .subquery()
     ).c
     rows = db.execute(
-        select(leases, found.sha256, found.size, found.record)
+        select(leases, found.sha256, found.size, found.record, found.ordinal, found.received)
         .join(leases, (found.step == leases.c.step) & (found.submission == leases.c.submission))
-        .order_by(*(_judging_order(found) if accept is None else ()), found.step, found.submission)
-        .limit(MAX_LISTED)
+        .order_by(*(_judging_order(found, leases.c.version) if accept is None else ()), found.step, found.submission)
+        .limit(most)
     )
-    return [Filed(lease_of(terms.run, row), row.sha256, row.size, row.record) for row in rows]
+    return [
+        Filed(lease_of(terms.run, row), row.sha256, row.size, row.record, row.ordinal, row.received) for row in rows
+    ]
 
 
-def _judging_order(found: ReadOnlyColumnCollection[str, Any]) -> tuple[ColumnElement[Any], ...]:
-    """Files of nodes that have shown that they work come first, step by step. After them newcomers take turns, network
-    by network, and within one node by node: a thousand rubbish files of a thousand keys in one place keep a newcomer
-    elsewhere waiting for one of them."""
+def filed_for(
+    db: Connection, terms: Terms, who: str, first: int, last: int, turns: Turns, hand: int, now: float
+) -> list[Filed]:
+    """Files that wait for a verdict and that it is this validator's turn to judge; all of them, where all validators
+    judge each file."""
+    there = {who, *validators_at_work(db)}
+    if len(there) <= terms.seats:
+        return filed(db, terms, who, first, last, None)
+    waiting = filed(db, terms, who, first, last, None, MAX_LISTED * len(there))
+    by_place = {(file.lease.step, file.lease.submission): file for file in waiting}
+    return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
+
+
+def _judging_order(
+    found: ReadOnlyColumnCollection[str, Any], version: ColumnElement[int]
+) -> tuple[ColumnElement[Any], ...]:
+    """Files of nodes that have shown that they work come first, step by step and version by version. After them
+    newcomers take turns, network by network, and within one node by node: a thousand rubbish files of a thousand keys
+    in one place keep a newcomer elsewhere waiting for one of them."""
     turn = func.row_number().over(partition_by=found.queue, order_by=(found.turn, found.received))
-    return found.record.desc(), case((found.record == 2, found.step), else_=0), turn
+    by_step, by_version = (case((found.record == 2, column), else_=0) for column in (found.step, version))
+    return found.record.desc(), by_step, by_version, turn
 
 
 def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
@@ -107,7 +133,16 @@ def place_of(db: Connection, step: int, submission: int) -> tuple[str, int]:
     return object_name(step, submission, row.sha256), row.size
 
 
-def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, verdict: Verdict, now: float) -> bool:
+def judge(
+    db: Connection,
+    terms: Terms,
+    node: Node,
+    step: int,
+    submission: int,
+    verdict: Verdict,
+    now: float,
+    note: JudgeNote | None = None,
+) -> bool:
     """Enters a verdict; False if the same one was there already."""
     row = _find(db, step, submission)
     name = f"submission {submission} of step {step}"
@@ -132,6 +167,9 @@ def judge(db: Connection, terms: Terms, node: Node, step: int, submission: int, 
         .where(submissions.c.step == step, submissions.c.submission == submission)
         .values(**found, **counted)
     )
+    if note is not None and not revokes:  # in the same transaction: who reads the verdict finds the note
+        place = {"step": step, "submission": submission, "judge": node.address}
+        db.execute(queries.ADD_NOTE, {**place, "body": note.model_dump_json()})
     if verdict.numbers is not None:
         _weigh(db, row.node, verdict.numbers)
     if not revokes:  # what the trainer turns down is not the node's fault
@@ -154,6 +192,38 @@ def _busy_s(db: Connection, terms: Terms, row: Row[Any], lease: Row[Any]) -> flo
     beside = {"who": row.node, "first": row.step - terms.async_level, "received": row.received}
     before = db.execute(queries.ARRIVED_BEFORE, beside).scalar()
     return max(0.0, float(row.received - max(lease.issued, before or 0.0)))
+
+
+def notes_after(db: Connection, number: int) -> list[FiledNote]:
+    """What validators said of files after the note of that number, in the order of their verdicts."""
+    same = (notes.c.step == submissions.c.step) & (notes.c.submission == submissions.c.submission)
+    file = [submissions.c[name] for name in ("node", "ordinal", "sha256")]
+    rows = db.execute(
+        select(notes, *file)
+        .join(submissions, same)
+        .where(notes.c.number > number)
+        .order_by(notes.c.number)
+        .limit(MAX_NOTES)
+    )
+    return [
+        FiledNote(
+            number=row.number,
+            judge=row.judge,
+            step=row.step,
+            submission=row.submission,
+            node=row.node,
+            ordinal=row.ordinal,
+            sha256=row.sha256,
+            note=JudgeNote.model_validate_json(row.body),
+        )
+        for row in rows
+    ]
+
+
+def received(db: Connection, step: int, submission: int) -> float:
+    """When a file came."""
+    found: float = _find(db, step, submission).received
+    return found
 
 
 def _weigh(db: Connection, node: str, numbers: NumericEvidence) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
 from shoal.models.adapter_files import WEIGHT, Adapter, Pair
+from shoal.models.weights import MappedWeights
 
 DOMAIN = "shoal weights 1\n"
 # Fewer values than this are not worth another thread.
@@ -85,6 +86,8 @@ class MergedWeights(Mapping[str, Tensor]):
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """The shapes of weights; nothing is merged to know them."""
     held = weights.unmerged() if isinstance(weights, MergedWeights) else weights
+    if isinstance(held, MappedWeights):
+        return held.shapes()
     return {name: tensor.shape for name, tensor in held.items()}
 
 

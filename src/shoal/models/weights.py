@@ -173,7 +173,31 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(_contents(folder))]
 
 
-def read_weights(folder: Path, dtype: str) -> dict[str, Tensor]:
+class MappedWeights(Mapping[str, Tensor]):
+    """Weights in their files, mapped into memory: pages are read when a tensor is used, and the system may drop them.
+
+    A tensor of another format is converted when it is asked for, so that no more than one is held besides.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._tensors, self._dtype = tensors, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Those of all tensors; nothing is read to know them."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+
+def read_weights(folder: Path, dtype: str) -> MappedWeights:
     """The weights of a version in the dtype, mapped into memory, or a ModelError that names the file."""
     weights: dict[str, Tensor] = {}
     for name, expected in sorted(_contents(folder).items()):
@@ -187,7 +211,7 @@ def read_weights(folder: Path, dtype: str) -> dict[str, Tensor]:
             )
             raise ModelError(f"{folder / name}: {how}; it is of another version")
         weights |= found
-    return {name: t.to(DTYPES[dtype]) if t.is_floating_point() else t for name, t in weights.items()}
+    return MappedWeights(weights, DTYPES[dtype])
 
 
 def _contents(folder: Path) -> dict[str, set[str] | None]:

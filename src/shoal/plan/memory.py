@@ -139,23 +139,24 @@ def evaluator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) ->
 
 
 def validator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> Memory:
-    """Float32 weights, whatever the format of versions is, a row of answers and some of their logits; versions that
-    files may be made with wait in host memory.
+    """Float32 weights, whatever the format of versions is, a row of answers and some of their logits. Versions that
+    files may be made with are read from their files, tensor by tensor, and take no memory beside them.
 
-    In a bfloat16 run some files are also computed with other weights: then the own ones are set aside.
+    In a bfloat16 run some files are also computed with other weights: these replace the own ones tensor by tensor, so
+    there are two numbers more for each of the largest one, a changed one and what it is made from.
     """
     compares = config.model.dtype == "bfloat16" and config.audit.shift_rate > 0
     own = shape.parameters * torch.float32.itemsize
+    largest = max(shape.block_parameters, shape.outside_parameters)
     states = config.audit.token_budget * shape.hidden * FLOAT32
     return Memory(
         {
             "weights": own,
-            "weights to compare with": 2 * own * compares,
+            "a tensor to compare with": 2 * largest * FLOAT32 * compares,
             "activations": passes.recomputing + states,
             "logits": LOGIT_TENSORS * max(MAX_LOGITS, shape.vocab) * FLOAT32,
         },
         {
-            "versions": (config.async_level + (2 if compares else 1)) * version_bytes(config, shape),
             "noise": 2 * max(MAX_NOISE, shape.vocab) * FLOAT32,  # as it is drawn, and side by side
         },
     )

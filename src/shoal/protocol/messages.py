@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shoal.errors import ConfigError
+from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.profile import MAX_NAME, Profile
 from shoal.protocol.run_card import Address
 from shoal.tasks.difficulty import Table
@@ -113,6 +114,7 @@ class VerdictIn(_In):
     samples: Number = Field(0, description="Answers in an accepted file.")
     tokens: Number = Field(0, description="Generated tokens in the file.")
     numbers: NumbersIn | None = Field(None, description="Numeric evidence, in bfloat16 runs.")
+    note: JudgeNote | None = Field(None, description="For the validators that share the files with this one.")
 
 
 class VersionIn(_In):
@@ -166,6 +168,7 @@ class FiledOut(BaseModel):
     sha256: Sha256
     size: int
     record: int = Field(1, description="What its node has shown: 2 that it works, 1 nothing yet, 0 that it does not.")
+    ordinal: int = Field(0, description="Which of its node's files this is, from 1 on.")
 
 
 class FiledList(BaseModel):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.submission import Submission
@@ -84,6 +85,8 @@ class Upload:
     path: Path
     record: int = 1
     """What its maker has shown: 2 accepted files, 1 nothing yet, 0 leases that it let expire."""
+    ordinal: int = 0
+    """Which of its maker's files this is, from 1 on; 0 where it is not known."""
 
     @property
     def node(self) -> str:
@@ -120,8 +123,9 @@ class RolloutStore(LeaseStore, Protocol):
         """Removes the rollouts of steps before this one."""
         ...
 
-    def waiting(self, first: int, last: int) -> list[Upload]:
-        """Uploads for steps first .. last that nobody has judged."""
+    def waiting(self, first: int, last: int, hand: int = 0) -> list[Upload]:
+        """Uploads for steps first .. last that nobody has judged; with a `hand`, about so many of them that it is this
+        validator's turn to judge, which no other one is given meanwhile."""
         ...
 
     def read(self, upload: Upload) -> tuple[Submission, str]:
@@ -129,8 +133,8 @@ class RolloutStore(LeaseStore, Protocol):
         UnreadError why they could not be fetched or read here."""
         ...
 
-    def judge(self, upload: Upload, verdict: Verdict) -> None:
-        """Enters the verdict on an upload."""
+    def judge(self, upload: Upload, verdict: Verdict, note: JudgeNote | None = None) -> None:
+        """Enters the verdict on an upload, with a note for the validators that share the files."""
         ...
 
     def ban(self, node: str, reason: str) -> None:

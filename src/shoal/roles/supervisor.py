@@ -26,7 +26,17 @@ from shoal.fork_server import ForkServer, can_fork
 from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
 from shoal.roles.rank_group import RankGroup
-from shoal.rundir import RUN_FILE, RunDir, claimed, default_path, locate_run, prepare_run, role_key, run_removed
+from shoal.rundir import (
+    RUN_FILE,
+    RunDir,
+    claimed,
+    default_path,
+    locate_run,
+    prepare_run,
+    role_key,
+    run_removed,
+    validator_names,
+)
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.plot import plot_run
@@ -141,7 +151,7 @@ def start_roles(
         ("origin", ["origin", path, *port["origin"]], 1),
         ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
         ("trainer", ["trainer", path, *join], config.train.threads),
-        ("validator", ["validator", path, *join], config.audit.threads),
+        *[(name, ["validator", path, "--name", name, *join], config.audit.threads) for name in validator_names(config)],
         *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
         *([("planter", ["planter", path, *join], config.workers.threads)] if config.ledger.plants else []),

@@ -1,5 +1,8 @@
 """The validator: judges every upload before the trainer may read it, and leaves evidence of what it rejects.
 
+Where several validators of one owner share a run's files, the coordinator says whose turn each file is, and every one
+goes by what all of them found (`client/peer_notes.py`): strikes and evidence against a node add up over its files.
+
 Files are judged one by one, those of nodes with accepted files first (`validate/queue.py`). `validate/judging` decides,
 `client/verdict_writer.py` tells; in between, numeric evidence is counted against the node, and blame is a strike. A
 node with too many strikes or too much evidence gets no more leases.
@@ -7,6 +10,7 @@ node with too many strikes or too much evidence gets no more leases.
 Only what a file's bytes show is blame. A file that cannot be fetched or read here is tried again, and then void.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,20 +21,21 @@ from pathlib import Path
 
 from shoal.client.client import CoordinatorClient
 from shoal.client.honest_rates import RatesFollower
+from shoal.client.peer_notes import PeerNotes
 from shoal.client.verdict_writer import Judged, VerdictWriter
 from shoal.client.voting import Juror
 from shoal.devices import set_up
-from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
+from shoal.errors import ConfigError, ModelError, RolloutError, UnreadError, WeightsError
 from shoal.files import locked
 from shoal.models.load import load_as
-from shoal.protocol.numeric_evidence import NumericEvidence
+from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
-from shoal.protocol.verdict import UNFETCHED, Finding
+from shoal.protocol.verdict import NUMBERS, UNFETCHED, Finding
 from shoal.roles.session import JoinOptions, ignore_refused
-from shoal.rundir import TAKEOVER_S, RunDir, limits_of
+from shoal.rundir import TAKEOVER_S, VALIDATOR, RunDir, is_own, limits_of, validator_names
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter, read_metrics
 from shoal.telemetry.status import StatusFile
@@ -43,6 +48,7 @@ from shoal.validate.judging.version_cache import VersionCache
 from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import Weighed, finding_of
+from shoal.validate.numerics.shared_evidence import SharedEvidence, Shown
 from shoal.validate.queue import TimeBudget, in_turn
 
 POLL_S = 0.02
@@ -83,25 +89,34 @@ class Validator:
     """Brings newer honest rates, where numbers are judged by them."""
     juror: Juror | None = None
     """Speaks for this validator on the ledger, where there is one."""
+    peers: PeerNotes | None = None
+    """What is found by all validators that share the files, this one included; None where there is no other."""
     early: dict[tuple[int, int], int] = field(default_factory=dict)
     """Files made with a version that is out and has not come here, and its number."""
     postponed: dict[tuple[int, int], Put] = field(default_factory=dict)
     budget: TimeBudget = field(default_factory=TimeBudget)
-    evidence: EvidenceLog | None = field(init=False)
+    evidence: EvidenceLog | SharedEvidence | None = field(init=False)
     """Numeric evidence against each node, over its life; bfloat16 runs alone have it."""
     files: FileJudge = field(init=False)
     verdicts: VerdictWriter = field(init=False)
+    _heard: bool = field(default=False, init=False)
+    _hand: int = field(default=1, init=False)
+    """Files that are judged before it is asked for more: those that are here no other validator is given."""
 
     def __post_init__(self) -> None:
         config = self.run_dir.config
         weighs = self.checks.numbers is not None  # then files are also compared with the version before theirs
         size = config.async_level + (2 if weighs else 1)
         versions = VersionCache(self.channel, self.checks.policy, self.loaded, config.model.dtype, size)
-        self.evidence = EvidenceLog(self.run_dir.path / "nodes" / "evidence.jsonl") if weighs else None
+        self.evidence = None
+        if weighs:
+            own = self.run_dir.path / "nodes" / "evidence.jsonl"
+            self.evidence = EvidenceLog(own) if self.peers is None else SharedEvidence()
         self.files = FileJudge(self.checks, self.audits, versions, self._account_with if weighs else None)
         self.verdicts = VerdictWriter(
             self.run_dir, self.channel, self.store, self.checks, self.status, self.metrics, self.votes
         )
+        self.verdicts.shares = self.peers is not None
 
     def run(self) -> None:
         """Judges until the last version is out."""
@@ -134,6 +149,7 @@ class Validator:
             patience.waits(what)
             # Files that are there and not due are listed at once, without the coordinator's own wait for new ones.
             time.sleep(RELIST_S if uploads else POLL_S)
+            self._hear()
 
     def _is_due(self, upload: Upload) -> bool:
         put = self.postponed.get((upload.step, upload.submission))
@@ -153,10 +169,15 @@ class Validator:
 
         Other files for trained steps come too late for anyone.
         """
-        owed = self.juror.owed if self.juror else frozenset()
-        first = min([newest, *(step for step, _ in owed)])
-        uploads = self.store.waiting(first, newest + self.run_dir.config.async_level)
-        return [upload for upload in uploads if upload.step >= newest or (upload.step, upload.submission) in owed]
+        # Those in hand that wait for something else leave room for others.
+        hand = self._hand + sum(step >= newest for step, _ in {*self.early, *self.postponed})
+        uploads = self.store.waiting(newest, newest + self.run_dir.config.async_level, hand)
+        if owed := self.juror.owed if self.juror else frozenset():
+            listed, steps = {(upload.step, upload.submission) for upload in uploads}, [step for step, _ in owed]
+            drawn = self.store.waiting(min(steps), max(steps))
+            places = owed - listed
+            uploads += [upload for upload in drawn if (upload.step, upload.submission) in places]
+        return uploads
 
     def _is_early(self, upload: Upload, newest: Version) -> bool:
         return self.early.get((upload.step, upload.submission), newest.number) > newest.number
@@ -178,14 +199,20 @@ class Validator:
 
     def judge(self, uploads: Sequence[Upload], seconds: float = inf) -> None:
         """Judges uploads in turn, until all have had theirs or the time is up: then better ones may have come."""
-        until = time.monotonic() + seconds
+        began_all = time.monotonic()
+        until = began_all + seconds
         if self.rates and (newer := self.rates.newer()):
             self.judge_by(newer)
-        for upload in in_turn(uploads, self._rank):
+        if isinstance(self.evidence, SharedEvidence):
+            for upload in uploads:
+                self.evidence.listed(upload.step, upload.submission, upload.ordinal)
+        self._hear()
+        for number, upload in enumerate(in_turn(uploads, self._rank, self.files.versions.loaded.number), 1):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
             began = time.monotonic()
             if not self._judge(upload):
                 self.budget.spend(upload.node, time.monotonic() - began)
+            self._hand = math.ceil(RELIST_S * number / (time.monotonic() - began_all + 1e-3))
             if time.monotonic() >= until:
                 return
 
@@ -219,7 +246,7 @@ class Validator:
             rule = "a file is made with a version that is published"
             found = Judgement(Finding("version", rule, submission.version, str(error)), audited=False)
         numbers = self._count(upload, found.weighed) if found.weighed is not None else None
-        judged = Judged(upload, submission, sha256, found.finding, found.audited, began, numbers)
+        judged = Judged(upload, submission, sha256, found.finding, found.audited, began, numbers, found.weighed)
         if found.finding is not None:
             return self._reject(judged)
         self.verdicts.accept(judged)
@@ -251,7 +278,7 @@ class Validator:
         found = finding_of(weighed, account)
         if found is not None and not self.run_dir.config.audit.enforce:
             self.metrics.write("note", text=f"not enforced: {upload.node}, {found}")
-        elif found is not None and account.is_over:
+        elif found is not None and account.is_over and self.peers is None:
             self.verdicts.ban(upload.node, found.check, str(found))
         return numbers
 
@@ -265,12 +292,48 @@ class Validator:
             return False
         if judged.audited and not self.strikes[node]:  # one alarm per node: afterwards none of its files is sampled
             self.audits.alarm(node, judged.upload.step)
-        self.strikes[node] += 1
+        if self.peers is None:
+            self.strikes[node] += 1
+        else:
+            self._hear()
         # Also beyond that number: a validator that was killed between the last strike and the ban makes up for it.
         if (count := self.strikes[node]) >= most:
             reason = f"{count} files rejected, the last because of {judged.finding}; evidence: {evidence}"
             self.verdicts.ban(node, judged.finding.check, reason)
         return False
+
+    def _hear(self) -> None:
+        """Takes up what all validators that share the files have found, this one included, in the order of verdicts.
+
+        Who gave the verdict that is too much bans the node; after a start, that is made up for. Files that others
+        judged count for a node's probation from then on, as this validator's own do.
+        """
+        if self.peers is None:
+            return
+        first, self._heard = not self._heard, True
+        me = self.peers.me
+        for filed in self.peers.fresh():
+            note, node = filed.note, filed.node
+            if not first and filed.judge != me:
+                self.audits.saw(node)
+                if note.blamed and note.audited and not self.strikes[node]:
+                    self.audits.alarm(node, filed.step)
+            self.strikes[node] += note.blamed
+            if isinstance(self.evidence, SharedEvidence):
+                weighed = note.weighed
+                nats = None if weighed is None else weighed.nats
+                shown = Shown(filed.step, nats, weighed.tokens if weighed else 0, weighed.rates if weighed else 0)
+                self.evidence.take(node, filed.ordinal, shown)
+                if first or filed.judge == me:
+                    self._ban_for_evidence(node, self.evidence.of(node))
+        newest = self.channel.latest()
+        if isinstance(self.evidence, SharedEvidence) and newest is not None:
+            self.evidence.give_up(newest.number, self.run_dir.config.async_level)
+
+    def _ban_for_evidence(self, node: str, account: Account) -> None:
+        if account.is_over and self.run_dir.config.audit.enforce:
+            against = standing(account.held_against, account.files, BAN_NATS)
+            self.verdicts.ban(node, NUMBERS, f"{against}, over files that several validators judged")
 
     def _postpone(self, upload: Upload, error: UnreadError, began: float) -> bool:
         """Leaves a file that could not be fetched or read for later, and after some tries without verdict on its
@@ -303,15 +366,24 @@ def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
     return lambda text: metrics.write("note", text=text)
 
 
-def start_validator(run: RunDir, options: JoinOptions) -> None:
-    """Runs the validator of a run in this process until the run is done."""
+def _own_file(run: RunDir, name: str, file: str) -> Path:
+    """Where one of several validators in a run's directory keeps something of its own."""
+    return run.path / "nodes" / (file if name == VALIDATOR else f"{name}-{file}")
+
+
+def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) -> None:
+    """Runs a validator of a run in this process until the run is done."""
     config = run.config
+    if is_own(run.path) and name not in (names := validator_names(config)):
+        raise ConfigError(
+            f"validator {name!r}: audit.count = {config.audit.count} names {', '.join(names)}; give --name"
+        )
     device = set_up(config.device_of("audit"), config.audit.threads)
-    taken = f"validator: another one is at work in {run.path}; a run has one validator"
+    taken = f"{name}: another one is at work in {run.path}; start one process per validator"
     with (
-        locked(run.path / "locks" / "validator", taken, wait_s=TAKEOVER_S),
-        run.role("validator") as (status, metrics),
-        options.session(run, "validator", "validator", status, metrics) as session,
+        locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
+        run.role(name) as (status, metrics),
+        options.session(run, "validator", name, status, metrics) as session,
     ):
         channel = session.weights
         status.working("loading the newest version")
@@ -322,13 +394,22 @@ def start_validator(run: RunDir, options: JoinOptions) -> None:
         with Scorer(config.tasks) as judge, ExitStack() as lines:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             audits = Audits(config.audit)
-            strikes = past_strikes(run.path / "metrics" / "validator.jsonl")
-            votes = Votes(run.path / "nodes" / "votes.jsonl")
-            validator = Validator(run, channel, store, checks, audits, status, metrics, first, strikes, votes)
-            # A connection of its own: votes are sent while files are judged.
-            own = lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.patience_s))
+            strikes = past_strikes(run.path / "metrics" / f"{name}.jsonl")
+            votes = Votes(_own_file(run, name, "votes.jsonl"))
+
+            def line() -> CoordinatorClient:
+                return lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.patience_s))
+
+            peers = PeerNotes(line(), votes) if config.audit.count > 1 else None
+            if peers is not None:
+                strikes = Counter()  # the notes of all validators have them, with one's own
+            validator = Validator(
+                run, channel, store, checks, audits, status, metrics, first, strikes, votes, peers=peers
+            )
             if config.model.dtype == "bfloat16":
                 validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
                 validator.judge_by(validator.rates.table)
-            validator.juror = Juror(own, votes, run.path / "nodes" / "head.json")
+            # A connection of its own: votes are sent while files are judged.
+            refresh = peers.pull if peers else lambda: None
+            validator.juror = Juror(line(), votes, _own_file(run, name, "head.json"), refresh)
             validator.run()

@@ -50,6 +50,10 @@ class Audits:
             return True
         return self._number("file", sha256) < self._config.rate * 2**64
 
+    def saw(self, node: str) -> None:
+        """Counts a file that another validator judged: a node is on probation once, not with each of them."""
+        self._seen[node] += 1
+
     def alarm(self, node: str, step: int) -> None:
         """A file of this node was found out. If its files were only sampled, the step's other files are all drawn from
         now on: however many keys strike in one step, what passes is what came before the first that was found out.

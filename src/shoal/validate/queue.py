@@ -20,14 +20,20 @@ REFILL = 0.05
 MAX_NODES = 10_000
 
 
-def in_turn(uploads: Sequence[Upload], rank: Callable[[Upload], int]) -> list[Upload]:
-    """Highest rank first, then the earliest step, then each node's first file before any node's second."""
+def in_turn(uploads: Sequence[Upload], rank: Callable[[Upload], int], loaded: int | None = None) -> list[Upload]:
+    """Highest rank first, then the earliest step, then each node's first file before any node's second.
+
+    Files of proven nodes for one step go version by version, that which is `loaded` first: weights are changed once per
+    version then, and not with every file.
+    """
     had: Counter[tuple[int, str]] = Counter()
     keyed = []
     for upload in sorted(uploads, key=lambda upload: (upload.step, upload.submission)):
         turn = had[upload.step, upload.node]
         had[upload.step, upload.node] += 1
-        keyed.append(((-rank(upload), upload.step, turn, upload.submission), upload))
+        ranked, version = rank(upload), upload.lease.version
+        switch = (version != loaded, version) if ranked >= PROVEN else (False, 0)
+        keyed.append(((-ranked, upload.step, *switch, turn, upload.submission), upload))
     return [upload for _, upload in sorted(keyed, key=lambda pair: pair[0])]
 
 

@@ -2,7 +2,18 @@
 
 from sqlalchemy import ColumnElement, Exists, Table, and_, bindparam, case, exists, func, or_, select
 
-from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, nonces, outbox, plants, submissions, versions, votes
+from shoal.coordinator.db.schema import (
+    LeaseStatus,
+    leases,
+    nodes,
+    nonces,
+    notes,
+    outbox,
+    plants,
+    submissions,
+    versions,
+    votes,
+)
 from shoal.coordinator.node_states import State, holds_leases
 
 
@@ -196,6 +207,8 @@ ARRIVED_GOOD = ARRIVED.where(~PLANTED_BAD)
 
 FILE = select(submissions).where(_file)
 ADD_FILE = submissions.insert()
+FILES_OF = select(func.count()).select_from(submissions).where(submissions.c.node == bindparam("who"))
+ADD_NOTE = notes.insert()
 TO_TELL = outbox.insert()
 ADD_PLANT = plants.insert()
 ADD_VOTE = votes.insert()

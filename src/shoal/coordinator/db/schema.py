@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "8"
+SCHEMA_VERSION = "9"
 metadata = MetaData()
 
 
@@ -133,6 +133,7 @@ submissions = Table(
     Column("tokens", BigInteger, nullable=False),  # as its first judge counted them
     Column("entered", Boolean, nullable=False),  # whether the ledger was told, or is about to be
     Column("network", String(64), nullable=False),  # that of its lease
+    Column("ordinal", Integer, nullable=False),  # its place among the files of its node, from 1 on
     PrimaryKeyConstraint("step", "submission"),
     Index("submissions_of_node", "node", "accept"),
 )
@@ -165,6 +166,17 @@ votes = Table(
     Column("accept", Boolean, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     PrimaryKeyConstraint("step", "submission", "judge"),
+)
+
+# What validators that share the files tell each other of those that they judged, in the order of their verdicts.
+notes = Table(
+    "notes",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("judge", String(42), nullable=False),
+    Column("body", Text, nullable=False),
 )
 
 # Numeric evidence against nodes, as of the last verdict that had some; it outlives a node that is forgotten.

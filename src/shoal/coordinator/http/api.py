@@ -41,6 +41,7 @@ from shoal.errors import LedgerError, StorageError
 from shoal.ledger.entry import Statement
 from shoal.ledger.refusal import Refused
 from shoal.protocol import messages as m
+from shoal.protocol.judge_note import FiledNotes
 from shoal.protocol.lease import Lease
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.rates.rates_file import RatesFile
@@ -339,12 +340,26 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.get("/v1/files", summary="Files that wait for a verdict, or that were accepted.", response_model=m.FiledList)
     async def files(
-        first: Whole, last: Whole, accepted: bool = False, beyond: Whole = 0, wait: Wait = 0.0, by: Signed = signed
+        first: Whole,
+        last: Whole,
+        accepted: bool = False,
+        beyond: Whole = 0,
+        wait: Wait = 0.0,
+        hand: Annotated[
+            int, Query(ge=0, lt=10**4, description="At most so many, which this validator is to judge now; 0: all.")
+        ] = 0,
+        by: Signed = signed,
     ) -> Response:
-        found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait)
+        found = await coordinator.filed(by, first, last, True if accepted else None, beyond, wait, hand)
         # As it is: to check a list on its way out takes three times as long as to write it.
         files = [
-            {"lease": _tree(file.lease), "sha256": file.sha256, "size": file.size, "record": file.record}
+            {
+                "lease": _tree(file.lease),
+                "sha256": file.sha256,
+                "size": file.size,
+                "record": file.record,
+                "ordinal": file.ordinal,
+            }
             for file in found
         ]
         return Response(json.dumps({"files": files}), media_type="application/json")
@@ -375,7 +390,11 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
         verdict = Verdict(
             body.accept, body.sha256, body.audited, finding, body.evidence, body.samples, body.tokens, numbers
         )
-        return m.Done(changed=await coordinator.judge(by, step, submission, verdict))
+        return m.Done(changed=await coordinator.judge(by, step, submission, verdict, body.note))
+
+    @app.get("/v1/notes", summary="What the run's validators tell each other of files that they judged.")
+    async def notes(after: Annotated[int, Query(ge=0, lt=1 << 53)] = 0, by: Signed = signed) -> FiledNotes:
+        return FiledNotes(notes=await coordinator.notes(by, after))
 
     @app.put("/v1/bans/{address}", summary="Ask that a node gets no more leases; a quorum of validators bans it.")
     async def ban(

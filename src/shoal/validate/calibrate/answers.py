@@ -23,7 +23,7 @@ from shoal.protocol.version_directory import DirectoryChannel
 from shoal.rundir import RunDir, limits_of
 from shoal.validate.calibrate.tally import Tally
 from shoal.validate.checks.all_checks import noise_keys
-from shoal.validate.evidence.bundle import find_version
+from shoal.validate.evidence.kept_versions import find_version
 from shoal.validate.numerics.account import mean_of
 from shoal.validate.numerics.bets import Bets, Noise
 from shoal.validate.numerics.calibration import Say

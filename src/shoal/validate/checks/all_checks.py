@@ -116,24 +116,34 @@ class Checks:
         alternatives: Sequence[str] = tuple(ROUNDED),
         older: Callable[[Version], Weights | None] = lambda _: None,
         load: Load | None = None,
+        own: Callable[[], Weights | None] = lambda: None,
     ) -> Weighed:
         """Numeric evidence against a submission, by the weights that are loaded, which must be those claimed, or that
-        `load` puts in their place; `older` gives the weights of the version before one."""
+        `load` puts in their place.
+
+        `older` gives the weights of the version before one, `own` the loaded ones in their files, from where they come
+        back after other ones were computed with.
+        """
         keys = noise_keys(submission, self.config)
         total = Weighed({}, 0)
         for part in parts_of(submission, self.policy.hidden_size):
             if load is not None or submission.swaps:
                 (load or _nothing_else)(part.version)
-            total = total + self._weigh_part(part, keys, alternatives, older(part.version))
+            total = total + self._weigh_part(part, keys, alternatives, older(part.version), own())
         return total
 
     def _weigh_part(
-        self, part: Part, keys: Sequence[tuple[int, int]], alternatives: Sequence[str], older: Weights | None
+        self,
+        part: Part,
+        keys: Sequence[tuple[int, int]],
+        alternatives: Sequence[str],
+        older: Weights | None,
+        own: Weights | None,
     ) -> Weighed:
         assert self.numbers is not None
         self.numbers.measure(part.version.root, self._prompts)
         own_keys = [keys[number] for number in part.numbers]
-        return self.numbers.weigh(part.samples, own_keys, alternatives, older, part.first)
+        return self.numbers.weigh(part.samples, own_keys, alternatives, older, own, part.first)
 
     def _prompts(self) -> list[list[int]]:
         """Prompts of the run's own, for the judge to answer itself."""

@@ -25,7 +25,8 @@ from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource
 from shoal.validate.checks.all_checks import Checks
-from shoal.validate.evidence.bundle import find_base_model, find_version
+from shoal.validate.evidence.bundle import find_base_model
+from shoal.validate.evidence.kept_versions import find_version
 
 TableOf = Callable[[Lease], Table | None]
 EVIDENCE = "evidence"

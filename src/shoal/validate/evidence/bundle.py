@@ -3,14 +3,13 @@
 A bundle holds the accused sample's group (the whole file where the finding is about all of it), the lease, the run's
 config as strangers may see it, the version's root hash, and the finding: one JSON file, with a Parquet file beside it
 where answers are long (`samples`). `replay_bundle` runs the one check that was not passed; the weights of the version,
-where the check needs them, are hard-linked beside the bundles so that they outlive the run's pruning. A bundle proves
-nothing: it points at a file, and an arbiter judges that file.
+where the check needs them, are found by their root hash: one copy per version beside the bundles (`kept_versions`), or
+what somebody fetched again. A bundle proves nothing: it points at a file, and an arbiter judges that file.
 """
 
 import base64
 import json
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,25 +20,18 @@ from shoal.config import RunConfig
 from shoal.config_io import check_config, public_tree
 from shoal.errors import RolloutError, WeightsError
 from shoal.files import (
-    make_directory,
-    numbered,
     parse_json,
     read_regular,
     sha256_file,
-    whole_directory,
     write_whole,
 )
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.spans import Swap, read_swaps, write_swaps
-from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
-from shoal.protocol.version_directory import DirectoryChannel, folder_name, write_manifest
 from shoal.rollout_size import MAX_BYTES
-from shoal.shardcast.delta.assemble import link_or_copy
-from shoal.shardcast.format.hashing import files_of
 from shoal.tasks.difficulty import Table
 from shoal.validate.evidence.samples import read_samples, samples_path, write_samples
 
@@ -174,9 +166,9 @@ def has_room(folder: Path) -> bool:
     return sum(path.stat().st_size for path in folder.glob("step-*")) < MAX_BYTES_OF_BUNDLES
 
 
-def prune_evidence(folder: Path, before: int, oldest_version: int) -> None:
-    """Removes bundles of steps before this one, whose verdicts nobody can challenge any more, and versions before
-    `oldest_version`. However many files are rejected, none of a later step goes."""
+def prune_evidence(folder: Path, before: int) -> None:
+    """Removes bundles of steps before this one, whose verdicts nobody can challenge any more. However many files are
+    rejected, none of a later step goes."""
     steps = {path: int(path.name[5:11]) for path in folder.glob("step-[0-9][0-9][0-9][0-9][0-9][0-9]-*.json")}
     if min(steps.values(), default=before) > before - PRUNE_EVERY:
         return
@@ -184,22 +176,6 @@ def prune_evidence(folder: Path, before: int, oldest_version: int) -> None:
         if step < before:
             path.unlink(missing_ok=True)
             samples_path(path).unlink(missing_ok=True)
-    for version in (folder / "versions").glob("*/v*"):
-        number = numbered(version.name, "v")
-        if number is not None and number < oldest_version:
-            shutil.rmtree(version.parent, ignore_errors=True)
-
-
-def keep_version(folder: Path, weights: Path, version: Version) -> None:
-    """Links a version's files into the evidence folder, where they stay when the run prunes its own."""
-    target = folder / "versions" / version.root[:16] / folder_name(version.number)
-    if target.exists():
-        return
-    with whole_directory(target) as staging:
-        for name, file in files_of(weights).items():
-            make_directory((staging / name).parent)
-            link_or_copy(file, staging / name)
-        write_manifest(staging, version.number)
 
 
 def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Finding | None:
@@ -208,18 +184,6 @@ def rerun(bundle: Bundle, check: Callable[[Submission], Finding | None]) -> Find
     if again is None or again.sample is None:
         return again
     return replace(again, sample=again.sample + bundle.first)
-
-
-def find_version(version: Version, folder: Path) -> Path:
-    """The directory with a version's files, beside the bundles or in their run: what its root hash names, and not what
-    else may have its number by now."""
-    for place in (folder / "versions" / version.root[:16], folder.parent / "weights"):
-        with suppress(WeightsError):
-            return DirectoryChannel(place, keep=1).fetch(version)
-    raise WeightsError(
-        f"version {version.number} (root {version.root[:12]}) is no longer here: without its weights nothing can be "
-        "recomputed"
-    )
 
 
 def find_base_model(folder: Path) -> Path:

@@ -28,14 +28,24 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import layers
 from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks.all_checks import Checks
-from shoal.validate.evidence.bundle import Bundle, find_base_model, find_version, read_bundle, rerun
+from shoal.validate.evidence.bundle import Bundle, find_base_model, read_bundle, rerun
+from shoal.validate.evidence.kept_versions import bring_version, find_version
 
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", NUMBERS, ROUNDING, MARGIN)
 
 
-def replay_bundle(path: Path, console: Console) -> bool:
-    """Prints what the bundle says, what it is bound to and what its check says now; whether they agree."""
+def replay_bundle(path: Path, console: Console, weights: Path | None = None) -> bool:
+    """Prints what the bundle says, what it is bound to and what its check says now; whether they agree.
+
+    `weights` are those of its version, fetched again after they were removed here.
+    """
     bundle = read_bundle(path)
+    if weights is not None:
+        if bundle.version is None:
+            raise RolloutError(
+                f"{path}: is about a file that could not be read, and names no version; leave --weights out"
+            )
+        bring_version(path.parent, weights, Version(bundle.version, bundle.root))
     console.print(bound_to(bundle, path.parent.parent), markup=False, highlight=False, soft_wrap=True)
     console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)

@@ -100,11 +100,14 @@ class ByEvidence:
 
     def _weigh(self, some: Sequence[int] = ()) -> Weighed:
         part = part_of(self.submission, some)
-        self.weighed = self.checks.weigh(part, self.alternatives, self._older, self.versions.load)
+        self.weighed = self.checks.weigh(part, self.alternatives, self._older, self.versions.load, self._own)
         return self.weighed
 
     def _older(self, version: Version) -> Weights | None:
         return self.versions.before(version) if OLDER in self.alternatives else None
+
+    def _own(self) -> Weights | None:
+        return self.versions.own() if self.alternatives else None
 
 
 def version_of(submission: Submission) -> Version:

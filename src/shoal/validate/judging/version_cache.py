@@ -1,27 +1,29 @@
-"""Version cache: the weights that files are computed with, the last few of them in memory."""
+"""Version cache: the weights that files are computed with, the last few of them as maps of their files.
+
+A version that is not in the policy takes no memory: its tensors are read from their files when they are used, one by
+one. So a validator holds one copy of the model, whatever number of versions files are made with.
+"""
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from shoal.errors import WeightsError
 from shoal.models.load import Policy
 from shoal.models.version_reader import VersionReader
 from shoal.protocol.stores import Version, WeightSource
+from shoal.validate.numerics.alternatives import Weights
 
 
 @dataclass(slots=True)
 class VersionCache:
-    """Puts versions into a policy, one at a time; as many stay in memory as files of one step may be made with."""
+    """Puts versions into a policy, one at a time; as many stay mapped as files of one step may be made with."""
 
     channel: WeightSource
     policy: Policy
     loaded: Version
     dtype: str
     size: int
-    kept: OrderedDict[Version, Mapping[str, Tensor]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[Version, Weights] = field(default_factory=OrderedDict)
     _reader: VersionReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,17 +36,22 @@ class VersionCache:
         self.policy.set_weights(self._weights(version), f"version {version.number}")
         self.loaded = version
 
-    def before(self, version: Version) -> Mapping[str, Tensor] | None:
-        """The weights of the version before this one; None if nobody has them any more."""
+    def own(self) -> Weights | None:
+        """The weights of the version that is loaded, in their files; None if nobody has these any more."""
+        return self._if_there(self.loaded)
+
+    def before(self, version: Version) -> Weights | None:
+        """The weights of the version before this one, in their files; None if nobody has them any more."""
         older = self.channel.version(version.number - 1) if version.number else None
-        if older is None:
-            return None
+        return self._if_there(older) if older is not None else None
+
+    def _if_there(self, version: Version) -> Weights | None:
         try:
-            return self._weights(older)
+            return self._weights(version)
         except WeightsError:  # it is not needed to judge the file, only to compare it
             return None
 
-    def _weights(self, version: Version) -> Mapping[str, Tensor]:
+    def _weights(self, version: Version) -> Weights:
         if version not in self.kept:
             self.kept[version] = self._reader.read(self.channel.fetch(version))
             while len(self.kept) > self.size:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from shoal.errors import ModelError
 from shoal.models.load import Policy
 
 Weights = Mapping[str, Tensor]
@@ -48,11 +49,23 @@ SHIFTS = (*ROUNDED, OLDER, COOLER, WARMER)
 
 
 @contextmanager
-def with_weights(policy: Policy, change: Callable[[str, Tensor], Tensor], what: str) -> Iterator[None]:
-    """The policy with other weights, for a while."""
-    own = {name: tensor.clone() for name, tensor in policy.weights().items()}
-    policy.set_weights({name: change(name, tensor) for name, tensor in own.items()}, what)
+def with_weights(
+    policy: Policy, change: Callable[[str, Tensor], Tensor], what: str, own: Weights | None = None
+) -> Iterator[None]:
+    """The policy with other weights, for a while; they are changed in place, tensor by tensor.
+
+    `own` are the weights that it has, from where they come back: mapped from their files, they take no memory. Without
+    them, a copy is set aside.
+    """
+    mine = policy.weights()
+    back = {name: tensor.clone() for name, tensor in mine.items()} if own is None else own
     try:
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                other = change(name, tensor)
+                if other.shape != tensor.shape:
+                    raise ModelError(f"{what}: {name} has shape {tuple(other.shape)}, expected {tuple(tensor.shape)}")
+                tensor.copy_(other)
         yield
     finally:
-        policy.set_weights(own, what)
+        policy.set_weights(back, what)

@@ -104,23 +104,29 @@ class NumericJudge:
         keys: Sequence[tuple[int, int]],
         alternatives: Sequence[str],
         older: Weights | None,
+        own: Weights | None = None,
         first: int = 0,
     ) -> Weighed:
-        """Evidence against a file's answers from token `first` on, compared with these alternatives as well."""
+        """Evidence against a file's answers from token `first` on, compared with these alternatives as well.
+
+        `own` are the policy's weights in their files; without them, a copy is set aside while others are in place.
+        """
         assert self.noise is not None
         known = [name for name in alternatives if name in ROUNDED or older is not None]
-        others = {name: self._logprobs(name, samples, older) for name in known}
+        others = {name: self._logprobs(name, samples, older, own) for name in known}
         answers = seen(self.policy, self.config, samples, keys, others, first)
         return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) - first for sample in samples))
 
-    def _logprobs(self, name: str, samples: Sequence[Rollout], older: Weights | None) -> list[Floats]:
+    def _logprobs(
+        self, name: str, samples: Sequence[Rollout], older: Weights | None, own: Weights | None
+    ) -> list[Floats]:
         def change(parameter: str, weights: Tensor) -> Tensor:
             if name != OLDER:
                 return ROUNDED[name](weights)
             assert older is not None
-            return older[parameter].to(weights.dtype)
+            return older[parameter]
 
-        with with_weights(self.policy, change, name):
+        with with_weights(self.policy, change, name, own):
             return logprobs(self.policy, samples, self.config.sampling.temperature, self.config.audit.token_budget)
 
 
