@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "8"
+SCHEMA_VERSION = "9"
 metadata = MetaData()
 
 
@@ -194,4 +194,17 @@ plants = Table(
     Column("submission", Integer, nullable=False),
     Column("letter", String(1), nullable=False),  # a: known to be good, r: known to be bad
     PrimaryKeyConstraint("step", "submission"),
+)
+
+# What the answers of a lease go on with, where a run lets them change versions while they grow.
+span_leases = Table(
+    "span_leases",
+    metadata,
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("first", Integer, nullable=False),  # its first token
+    Column("version", Integer, nullable=False),
+    Column("weights", String(64), nullable=False),  # the version's root hash when it was given
+    Column("beacon", BigInteger, nullable=False),
+    PrimaryKeyConstraint("step", "submission", "first"),
 )
