@@ -80,7 +80,7 @@ def _piped(engine: Engine, leases: Iterator[list[Request]], size: TailSize) -> f
             lease = Lease("bench", "worker", 0, number, 0, 1, 0, 0.0)
             pipeline.flights.append(Flight.begin(lease, VERSION, next(leases), size.tokens * TIMES))
         for flight in pipeline.flights:
-            for number in flight.due():
+            for number in flight.due(VERSION):
                 engine.submit(key := next(keys), flight.ask(number))
                 pieces[key] = flight, number
         for piece in engine.step():

@@ -1,5 +1,4 @@
-"""A worker's leases: no answer waits for another lease's, versions change only where they may, and late work is let
-go."""
+"""A worker's leases: no answer waits for another lease's, and versions change only where they may."""
 
 from random import Random
 
@@ -8,7 +7,7 @@ import pytest
 from shoal.generate.engine import Completion, Request
 from shoal.generate.flights import Flight
 from shoal.generate.pipeline import Pipeline, can_be_met
-from shoal.protocol.spans import Swap, check_swaps, check_used
+from shoal.protocol.spans import SpanLease, check_all_named, check_span_leases
 from shoal.protocol.stores import Version
 from tests.support.submissions import make_lease
 
@@ -31,16 +30,29 @@ def piece(request: Request, tokens: int | None = None) -> Completion:
     return Completion(0, ids, [-1.0] * count, "length" if tokens is None else "eos", b"p")
 
 
-def test_an_answer_in_pieces_is_asked_for_with_its_noise_and_its_text_so_far() -> None:
+def grant(own: Flight, version: Version) -> None:
+    first = own.unleased()
+    assert first is not None
+    own.later.append(SpanLease(first, version.number, version.root, beacon=first))
+
+
+def test_an_answer_in_spans_is_asked_for_with_its_text_so_far_and_the_spans_own_noise() -> None:
     own = flight(answers=1)
     first = own.ask(0)
-    assert (first.prompt, first.max_new_tokens, first.position) == ((7, 8), 32, 0)
-    assert not own.due()
+    assert (first.prompt, first.max_new_tokens, first.position, first.seed) == ((7, 8), 32, 0, 1)
+    assert not own.due(OLD)
+    assert own.unleased() is None
     assert not own.add(0, piece(first))
+    assert own.unleased() == 32
+    assert not own.due(OLD), "nothing is drawn before it is known what draws it"
+    grant(own, OLD)
     second = own.ask(0)
     assert (second.prompt[2:], second.max_new_tokens, second.position) == (tuple(range(100, 132)), 32, 32)
+    assert second.seed == own.later[0].seed(own.lease)
     own.add(0, piece(second))
+    grant(own, OLD)
     own.add(0, piece(own.ask(0)))
+    grant(own, OLD)
     last = own.ask(0)
     assert (last.position, last.max_new_tokens) == (96, 4)
     assert own.add(0, piece(last))
@@ -50,70 +62,59 @@ def test_an_answer_in_pieces_is_asked_for_with_its_noise_and_its_text_so_far() -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_far_the_answers_have_come_all_change_at_one_place_that_is_allowed(seed: int) -> None:
+def test_however_far_the_answers_have_come_each_span_is_drawn_by_its_version_in_all_of_them(seed: int) -> None:
     rng = Random(seed)
-    own = flight(answers=6)
-    versions = iter((NEW, NEWER))
-    under_way = {number: own.ask(number) for number in own.due()}
+    own, held, loaded = flight(answers=6), pipeline(in_flight=True), OLD
+    held.flights.append(own)
+    newest = OLD
+    under_way: dict[int, Request] = {}
+    drawn: dict[tuple[int, int], Version] = {}
     while own.unfinished:
-        if rng.random() < 0.1:
-            own.stop()
-        if own.is_stopped and own.unfinished and (version := next(versions, None)):
-            assert len({len(a.tokens) for a in own.answers if a.finish is None}) == 1
-            own.go_on(version)
-        elif own.is_stopped:
-            own.place = None  # there is no newer version: it goes on with the one it has
-        under_way |= {number: own.ask(number) for number in own.due()}
+        newest = rng.choice([newest] * 9 + [NEW if newest == OLD else NEWER])
+        if own.unleased() is not None:
+            version = held.span_version(own, loaded, newest)
+            grant(own, next(known for known in (OLD, NEW, NEWER) if known.number == version))
+        loaded = held.to_load(loaded, len(under_way)) or loaded
+        for number in own.due(loaded):
+            under_way[number] = own.ask(number)
+            drawn[number, under_way[number].position] = loaded
         number = rng.choice(sorted(under_way))
-        request = under_way.pop(number)
-        own.add(number, piece(request, rng.randint(1, 31) if rng.random() < 0.2 else None))
-    check_swaps("file", own.swaps, own.lease, 32, 100)
-    if own.swaps:
-        longest = max(len(answer.tokens) for answer in own.answers)
-        assert longest > own.swaps[-1].first
-        check_used("file", own.swaps, longest)
+        own.add(number, piece(under_way.pop(number), rng.randint(1, 31) if rng.random() < 0.2 else None))
+    check_span_leases("file", own.later, own.lease, 32, 100)
+    check_all_named("file", own.later, 32, max(len(answer.tokens) for answer in own.answers))
+    versions = {0: OLD.number} | {span.first: span.version for span in own.later}
+    assert all(version.number == versions[position] for (_, position), version in drawn.items())
 
 
-def test_an_answer_that_waits_for_its_turn_is_waited_for_before_the_versions_change() -> None:
-    own = flight(answers=3)
-    ahead, behind, _ = (own.ask(number) for number in range(3))
-    own.add(0, piece(ahead))
-    own.ask(0)
-    own.stop()  # the first is on its way to 64, so the others go there as well
-    own.add(1, piece(behind))
-    assert own.due() == [1]
-    assert not own.is_stopped
-    assert own.place == 64
-
-
-def test_a_newer_version_waits_until_all_leases_have_stopped_and_every_one_goes_on_with_it() -> None:
-    one, other = flight(0, answers=1), flight(1, answers=1)
-    held = pipeline(one, other, in_flight=True)
-    first, second = one.ask(0), other.ask(0)
-    held.notice(OLD, NEW)
-    assert held.to_load(OLD, NEW) is None
-    one.add(0, piece(first))
-    assert not one.due()
-    assert held.to_load(OLD, NEW) is None
-    assert held.ask_with(OLD, NEW) is None
-    other.add(0, piece(second))
-    assert held.to_load(OLD, NEW) == NEW
-    for own in held.flights:
-        own.go_on(NEW)
-        assert own.swaps == [Swap(32, 4, NEW.root)]
-        assert own.due() == [0]
-
-
-def test_answers_that_stopped_for_a_version_go_on_without_it_when_it_is_taken_back() -> None:
-    own = flight(answers=1)
+def test_an_answer_that_is_behind_is_waited_for_before_the_versions_change() -> None:
+    own = flight(answers=2)
     held = pipeline(own, in_flight=True)
-    request = own.ask(0)
-    held.notice(OLD, NEW)
-    own.add(0, piece(request))
-    assert own.due() == []
-    held.notice(OLD, OLD)
-    assert own.due() == [0]
-    assert own.swaps == []
+    ahead, behind = own.ask(0), own.ask(1)
+    own.add(0, piece(ahead))
+    grant(own, NEW)
+    assert own.due(OLD) == []
+    assert held.to_load(OLD, under_way=1) is None
+    own.add(1, piece(behind))
+    assert held.to_load(OLD, under_way=0) == NEW
+    assert own.due(NEW) == [0, 1]
+
+
+def test_a_lease_that_still_needs_the_older_version_comes_first() -> None:
+    one, other = flight(0, answers=1, version=NEW), flight(1, answers=1, version=OLD)
+    held = pipeline(one, other, in_flight=True)
+    assert held.to_load(NEWER, under_way=0) == OLD
+    assert held.to_load(OLD, under_way=0) is None
+    assert held.ask_with(OLD, NEW) is None, "one of them waits for its version"
+
+
+def test_a_span_is_asked_for_with_the_newest_version_that_the_step_takes() -> None:
+    own = flight()
+    held = pipeline(own, in_flight=True)
+    assert held.span_version(own, OLD, OLD) == 3
+    assert held.span_version(own, OLD, NEWER) == 5
+    assert held.span_version(own, NEW, Version(6, "6a" * 32)) == 4
+    own.later.append(SpanLease(32, 5, NEWER.root, 1))
+    assert held.span_version(own, NEW, NEW) == 5, "a version that was taken back leaves the spans as they are"
 
 
 def test_without_in_flight_a_lease_keeps_its_version_to_the_end() -> None:
@@ -121,11 +122,11 @@ def test_without_in_flight_a_lease_keeps_its_version_to_the_end() -> None:
     held = pipeline(own)
     request = own.ask(0)
     held.notice(OLD, NEW)
-    assert own.place is None
-    assert held.to_load(OLD, NEW) is None
+    assert own.unleased() is None
+    assert held.to_load(OLD, under_way=1) is None
     own.add(0, piece(request))
     assert held.take_finished() == [own]
-    assert own.swaps == []
+    assert own.later == []
 
 
 def test_free_places_are_filled_while_a_long_answer_ends_and_not_for_ever() -> None:
@@ -151,16 +152,17 @@ def test_a_version_that_is_too_old_for_any_step_gets_no_lease() -> None:
 
 
 def test_a_lease_of_another_version_waits_until_the_engine_is_free() -> None:
-    running, waiting = flight(0, version=NEW), flight(1, version=OLD)
-    held = pipeline(running)
-    held.waiting.append(waiting)
-    assert held.begin(NEW) == []
-    assert held.to_load(NEW, NEW) is None
+    running, waiting = flight(0, version=NEW, every=100), flight(1, version=OLD, every=100)
+    held = pipeline(running, waiting)
+    under_way = [running.ask(number) for number in running.due(NEW)]
+    assert waiting.due(NEW) == []
+    assert held.to_load(NEW, len(under_way)) is None
     assert held.ask_with(NEW, NEW) is None
     assert held.holds([make_lease(step=9, submission=2)]) == [(5, 0), (5, 1), (9, 2)]
-    held.flights.clear()
-    assert held.to_load(NEW, NEW) == OLD
-    assert held.begin(OLD) == [waiting]
+    for number, request in enumerate(under_way):
+        running.add(number, piece(request))
+    assert held.take_finished() == [running]
+    assert held.to_load(NEW, under_way=0) == OLD
 
 
 def test_a_lease_that_cannot_be_done_in_time_is_not_asked_for() -> None:

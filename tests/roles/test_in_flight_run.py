@@ -46,7 +46,7 @@ def test_a_run_goes_to_its_end_with_files_of_several_versions_and_each_passes_ev
         if place not in records.signal or not records.file(lease).exists():
             continue
         submission = read_rollouts(records.file(lease), lease, limits_of(run.config, policy.vocab))
-        mixed += bool(submission.swaps)
+        mixed += bool(submission.later)
         put_in(Version(submission.version, submission.weights))
         found = checks.cheap(submission) or next(checks.costly([submission], put_in))
         assert found is None, str(found)

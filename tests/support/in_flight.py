@@ -6,9 +6,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from shoal.generate.flights import Flight
-from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
-from shoal.protocol.spans import span_tokens
+from shoal.protocol.spans import SpanLease, span_tokens
 from shoal.protocol.submission import Submission
 from tests.support.model_and_checks import VERSIONS, World, lease_of, weights
 
@@ -24,23 +23,19 @@ def flown(
     stays: Callable[[int], bool] = lambda _: False,
     both: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> Submission:
-    """A file of version 0 up to the first place and of version 1 from there on; answers that stay keep version 0 for a
-    piece more. `both` are other weights to take for these versions."""
+    """A file whose first span is version 0's and all others version 1's; answers that stay have version 0 draw their
+    second span as well, which the file does not say. `both` are other weights to take for these versions."""
     maker, both = world.maker(), both or weights(world.kind)
     asked = maker.asked(lease)
     flight = Flight.begin(lease, VERSIONS[0], asked.requests, span_tokens(world.config.sampling.max_new_tokens))
-    maker.policy.set_weights(both[0], "version 0")
-    flight.stop()
-    _advance(maker, flight, lambda _: True)
-    flight.go_on(VERSIONS[1])
-    _advance(maker, flight, stays)
-    maker.policy.set_weights(both[1], "version 1")
-    while flight.unfinished:
-        _advance(maker, flight, lambda _: True)
-    return maker.submission(asked, VERSIONS[0], flight.completions(), flight.swaps)
-
-
-def _advance(maker: Maker, flight: Flight, chosen: Callable[[int], bool]) -> None:
-    numbers = [number for number in flight.due() if chosen(number)]
-    for piece in maker.engine.generate([flight.ask(number) for number in numbers]):
-        flight.add(numbers[piece.key], piece)
+    for span in range(flight.answers[0].request.max_new_tokens // flight.every + 1):
+        version = VERSIONS[min(span, 1)]
+        if (first := flight.unleased()) is not None:
+            flight.later.append(SpanLease(first, version.number, version.root, beacon=1000 + first))
+        numbers = flight.due(version)
+        stay = [number for number in numbers if span == 1 and stays(number)]
+        for number, drawn in ((span, stay), (min(span, 1), [n for n in numbers if n not in stay])):
+            maker.policy.set_weights(both[0 if drawn is stay else number], f"version {number}")
+            for piece in maker.engine.generate([flight.ask(n) for n in drawn]):
+                flight.add(drawn[piece.key], piece)
+    return maker.submission(asked, VERSIONS[0], flight.completions(), flight.later)

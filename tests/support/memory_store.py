@@ -21,6 +21,7 @@ from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount, next_grant
 from shoal.protocol.rollout_rules import Limits
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Upload, roots_of
 from shoal.protocol.submission import Submission, read_rollouts
 from shoal.protocol.verdict import Finding, Verdict
@@ -40,6 +41,7 @@ class Records:
     leases: dict[Place, Lease] = field(default_factory=dict)
     signal: dict[Place, int] = field(default_factory=dict)
     """Groups with signal that a file claims; a place is here once its file was handed in."""
+    spans: dict[tuple[int, int, int], SpanLease] = field(default_factory=dict)
     verdicts: dict[Place, Verdict] = field(default_factory=dict)
     bans: dict[str, str] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -116,6 +118,14 @@ class MemoryStore:
         for place, lease in self.records.leases.items():
             if place not in self.records.signal and self._clock() <= lease.deadline:
                 yield lease
+
+    def span(self, lease: Lease, first: int, version: int) -> SpanLease:
+        with self.records.lock:
+            root = self._root_of(version)
+            if root is None or not lease.version <= version <= lease.step:
+                raise RolloutError(f"{lease}: version {version} cannot draw a span")
+            given = SpanLease(first, version, root, draw("span beacon", lease.seed, first) >> 1)
+            return self.records.spans.setdefault((lease.step, lease.submission, first), given)
 
     def table(self, lease: Lease) -> Table | None:
         if self._config.sampler.kind == "uniform":

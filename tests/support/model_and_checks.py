@@ -104,7 +104,7 @@ class World:
         except RolloutError as error:
             return Finding("format", "", "", str(error))
         found = self.checks.cheap(submission) or next(self.checks.costly([submission], self.load))
-        if submission.swaps:
+        if submission.later:
             self.load(VERSIONS[1])
         return found
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.protocol.spans import Swap
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal
 from shoal.protocol.verdict import Finding
@@ -32,16 +32,18 @@ def honest(world: World) -> Submission:
 
 
 def test_a_file_of_two_versions_is_accepted_and_has_tokens_of_both(world: World, honest: Submission) -> None:
-    assert honest.swaps == (Swap(32, 1, VERSIONS[1].root),)
-    lengths = [len(rollout.completion) for rollout in honest.rollouts]
-    assert max(lengths) > 64, "a version draws more than one piece"
+    assert [(span.first, span.version) for span in honest.later] == [(32, 1), (64, 1)]
+    assert [(span.version, span.first) for span in honest.spans] == [(0, 0), (1, 32)]
+    assert max(len(rollout.completion) for rollout in honest.rollouts) > 64
     assert world.verdict_on(honest) is None
 
 
-def test_where_two_versions_answer_alike_the_noise_goes_on_where_it_was(world: World) -> None:
-    """With the same weights on both sides of a swap a file is the one that was made without it, token for token."""
+def test_what_is_drawn_in_spans_by_one_version_is_the_same_with_and_without_a_change(world: World) -> None:
+    """With the same weights on both sides of a change a file is the one that is made in turns, token for token."""
     lease, newer = early_lease(world), weights("long")[1]
-    whole = world.maker().make(replace(lease, version=1), VERSIONS[1])
+    maker = world.maker()
+    maker.span_of = lambda _lease, first, version: SpanLease(first, version, VERSIONS[1].root, beacon=1000 + first)
+    whole = maker.make(replace(lease, version=1), VERSIONS[1])
     pieces = flown(world, lease, both=(newer, newer))
     for one, other in zip(whole.rollouts, pieces.rollouts, strict=True):
         assert np.array_equal(one.completion, other.completion)
@@ -49,28 +51,37 @@ def test_where_two_versions_answer_alike_the_noise_goes_on_where_it_was(world: W
         assert len(one.proof) == len(other.proof)
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        pytest.param((), id="one version for all"),
-        pytest.param((Swap(64, 1, VERSIONS[1].root),), id="a later change than there was"),
-    ],
-)
-def test_a_false_claim_about_who_drew_what_is_caught(world: World, honest: Submission, claim: tuple[Swap, ...]) -> None:
-    found = world.verdict_on(replace(honest, swaps=claim))
+def claims(honest: Submission, *versions: int) -> tuple[SpanLease, ...]:
+    """The file's spans, said to be other versions'."""
+    pairs = zip(honest.later, versions, strict=True)
+    return tuple(replace(span, version=number, weights=VERSIONS[number].root) for span, number in pairs)
+
+
+@pytest.mark.parametrize("versions", [(0, 0), (0, 1)], ids=["one version for all", "a later change than there was"])
+def test_a_false_claim_about_who_drew_what_is_caught(
+    world: World, honest: Submission, versions: tuple[int, int]
+) -> None:
+    found = world.verdict_on(replace(honest, later=claims(honest, *versions)))
     assert found is not None
     assert found.check in OTHER_STATES
 
 
+def test_noise_that_the_coordinator_did_not_draw_is_caught(world: World, honest: Submission) -> None:
+    """A beacon of one's own gives other noise; a false one beside the right answers, too, is another claim."""
+    found = world.verdict_on(replace(honest, later=(replace(honest.later[0], beacon=5), *honest.later[1:])))
+    assert found is not None
+    assert found.check == "sampling"
+
+
 def test_answers_that_change_where_each_of_them_likes_are_caught(world: World) -> None:
-    """Every second answer keeps the older version for one piece more, and the file names one place for all."""
+    """Every second answer keeps the older version for a span more, and the file names one version for all."""
     found = world.verdict_on(flown(world, early_lease(world), stays=lambda number: number % 2 == 0))
     assert found is not None
     assert found.check in OTHER_STATES
 
 
 def test_a_version_that_was_never_published_is_named(world: World, honest: Submission) -> None:
-    found = world.verdict_on(replace(honest, swaps=(Swap(32, 1, "ee" * 32),)))
+    found = world.verdict_on(replace(honest, later=tuple(replace(span, weights="ee" * 32) for span in honest.later)))
     assert found is not None
     assert found.check == "version"
     assert "version 1 is what was published under that number" in found.rule
@@ -83,7 +94,7 @@ def test_evidence_names_the_versions_and_is_read_as_it_was_written(
     bundle = bundle_of(world.config, tmp_path / "none", honest.lease, honest, finding)
     write_bundle(bundle, tmp_path / "step-000001-0000.json")
     again = read_bundle(tmp_path / "step-000001-0000.json")
-    assert again.submission.spans == honest.spans
+    assert again.submission.later == honest.later
     assert next(world.checks.costly([again.submission], world.load)) is None
     world.load(VERSIONS[1])
 

@@ -12,7 +12,7 @@ from shoal.attacks.weights import OlderVersion
 from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
-from shoal.protocol.spans import Swap, span_tokens
+from shoal.protocol.spans import SpanLease, span_tokens
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 
@@ -52,13 +52,13 @@ def _joined(first: Completion, second: Completion) -> Completion:
 
 
 class _Claimed(Maker):
-    """An honest file with a swap written over it."""
+    """An honest file with a span lease of its own making."""
 
-    def swap(self, lease: Lease, version: Version) -> Swap:
+    def span(self, lease: Lease, version: Version) -> SpanLease:
         raise NotImplementedError
 
     def make(self, lease: Lease, version: Version) -> Submission:
-        return replace(Maker.make(self, lease, version), swaps=(self.swap(lease, version),))
+        return replace(Maker.make(self, lease, version), later=(self.span(lease, version),))
 
     @property
     def every(self) -> int:
@@ -69,23 +69,23 @@ class _Claimed(Maker):
 class ClaimedSwap(_Claimed):
     """Says that its answers went on with the next version, which it does not have: they would count as newer."""
 
-    def swap(self, lease: Lease, version: Version) -> Swap:
+    def span(self, lease: Lease, version: Version) -> SpanLease:
         del lease
-        return Swap(self.every, version.number + 1, version.root)
+        return SpanLease(self.every, version.number + 1, version.root, 7)
 
 
 @attack
 class SwapBeyondTheStep(_Claimed):
     """Says that its answers went on with a version that its step does not take."""
 
-    def swap(self, lease: Lease, version: Version) -> Swap:
-        return Swap(self.every, lease.step + 1, version.root)
+    def span(self, lease: Lease, version: Version) -> SpanLease:
+        return SpanLease(self.every, lease.step + 1, version.root, 7)
 
 
 @attack
 class SwapAtChosenToken(_Claimed):
     """Says that its answers changed versions between two places, where it liked what came."""
 
-    def swap(self, lease: Lease, version: Version) -> Swap:
+    def span(self, lease: Lease, version: Version) -> SpanLease:
         del lease
-        return Swap(self.every + 1, version.number + 1, version.root)
+        return SpanLease(self.every + 1, version.number + 1, version.root, 7)

@@ -27,6 +27,7 @@ from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Upload
 from shoal.protocol.submission import Submission, read_rollouts
 from shoal.protocol.task_weights import SignedTable
@@ -99,6 +100,18 @@ class SwarmStore:
         self._roots = kept | {lease.version: signed.root}
         return lease
 
+    def span(self, lease: Lease, first: int, version: int) -> SpanLease:
+        target = f"/v1/leases/{lease.step}/{lease.submission}/spans/{first}"
+        try:
+            answer = self._link.ask(m.SpanOut, "PUT", target, {"version": version})
+        except Refusal as refusal:
+            raise RolloutError(f"{lease}: {refusal.reason}") from None
+        span = SpanLease(**answer.model_dump())
+        span.check(lease, self._link.card.coordinator)
+        if span.first != first or not lease.version <= span.version <= lease.step:
+            raise RolloutError(f"{lease}: asked for the span from {first} on, and got {span}")
+        return span
+
     def table(self, lease: Lease) -> Table | None:
         """That of the version as the lease names it, or, for a validator, as it is known here: after one was taken
         back, another may have its number."""
@@ -148,7 +161,10 @@ class SwarmStore:
         if self._limits is None:
             raise ValueError("this store was opened without limits and cannot judge")
         self._fetch(upload, sha256, size)
-        return read_rollouts(upload.path, upload.lease, self._limits), sha256
+        submission = read_rollouts(upload.path, upload.lease, self._limits)
+        for span in submission.later:
+            span.check(upload.lease, self._link.card.coordinator)
+        return submission, sha256
 
     def judge(self, upload: Upload, verdict: Verdict, note: JudgeNote | None = None) -> None:
         """Enters a verdict. If another validator was faster its verdict stands."""

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
 from shoal.config_io import public_tree
-from shoal.coordinator import leases, nodes, rates_table, retention, verdicts
+from shoal.coordinator import leases, nodes, rates_table, retention, spans, verdicts
 from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.draws import standing
@@ -47,6 +47,7 @@ from shoal.protocol.rates.rates_table import SignedRates
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SCHEMA, Card, SignedCard, sign_card
 from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Verdict
 from shoal.shardcast.serve.rate_limit import Rates
@@ -201,6 +202,14 @@ class Coordinator:
         granted = await self._act(signed, work)
         retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
+
+    async def span(self, signed: Signed, step: int, submission: int, first: int, version: int) -> SpanLease:
+        """What the answers of a node's lease go on with from a token on."""
+
+        def work(db: Connection, node: Node, now: float) -> SpanLease:
+            return spans.give(db, self.terms, self.key, node, step, submission, first, version, now)
+
+        return await self._act(signed, work)
 
     def _leases_of(self, node: str) -> int:
         """How many leases the ledger lets a node hold: one that it does not know has no stake, and holds one."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shoal import clocks
 from shoal.config import RunConfig
+from shoal.protocol.spans import span_tokens
 
 # For so many leases of a new node a draw that was let go is kept for its node and network, and counts against it: a day
 # at 240 s, in which the slowest node that works all the time does as many files. Long automatic ones: fewer.
@@ -48,6 +49,9 @@ class Terms:
     requests_per_s: float
     profiles: tuple[str, ...] = ()
     """Patterns of profiles that may join; all if there is none."""
+    span_tokens: int = 0
+    """Tokens of a span of an answer; 0 where answers keep their version."""
+    max_new_tokens: int = 0
     tables: int = 0
     """Versions whose tables of weights are kept; 0 where all tasks are asked alike and there are none."""
 
@@ -97,5 +101,7 @@ class Terms:
             heartbeat_s=swarm.heartbeat_s,
             requests_per_s=swarm.requests_per_s,
             profiles=tuple(config.audit.profiles),
+            span_tokens=span_tokens(config.sampling.max_new_tokens) if config.workers.in_flight else 0,
+            max_new_tokens=config.sampling.max_new_tokens,
             tables=0 if config.sampler.kind == "uniform" else config.keep.versions,
         )

@@ -1,8 +1,8 @@
 """A lease while it is generated: which pieces of its answers the engine is asked for next, and what came back so far.
 
 Where answers keep their version, a piece is a whole answer. Where they may go on with a newer one
-(`workers.in_flight`), it ends at the next place at which versions may change (`protocol/spans.py`), and the rest is
-asked for with what there is so far as its prompt: after a change that computes the whole context with the new version.
+(`workers.in_flight`), a piece is a span (`protocol/spans.py`), and the next one is asked for with what there is so far
+as its prompt: after a change of versions that computes the whole context with the new one.
 
 No input or output: values in, values out.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 
 from shoal.generate.engine import Completion, Request
 from shoal.protocol.lease import Lease
-from shoal.protocol.spans import Swap
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version
 
 
@@ -26,15 +26,13 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     proof: bytes = b""
     finish: Literal["eos", "length"] | None = None
-    asked: int = 0
-    """Its length when the piece has come that the engine was asked for."""
 
-    def piece(self, end: int) -> Request:
+    def piece(self, end: int, seed: int) -> Request:
         """What comes next, up to a length of `end`."""
-        self.asked = min(end, self.request.max_new_tokens)
-        before = len(self.tokens)
-        prompt = (*self.request.prompt, *self.tokens)
-        return replace(self.request, prompt=prompt, max_new_tokens=self.asked - before, position=before)
+        before, whole = len(self.tokens), self.request
+        new = min(end, whole.max_new_tokens) - before
+        prompt = (*whole.prompt, *self.tokens)
+        return replace(whole, prompt=prompt, seed=seed, max_new_tokens=new, position=before)
 
     def add(self, piece: Completion) -> None:
         self.tokens += piece.tokens
@@ -50,17 +48,16 @@ class Flight:
 
     lease: Lease
     version: Version
-    """The one that its answers began with."""
+    """The one that its answers begin with."""
     answers: list[Answer]
     every: int
-    """Tokens from one place at which versions may change to the next."""
+    """Tokens of a span."""
     idle: set[int]
     """Answers that have not ended, and of which the engine is not asked for anything."""
     unfinished: int
     """Answers that have not ended."""
-    swaps: list[Swap] = field(default_factory=list)
-    place: int | None = None
-    """Where its answers stop, while a newer version waits for them to."""
+    later: list[SpanLease] = field(default_factory=list)
+    """What its answers go on with, span by span."""
 
     @classmethod
     def begin(cls, lease: Lease, version: Version, requests: Sequence[Request], every: int) -> "Flight":
@@ -72,22 +69,28 @@ class Flight:
         """Step and number of its lease."""
         return self.lease.step, self.lease.submission
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing of it is generated any more before a newer version is loaded."""
-        return self.place is not None and len(self.idle) == self.unfinished and not self.due()
+    def needs(self) -> set[Version]:
+        """The versions that answers wait for of which the engine is not asked for anything."""
+        spans = {self._span(number) for number in self.idle}
+        return {self._version(span) for span in spans if span <= len(self.later)}
 
-    def due(self) -> list[int]:
-        """Answers of which the engine is to be asked for the next piece."""
-        if self.place is None:
-            return sorted(self.idle)
-        return sorted(number for number in self.idle if len(self.answers[number].tokens) < self.place)
+    def due(self, loaded: Version | None) -> list[int]:
+        """Answers of which the engine is to be asked for the next piece, with the version that is loaded."""
+        known = [number for number in self.idle if self._span(number) <= len(self.later)]
+        return sorted(number for number in known if self._version(self._span(number)) == loaded)
+
+    def unleased(self) -> int | None:
+        """The first token of the next span, if an answer has come to it and it is not known what draws it."""
+        if any(self._span(number) > len(self.later) for number in self.idle):
+            return (len(self.later) + 1) * self.every
+        return None
 
     def ask(self, number: int) -> Request:
-        """The next piece of an answer, up to the next place."""
+        """The next piece of an answer, to the end of its span."""
         self.idle.remove(number)
-        answer = self.answers[number]
-        return answer.piece((len(answer.tokens) // self.every + 1) * self.every)
+        answer, span = self.answers[number], self._span(number)
+        seed = self.later[span - 1].seed(self.lease) if span else answer.request.seed
+        return answer.piece((span + 1) * self.every, seed)
 
     def add(self, number: int, piece: Completion) -> bool:
         """Adds a piece to its answer; whether that has ended."""
@@ -99,21 +102,15 @@ class Flight:
             self.unfinished -= 1
         return answer.finish is not None
 
-    def stop(self) -> None:
-        """Has all answers stop at one place: the first that none of them is beyond, or on the way to one beyond it."""
-        if self.place is None:
-            longest = max(max(answer.asked, len(answer.tokens), 1) for answer in self.answers)
-            self.place = -(-longest // self.every) * self.every
-
-    def go_on(self, version: Version) -> None:
-        """Goes on with another version from where it stopped."""
-        assert self.place is not None
-        self.swaps.append(Swap(self.place, version.number, version.root))
-        self.place = None
-
     def completions(self) -> list[Completion]:
         """The answers, all of which have ended."""
         return [
             Completion(number, answer.tokens, answer.logprobs, answer.finish or "length", answer.proof)
             for number, answer in enumerate(self.answers)
         ]
+
+    def _span(self, number: int) -> int:
+        return len(self.answers[number].tokens) // self.every
+
+    def _version(self, span: int) -> Version:
+        return Version(self.later[span - 1].version, self.later[span - 1].weights) if span else self.version

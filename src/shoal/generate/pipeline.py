@@ -7,7 +7,7 @@ unless the run lets answers go on with newer ones.
 No input or output: `Pipeline` is what the worker holds, its methods say what follows from it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal.generate.flights import Flight
@@ -20,63 +20,47 @@ IN_TIME = 0.5
 
 @dataclass(slots=True)
 class Pipeline:
-    """The leases of one worker, from those that wait for their version to those whose answers are generated."""
+    """The leases of one worker whose answers are generated, or wait for their version to be loaded."""
 
     max_batch: int
     """Answers that the engine generates side by side."""
     async_level: int
     in_flight: bool
     flights: list[Flight] = field(default_factory=list)
-    waiting: list[Flight] = field(default_factory=list)
-    """Leases that cannot begin yet, because another version than theirs is loaded and in use."""
     _before: list[Flight] = field(default_factory=list)
     """Leases that were under way when a newer version came than theirs."""
 
     def holds(self, beside: Iterable[Lease] = ()) -> list[tuple[int, int]]:
         """The leases that the worker works on, with those that are scored and sent."""
-        own = [flight.name for flight in (*self.flights, *self.waiting)]
+        own = [flight.name for flight in self.flights]
         return sorted({*own, *((lease.step, lease.submission) for lease in beside)})
 
     @property
     def unfinished(self) -> int:
         """Answers that have not ended, in the engine or not."""
-        return sum(flight.unfinished for flight in (*self.flights, *self.waiting))
-
-    def drop(self, is_over: Callable[[Flight], bool]) -> list[Flight]:
-        """Lets go of leases whose files nobody would take any more; their draws are given again."""
-        over = [flight for flight in (*self.flights, *self.waiting) if is_over(flight)]
-        self.flights = [flight for flight in self.flights if flight not in over]
-        self.waiting = [flight for flight in self.waiting if flight not in over]
-        return over
+        return sum(flight.unfinished for flight in self.flights)
 
     def notice(self, loaded: Version | None, newest: Version) -> None:
-        """Has the answers stop for a newer version, where they may go on with it, or else remembers which leases were
-        there when it came: until they are done the loaded version still gets new ones."""
+        """Remembers which leases were there when a newer version came: until they are done the loaded one still gets
+        new ones."""
         if loaded is None or newest.number <= loaded.number:
             self._before = []
-            for flight in self.flights:
-                flight.place = None  # one that they stopped for was taken back
-        elif self.in_flight:
-            for flight in self.flights:
-                flight.stop()
         elif not self._before:
             self._before = list(self.flights)
 
-    def to_load(self, loaded: Version | None, newest: Version) -> Version | None:
-        """The version to load now, when nothing that is generated needs the one that is there; None for no other."""
-        if not self.flights:
-            wanted = self.waiting[0].version if self.waiting else None
-            return wanted if wanted != loaded else None
-        if all(flight.is_stopped for flight in self.flights) and newest != loaded:
-            return newest
-        return None
+    def to_load(self, loaded: Version | None, under_way: int) -> Version | None:
+        """The version to load now: when nothing is generated and nothing can be with the one that is there, the oldest
+        that answers wait for, so that each lease comes to the end of a span before the next one; None for no other."""
+        if under_way or any(flight.due(loaded) for flight in self.flights):
+            return None
+        needed = {version for flight in self.flights for version in flight.needs()}
+        return min(needed, key=lambda version: version.number) if needed else None
 
-    def begin(self, loaded: Version | None) -> list[Flight]:
-        """Begins the leases of the loaded version that wait."""
-        ready = [flight for flight in self.waiting if flight.version == loaded]
-        self.waiting = [flight for flight in self.waiting if flight.version != loaded]
-        self.flights += ready
-        return ready
+    def span_version(self, flight: Flight, loaded: Version | None, newest: Version) -> int:
+        """The version to ask for a lease's next span with: the newest, if its step takes it."""
+        begun = flight.later[-1].version if flight.later else flight.lease.version
+        known = [number for number in (newest.number, loaded.number if loaded else 0) if number <= flight.lease.step]
+        return max(begun, *known) if known else begun
 
     def take_finished(self) -> list[Flight]:
         """Takes out the leases whose answers have all ended."""
@@ -89,13 +73,14 @@ class Pipeline:
 
         While answers of an older version are still generated, the engine's free places are filled with leases of that
         version, as long as the run still takes it and one of those is under way that were when the newer one came: so
-        one long answer idles nothing, and the newer version is not put off for ever.
+        one long answer idles nothing, and the newer version is not put off for ever. Where answers change versions
+        themselves, the next lease is of the newest.
         """
-        if self.waiting or self.unfinished >= self.max_batch:
+        if self.unfinished >= self.max_batch or any(flight.needs() - {loaded} for flight in self.flights):
             return None
-        if loaded is None or not self.flights or newest.number <= loaded.number:
+        if loaded is None or not self.flights or newest.number <= loaded.number or self.in_flight:
             return newest.number
-        if self.in_flight or newest.number > loaded.number + self.async_level:
+        if newest.number > loaded.number + self.async_level:
             return None
         return loaded.number if any(flight in self._before for flight in self.flights) else None
 

@@ -14,10 +14,11 @@ import torch
 from shoal.config import RunConfig
 from shoal.errors import TaskError
 from shoal.generate.engine import Completion, Engine, Request
+from shoal.generate.flights import Flight
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, asked, checked_table, no_table
 from shoal.protocol.rollout import Rollout, logprobs_of, tokens_of, write_parts
-from shoal.protocol.spans import Swap
+from shoal.protocol.spans import SpanLease, no_spans, span_tokens
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.rl.advantages import group_advantages
@@ -48,6 +49,8 @@ class Maker:
     tasks: TaskSource
     judge: Judge
     table_of: Callable[[Lease], Table | None] = no_table
+    span_of: Callable[[Lease, int, int], SpanLease] = no_spans
+    """What a lease's answers go on with from a token on, asked with a version; for runs with `workers.in_flight`."""
 
     def file(self, lease: Lease, version: Version) -> tuple[Submission, bytes]:
         """The submission and the bytes to hand in."""
@@ -56,8 +59,17 @@ class Maker:
 
     def make(self, lease: Lease, version: Version) -> Submission:
         """All that the lease asks for, made in one go by the version that is loaded."""
-        asked = self.asked(lease)
-        return self.submission(asked, version, self.answer(asked.requests))
+        asked, longest = self.asked(lease), self.config.sampling.max_new_tokens
+        if not self.config.workers.in_flight:
+            return self.submission(asked, version, self.answer(asked.requests))
+        flight = Flight.begin(lease, version, asked.requests, span_tokens(longest))
+        while flight.unfinished:
+            if (first := flight.unleased()) is not None:
+                flight.later.append(self.span_of(lease, first, version.number))
+            numbers = flight.due(version)
+            for piece in self.answer([flight.ask(number) for number in numbers]):
+                flight.add(numbers[piece.key], piece)
+        return self.submission(asked, version, flight.completions(), flight.later)
 
     def asked(self, lease: Lease) -> Asked:
         """What follows from a lease alone."""
@@ -65,10 +77,10 @@ class Maker:
         return Asked(lease, tasks, self.requests(lease, [self.prompt(task) for task in tasks]))
 
     def submission(
-        self, asked: Asked, version: Version, answers: Sequence[Completion], swaps: Sequence[Swap] = ()
+        self, asked: Asked, version: Version, answers: Sequence[Completion], later: Sequence[SpanLease] = ()
     ) -> Submission:
-        """What a lease's answers make, in the order of its requests; they began with a version and went on with others
-        at the swaps."""
+        """What a lease's answers make, in the order of its requests; they began with a version, and went on under span
+        leases where the run has such."""
         lease, tasks, size = asked.lease, asked.tasks, self.config.sampling.group_size
         scores = self.score([(tasks[c.key // size], self.policy.decode(c.tokens)) for c in answers])
         targets = [target_of(self.config.length, lease.seed, c.key // size) for c in answers]
@@ -92,7 +104,7 @@ class Maker:
             )
             for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
         ]
-        return Submission(lease, version.number, version.root, rollouts, tuple(swaps))
+        return Submission(lease, version.number, version.root, rollouts, tuple(later))
 
     def draw(self, lease: Lease) -> list[Task]:
         """The task of each group, with its length budget."""

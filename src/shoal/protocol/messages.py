@@ -75,6 +75,10 @@ class LeaseIn(_In):
     )
 
 
+class SpanIn(_In):
+    version: Number = Field(description="The version that the node would go on with.")
+
+
 class UploadIn(_In):
     sha256: Sha256
     size: int = Field(ge=0, le=1 << 40)
@@ -161,6 +165,14 @@ class LeaseOut(BaseModel):
     )
     reason: str = Field("", description="Why there is none.")
     retry_s: float = Field(0.0, description="When to ask again if nothing else happens.")
+
+
+class SpanOut(BaseModel):
+    first: int = Field(description="The span's first token in every answer of the lease.")
+    version: int = Field(description="The version that draws it.")
+    weights: Sha256 = Field(description="Root hash of that version.")
+    beacon: int = Field(description="Fixes the span's noise, with the lease's seed.")
+    signature: str = Field(description="The coordinator's, over the lease and all of this.")
 
 
 class FiledOut(BaseModel):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shoal.config import RunConfig
-from shoal.crypto.keys import Key
+from shoal.crypto.keys import Key, signer_of
 from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
@@ -30,6 +30,11 @@ class SignedLease:
         """A RolloutError unless the coordinator signed it."""
         said = _message(self.lease, self.root)
         check_signed(said, self.signature, coordinator, str(self.lease), RolloutError)
+
+    @property
+    def signer(self) -> str:
+        """Who signed it."""
+        return signer_of(_message(self.lease, self.root), self.signature)
 
     def check_fits(self, config: RunConfig) -> None:
         """A RolloutError unless it is one that the run's own config allows for: a lease says how much is computed."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Verdict
 from shoal.tasks.difficulty import Table
@@ -99,6 +100,11 @@ class LeaseStore(Protocol):
     def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
         """Permission to work with `version`, or None while everything it may serve is provided for. Of its own leases
         the node gets again those that it does not name as held, by step and number."""
+        ...
+
+    def span(self, lease: Lease, first: int, version: int) -> SpanLease:
+        """What the answers of a lease go on with from token `first` on: `version`, or what was given before. A
+        RolloutError if the lease is over."""
         ...
 
     def table(self, lease: Lease) -> Table | None:

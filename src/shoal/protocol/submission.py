@@ -23,7 +23,15 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.parquet_reader import READER
 from shoal.protocol.rollout import SCHEMA, Rollout, table_of
 from shoal.protocol.rollout_rules import MAX_TEXT, Limits, checked_rollouts
-from shoal.protocol.spans import Span, Swap, check_swaps, check_used, read_swaps, spans_of, write_swaps
+from shoal.protocol.spans import (
+    Span,
+    SpanLease,
+    check_all_named,
+    check_span_leases,
+    read_span_leases,
+    spans_of,
+    write_span_leases,
+)
 from shoal.rollout_size import MAX_BYTES, sample_room
 
 SCHEMA_VERSION = "5"
@@ -40,13 +48,13 @@ class Submission:
     weights: str
     """Root hash of the version's content: a version number alone could name two things after a resume."""
     rollouts: list[Rollout]
-    swaps: tuple[Swap, ...] = ()
-    """Where its answers went on with newer versions; none unless `workers.in_flight`."""
+    later: tuple[SpanLease, ...] = ()
+    """What its answers went on with, span by span; nothing unless `workers.in_flight`."""
 
     @property
     def spans(self) -> list[Span]:
-        """Which version drew which tokens."""
-        return spans_of(self.version, self.weights, self.swaps)
+        """Which version drew which tokens, version by version."""
+        return spans_of(self.version, self.weights, self.later)
 
     def groups(self) -> list[list[Rollout]]:
         """The samples of each prompt."""
@@ -78,7 +86,7 @@ def write_rollouts(submission: Submission, signal_groups: int) -> bytes:
         "shoal.lease": submission.lease.to_json(),
         "shoal.version": str(submission.version),
         "shoal.weights": submission.weights,
-        "shoal.swaps": write_swaps(submission.swaps),
+        "shoal.spans": write_span_leases(submission.later),
         "shoal.summary": json.dumps({"groups": submission.lease.groups, "signal": signal_groups}),
     }
     return parquet_of(submission.rollouts, metadata)
@@ -138,8 +146,8 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     except ValueError:
         raise RolloutError(f"{path.name}: version {footer.get('shoal.version')!r:.80} is not a number") from None
     lease.check_version(version)
-    swaps = read_swaps(path.name, footer.get("shoal.swaps", ""))
-    check_swaps(path.name, swaps, lease, limits.span_tokens, limits.max_new_tokens)
+    later = read_span_leases(path.name, footer.get("shoal.spans", ""))
+    check_span_leases(path.name, later, lease, limits.span_tokens, limits.max_new_tokens)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
     room = sample_room(limits.max_prompt_tokens, limits.max_new_tokens)
     table = READER.read(path, expected * room)
@@ -149,8 +157,9 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
         rollouts = checked_rollouts(path.name, table, limits)
     except BROKEN as error:
         raise RolloutError(f"{path.name}: damaged ({error})") from error
-    check_used(path.name, swaps, max(len(rollout.completion) for rollout in rollouts))
-    submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts, swaps)
+    longest = max(len(rollout.completion) for rollout in rollouts)
+    check_all_named(path.name, later, limits.span_tokens, longest)
+    submission = Submission(lease, version, footer.get("shoal.weights", ""), rollouts, later)
     if summary.signal != (signal := groups_with_signal(submission)):
         raise RolloutError(f"{path.name}: claims {summary.signal} groups with signal, it has {signal}")
     return submission

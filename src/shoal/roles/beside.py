@@ -14,6 +14,7 @@ from shoal.errors import RolloutError
 from shoal.generate.flights import Flight
 from shoal.generate.submission_builder import Asked, Maker
 from shoal.protocol.lease import Lease
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import LeaseStore
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 
@@ -43,6 +44,7 @@ class Beside:
         self._name, self._store, self._maker = name, store, maker
         self._asking: Future[Asked | Refused | None] | None = None
         self._sending: dict[Lease, Future[Sent | Refused]] = {}
+        self._spans: dict[Flight, Future[SpanLease | Refused]] = {}
         self._one_file = threading.Lock()
         self._news = threading.Event()
 
@@ -80,12 +82,33 @@ class Beside:
     def is_answered(self) -> bool:
         return self._asking is not None and self._asking.done()
 
+    def ask_span(self, flight: Flight, first: int, version: int) -> None:
+        """Begins to ask what the span of a lease from token `first` on is drawn with; `spans` has what came of it."""
+
+        def work() -> SpanLease | Refused:
+            try:
+                return self._store.span(flight.lease, first, version)
+            except RolloutError as error:
+                return Refused(flight.lease, str(error))
+
+        self._spans[flight] = self._begin(work)
+
+    def is_asking_for(self, flight: Flight) -> bool:
+        return flight in self._spans
+
+    def spans(self) -> list[tuple[Flight, SpanLease | Refused]]:
+        """Span leases that came since this was last asked."""
+        done = {flight: future for flight, future in self._spans.items() if future.done()}
+        for flight in done:
+            del self._spans[flight]
+        return [(flight, future.result()) for flight, future in done.items()]
+
     def send(self, asked: Asked, flight: Flight, tokens_per_s: float) -> None:
         """Begins to score the answers of a lease and to hand in its file; one file after the other."""
 
         def work() -> Sent | Refused:
             with self._one_file:
-                made = self._maker.submission(asked, flight.version, flight.completions(), flight.swaps)
+                made = self._maker.submission(asked, flight.version, flight.completions(), flight.later)
                 data = write_rollouts(made, groups_with_signal(made))
                 try:
                     self._store.put(flight.lease, data)

@@ -27,6 +27,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version, WeightSource, roots_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
@@ -86,7 +87,7 @@ class PlantingMaker(Maker):
 
     def _bad(self, way: str, lease: Lease, version: Version) -> tuple[Submission, bytes]:
         kind = attack_named(way)
-        maker = kind(self.config, self.policy, self.engine, self.tasks, self.judge, self.table_of)
+        maker = kind(self.config, self.policy, self.engine, self.tasks, self.judge, self.table_of, self.span_of)
         return maker.file(lease, version)
 
     def _is_rejected(self, submission: Submission) -> bool:
@@ -191,6 +192,9 @@ class PlanterStore:
             identity.is_spent = True
             return None
 
+    def span(self, lease: Lease, first: int, version: int) -> SpanLease:
+        return self._identities[-1].store.span(lease, first, version)
+
     def table(self, lease: Lease) -> Table | None:
         return self._identities[-1].store.table(lease)
 
@@ -263,6 +267,15 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
             rounds = config.model.dtype == "bfloat16"
             rates = RatesFollower(link.rates, read_architecture(channel.fetch(first))) if rounds else None
             maker = PlantingMaker(
-                config, policy, engine, judge.tasks, judge, store.table, plants=plants, checks=checks, rates=rates
+                config,
+                policy,
+                engine,
+                judge.tasks,
+                judge,
+                store.table,
+                store.span,
+                plants=plants,
+                checks=checks,
+                rates=rates,
             )
             TurnWorker(NAME, config, channel, store, maker, status, metrics, first).run()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
-from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_available, places
+from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_here, places
 from shoal.telemetry.waiting import Patience
 
 
@@ -50,7 +50,7 @@ class TurnWorker(WorkerBase):
     def work(self, lease: Lease) -> None:
         version = self.channel.version(lease.version)
         if version is None or not self.load(version):
-            self._pass_over(not_available(lease))
+            self._pass_over(f"{lease}: {not_here(lease.version)}")
             return
         self.note_again(lease)
         began = time.monotonic()

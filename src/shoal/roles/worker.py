@@ -25,7 +25,7 @@ from shoal.protocol.stores import Version, WeightSource
 from shoal.roles.beside import Beside, Refused
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.roles.turns import TurnWorker
-from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_available, now, places
+from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_here, now, places
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.waiting import Patience
@@ -90,10 +90,10 @@ class Worker(WorkerBase):
         self._hear(newest)
         self._ask(newest)
         self._change_version(newest)
-        if self.pipeline.flights:
+        if self._submit():
             self._generate()
             self.patience.progressed()
-        elif not self.pipeline.waiting:
+        else:
             self._wait(newest)
         return True
 
@@ -105,9 +105,10 @@ class Worker(WorkerBase):
         newest, self.look_at = self.newest(), now() + POLL_S
         if newest != self.seen:
             self.seen = newest
-            for flight in self.pipeline.drop(lambda flight: self._is_over(flight, newest)):
-                self._forget(flight)
-                self.note(f"{flight.lease}: its step is over, or its version was taken back; its draw is given again")
+            for flight in [own for own in self.pipeline.flights if self._is_over(own, newest)]:
+                self._let_go(
+                    flight, f"{flight.lease}: its step is over, or its version was taken back; it is given again"
+                )
         return newest
 
     def _is_over(self, flight: Flight, newest: Version) -> bool:
@@ -121,6 +122,11 @@ class Worker(WorkerBase):
                 self.note(done.reason)
             else:
                 self.report(done.submission, done.tokens_per_s)
+        for flight, span in self.beside.spans():
+            if not isinstance(span, Refused):
+                flight.later.append(span)
+            elif flight in self.pipeline.flights:
+                self._let_go(flight, span.reason)
         if self.beside.is_answered:
             found = self.beside.answer()
             if isinstance(found, Refused):
@@ -131,11 +137,11 @@ class Worker(WorkerBase):
                 self._take(found, newest)
 
     def _take(self, asked: Asked, newest: Version) -> None:
-        """Puts a lease where it waits for its version."""
+        """Begins a lease, whose answers wait for their version if another one is loaded."""
         lease = asked.lease
         version = self.channel.version(lease.version)
         if version is None:
-            self._pause(not_available(lease))
+            self._pause(f"{lease}: {not_here(lease.version)}")
             return
         if lease.step < newest.number:
             self._pause(f"{lease}: its step is over; its draw is given again")
@@ -146,7 +152,8 @@ class Worker(WorkerBase):
         flight = Flight.begin(lease, version, asked.requests, every)
         self.asked[flight.name] = asked
         self.lease_s = lease.deadline - time.time()
-        self.pipeline.waiting.append(flight)
+        self.began[flight.name] = self.meter.tokens, self.meter.busy_s
+        self.pipeline.flights.append(flight)
 
     def _pause(self, text: str) -> None:
         """After a request that gave no work, waits before the next, unless it asks for something else."""
@@ -176,43 +183,46 @@ class Worker(WorkerBase):
         )
 
     def _change_version(self, newest: Version) -> None:
-        """Loads the version that is due, and begins the leases that wait for it."""
+        """Asks what answers go on with that have come to the end of a span, and loads the version that is due."""
         pipeline = self.pipeline
         pipeline.notice(self.loaded, newest)
-        if (version := pipeline.to_load(self.loaded, newest)) is not None:
-            if not self.load(version):
-                for flight in pipeline.drop(lambda flight: version in (flight.version, newest)):
-                    self._forget(flight)
-                    self._pause(not_available(flight.lease))
-                return
-            for flight in pipeline.flights:
-                flight.go_on(version)
-        for flight in pipeline.begin(self.loaded):
-            self.began[flight.name] = self.meter.tokens, self.meter.busy_s
-
-    def _generate(self) -> None:
-        """One step of the engine: asks it for what is due, and gives its answers to their leases."""
-        engine, pipeline = self.maker.engine, self.pipeline
         for flight in pipeline.flights:
-            for number in flight.due():
-                engine.submit(self.next_key, flight.ask(number))
+            if (first := flight.unleased()) is not None and not self.beside.is_asking_for(flight):
+                self.beside.ask_span(flight, first, pipeline.span_version(flight, self.loaded, newest))
+        version = pipeline.to_load(self.loaded, len(self.pieces))
+        if version is not None and not self.load(version):
+            for flight in [own for own in pipeline.flights if version in own.needs()]:
+                self._let_go(flight, f"{flight.lease}: {not_here(version.number)}")
+
+    def _submit(self) -> bool:
+        """Asks the engine for the pieces that are due; whether it has something to do."""
+        for flight in self.pipeline.flights:
+            for number in flight.due(self.loaded):
+                self.maker.engine.submit(self.next_key, flight.ask(number))
                 self.pieces[self.next_key] = flight, number
                 self.next_key += 1
+        return bool(self.pieces)
+
+    def _generate(self) -> None:
+        """One step of the engine, whose answers go to their leases."""
         assert self.loaded is not None
-        leases = places(flight.lease for flight in pipeline.flights)
+        leases = places(flight.lease for flight in self.pipeline.flights)
         self.status.working(f"{leases} with version {self.loaded.number}")
         began = now()
-        for piece in engine.step():
+        for piece in self.maker.engine.step():
             self.meter.tokens += len(piece.tokens)
             if (found := self.pieces.pop(piece.key, None)) is not None:
                 flight, number = found
                 self.meter.answers += flight.add(number, piece)
         self.meter.busy_s += now() - began
-        for flight in pipeline.take_finished():
+        for flight in self.pipeline.take_finished():
             rate = self.meter.rate_since(self.began.pop(flight.name))
             self.beside.send(self.asked.pop(flight.name), flight, rate)
 
-    def _forget(self, flight: Flight) -> None:
+    def _let_go(self, flight: Flight, reason: str) -> None:
+        """Stops work on a lease; the coordinator gives its draw again."""
+        self._pause(reason)
+        self.pipeline.flights.remove(flight)
         for key in [key for key, (own, _) in self.pieces.items() if own is flight]:
             del self.pieces[key]
             self.maker.engine.drop(key)
@@ -224,7 +234,9 @@ class Worker(WorkerBase):
 
         For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
         """
-        if self.beside.sending:
+        if self.pipeline.flights:
+            self.status.waiting("what answers go on with", "coordinator", None)
+        elif self.beside.sending:
             self.status.working(f"scoring and sending {places(self.beside.sending)}")
         elif not self.beside.is_asking:
             self.status.waiting(f"policy version {newest.number + 1}", "trainer", None)
@@ -272,7 +284,7 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
         first, policy, engine = load_engine(run, channel, device)
         with Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
-            parts = (config, policy, engine, judge.tasks, judge, store.table)
+            parts = (config, policy, engine, judge.tasks, judge, store.table, store.span)
             if attack is None:
                 Worker(session.node, config, channel, store, Maker(*parts), status, metrics, first).run()
                 return

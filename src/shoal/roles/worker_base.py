@@ -83,8 +83,8 @@ class WorkerBase:
         )
 
 
-def not_available(lease: Lease) -> str:
-    return f"{lease}: version {lease.version}, which it names, is not available; its draw is given again"
+def not_here(version: int) -> str:
+    return f"version {version}, which it names, is not available; its draw is given again"
 
 
 def places(leases: Iterable[Lease]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.models.attention import Packed, SharedPrompt
 from shoal.protocol.rollout import Rollout, Tokens, read_parts
-from shoal.protocol.spans import Swap
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.submission import Submission
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.bin_packing import first_fit_decreasing
@@ -36,14 +36,14 @@ class Group:
     """The one that its answers began with."""
     submission: int = 0
     """Number of the file in its step."""
-    swaps: tuple[Swap, ...] = ()
-    """Where its answers went on with newer versions."""
+    later: tuple[SpanLease, ...] = ()
+    """What its answers went on with."""
 
     def versions(self, length: int) -> Tokens:
         """The version that drew each token of an answer of this length."""
         drawn_T = np.full(length, self.version, np.int32)
-        for swap in self.swaps:
-            drawn_T[swap.first :] = swap.version
+        for span in self.later:
+            drawn_T[span.first :] = span.version
         return drawn_T
 
 
@@ -116,7 +116,7 @@ def sort_groups(submissions: Iterable[Submission], *, normalise: bool) -> StepGr
             rewards_1S = torch.tensor([scored])
             advantages = group_advantages(rewards_1S, normalise=normalise)[0].tolist()
             number = submission.lease.submission
-            group = Group(samples[0].prompt, samples, advantages, submission.version, number, submission.swaps)
+            group = Group(samples[0].prompt, samples, advantages, submission.version, number, submission.later)
             if bool(has_signal(rewards_1S)):
                 signal.append(group)
                 continue

@@ -22,6 +22,9 @@ from shoal.train.batch import Group, pack
 from shoal.validate.vocabulary_sums import BLOCK, VocabularySums
 
 Floats = npt.NDArray[np.float64]
+NoiseKey = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
+"""A lease's seed and an answer's number under it; where answers are drawn in spans, also where the noise of each later
+one begins, and its seed."""
 # Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
 # tokens, positive ones with likely ones.
 TILTS = (-0.5, -0.25, 0.25, 0.5)
@@ -77,7 +80,7 @@ def _fields(own: Replayed) -> list[Any]:
 def replay(
     policy: Policy,
     samples: Sequence[Rollout],
-    keys: Sequence[tuple[int, int]] | None,
+    keys: Sequence[NoiseKey] | None,
     temperature: float,
     budget: int,
     *,
@@ -86,7 +89,7 @@ def replay(
 ) -> list[Replayed]:
     """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
-    `keys` holds each one's lease seed and number under it, which fix its noise; None where sampling is free. Samples
+    `keys` holds what fixes each one's noise; None where sampling is free. Samples
     that share a prompt and stand side by side share its computation. `numeric` asks for what evidence in nats needs,
     `only_logprobs` for nothing but log-probs.
     """
@@ -98,7 +101,7 @@ def replay(
         numbers = to_numpy(batch.number_S).tolist()
         bits = None
         if keys is not None and not only_logprobs:
-            bits = _noise([(*keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
+            bits = _noise([(keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
         columns = _columns(
             policy, states_AD, batch.target_A, bits, temperature, numeric, free=keys is None and not only_logprobs
         )
@@ -116,12 +119,17 @@ def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
         yield Group(answers[0].prompt, answers, [0.0] * len(answers), 0)
 
 
-def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
+def _noise(keys: Sequence[tuple[NoiseKey, int]], vocab: int) -> Iterator[Words]:
     """The noise of every token, answer after answer."""
-    for seed, number, length in keys:
-        stream = NoiseStream(seed, number, vocab)
-        for _ in range(length):
-            yield stream.next()
+    for (seed, number, *later), length in keys:
+        begun = [(0, seed), *(later[0] if later else ())]
+        ends = [*(first for first, _ in begun[1:]), length]
+        for (first, own), end in zip(begun, ends, strict=True):
+            if first >= length:
+                break
+            stream = NoiseStream(own, number, vocab, first)
+            for _ in range(first, min(end, length)):
+                yield stream.next()
 
 
 def logprobs(policy: Policy, samples: Sequence[Rollout], temperature: float, budget: int) -> list[Floats]:

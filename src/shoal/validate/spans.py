@@ -12,11 +12,11 @@ from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
-from shoal.validate.recompute import Replayed, joined, replay, since
+from shoal.validate.recompute import NoiseKey, Replayed, joined, replay, since
 
 Load = Callable[[Version], None]
 """Makes a version the one that answers are computed with."""
-Keys = Sequence[tuple[int, int]]
+Keys = Sequence[NoiseKey]
 
 
 @dataclass(frozen=True, slots=True)

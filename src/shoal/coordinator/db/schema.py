@@ -207,3 +207,16 @@ plants = Table(
     Column("letter", String(1), nullable=False),  # a: known to be good, r: known to be bad
     PrimaryKeyConstraint("step", "submission"),
 )
+
+# What the answers of a lease go on with, where a run lets them change versions while they grow.
+span_leases = Table(
+    "span_leases",
+    metadata,
+    Column("step", Integer, nullable=False),
+    Column("submission", Integer, nullable=False),
+    Column("first", Integer, nullable=False),  # its first token
+    Column("version", Integer, nullable=False),
+    Column("weights", String(64), nullable=False),  # the version's root hash when it was given
+    Column("beacon", BigInteger, nullable=False),
+    PrimaryKeyConstraint("step", "submission", "first"),
+)

@@ -267,6 +267,14 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
         return m.LeaseOut(lease=granted.to_tree())
 
     @app.put(
+        "/v1/leases/{step}/{submission}/spans/{first}",
+        summary="What the answers of a lease go on with from a token on. Asked again, it is the same.",
+    )
+    async def span(step: Step, submission: Submission, first: Step, body: m.SpanIn, by: Signed = signed) -> m.SpanOut:
+        given = await coordinator.span(by, step, submission, first, body.version)
+        return m.SpanOut.model_validate(asdict(given))
+
+    @app.put(
         "/v1/files/{step}/{submission}",
         summary="Hand in a lease's file. The same bytes again change nothing.",
         openapi_extra={

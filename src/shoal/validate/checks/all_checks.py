@@ -10,6 +10,7 @@ from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rates.shipped import default_rates
+from shoal.protocol.spans import noise_of
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
@@ -28,7 +29,7 @@ from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.recompute import Replayed, replay
+from shoal.validate.recompute import NoiseKey, Replayed, replay
 from shoal.validate.spans import Load, Part, parts_of, replay_file
 
 # How often an answer is scored again before its reward is called a lie.
@@ -96,14 +97,14 @@ class Checks:
             for submission in submissions:
                 yield finding_of(self.weigh(submission, load=load))
             return
-        whole = [submission for submission in submissions if not submission.swaps]
+        whole = [submission for submission in submissions if len(submission.spans) == 1]
         samples = [sample for submission in whole for sample in submission.rollouts]
         keys = [key for submission in whole for key in noise_keys(submission, config)]
         temperature, budget = config.sampling.temperature, config.audit.token_budget
         seeded = config.sampling.mode == "seeded"
         replayed = iter(replay(self.policy, samples, keys if seeded else None, temperature, budget))
         for submission in submissions:
-            if submission.swaps:
+            if len(submission.spans) > 1:
                 own_keys = noise_keys(submission, config) if seeded else None
                 own = replay_file(self.policy, submission, own_keys, temperature, budget, load or _nothing_else)
             else:
@@ -127,7 +128,7 @@ class Checks:
         keys = noise_keys(submission, self.config)
         total = Weighed({}, 0)
         for part in parts_of(submission, self.policy.hidden_size):
-            if load is not None or submission.swaps:
+            if load is not None or len(submission.spans) > 1:
                 (load or _nothing_else)(part.version)
             total = total + self._weigh_part(part, keys, alternatives, older(part.version), own())
         return total
@@ -135,7 +136,7 @@ class Checks:
     def _weigh_part(
         self,
         part: Part,
-        keys: Sequence[tuple[int, int]],
+        keys: Sequence[NoiseKey],
         alternatives: Sequence[str],
         older: Weights | None,
         own: Weights | None,
@@ -195,7 +196,9 @@ def _nothing_else(version: Version) -> None:
     raise WeightsError(f"version {version.number}: is not loaded, and only the file's first version is here")
 
 
-def noise_keys(submission: Submission, config: RunConfig) -> list[tuple[int, int]]:
-    """What fixes the noise of each sample: the lease's seed, and the sample's number under it."""
+def noise_keys(submission: Submission, config: RunConfig) -> list[NoiseKey]:
+    """What fixes the noise of each sample: the lease's seed, the sample's number under it, and what later spans have
+    for seeds."""
     seed, size = submission.lease.seed, config.sampling.group_size
-    return [(seed, sample.group * size + sample.sample) for sample in submission.rollouts]
+    later = noise_of(submission.lease, submission.later)
+    return [(seed, sample.group * size + sample.sample, later) for sample in submission.rollouts]

@@ -61,9 +61,11 @@ class Arbiter:
         config = self.run.config
         try:
             submission = read_rollouts(path, signed.lease, limits_of(config, self.policy.vocab))
+            for span in submission.later:
+                span.check(signed.lease, signed.signer)
         except RolloutError as error:
             return Finding("format", "a file is what its lease asks for", path.name, str(error))
-        later = {swap.version: swap.weights for swap in submission.swaps}
+        later = {span.version: span.weights for span in submission.spans[1:]}
         for number, root in later.items():
             find_version(Version(number, root), self.run.path / EVIDENCE)  # what the run once published
 

@@ -28,7 +28,7 @@ from shoal.files import (
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rollout import Rollout
-from shoal.protocol.spans import Swap, read_swaps, write_swaps
+from shoal.protocol.spans import SpanLease, read_span_leases, write_span_leases
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.rollout_size import MAX_BYTES
@@ -64,14 +64,14 @@ class Bundle:
     """What the lease draws its tasks by, where the run has such tables."""
     rates: RatesTable | None = None
     """The version of the run's honest rates that its numbers were judged by, where it is about these."""
-    swaps: tuple[Swap, ...] = ()
-    """Where the file's answers went on with newer versions."""
+    later: tuple[SpanLease, ...] = ()
+    """What the file's answers went on with, span by span."""
 
     @property
     def submission(self) -> Submission:
         assert self.lease is not None
         assert self.version is not None
-        return Submission(self.lease, self.version, self.root, self.rollouts, self.swaps)
+        return Submission(self.lease, self.version, self.root, self.rollouts, self.later)
 
 
 def bundle_of(
@@ -100,8 +100,8 @@ def bundle_of(
         first = next(n for n, sample in enumerate(rollouts) if sample.group == group)
         rollouts = [sample for sample in rollouts if sample.group == group]
     lease, version, root = submission.lease, submission.version, submission.weights
-    swaps = submission.swaps
-    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates, swaps)
+    later = submission.later
+    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates, later)
 
 
 def write_bundle(bundle: Bundle, target: Path) -> None:
@@ -113,7 +113,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
         "lease": asdict(bundle.lease) if bundle.lease else None,
         "version": bundle.version,
         "root": bundle.root,
-        "swaps": write_swaps(bundle.swaps),
+        "later": write_span_leases(bundle.later),
         "first": bundle.first,
         "rollouts": write_samples(bundle.rollouts, target),
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
@@ -142,7 +142,7 @@ def read_bundle(path: Path) -> Bundle:
             file=base64.b64decode(tree["file"], validate=True) if tree["file"] is not None else None,
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
             rates=RatesTable.model_validate(tree["rates"]) if tree.get("rates") is not None else None,
-            swaps=read_swaps(str(path), tree["swaps"]),
+            later=read_span_leases(str(path), tree["later"]),
         )
         if not 0 <= bundle.first < MAX_SAMPLES:
             raise ValueError(f"first is sample {bundle.first}, a file has at most {MAX_SAMPLES}")

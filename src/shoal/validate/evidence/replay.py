@@ -16,7 +16,7 @@ from shoal.extras import require
 from shoal.models.load import load_as
 from shoal.models.version_reader import VersionReader
 from shoal.protocol.rollout_rules import Limits, check_samples
-from shoal.protocol.spans import check_swaps
+from shoal.protocol.spans import check_span_leases
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import read_rollouts
 from shoal.protocol.verdict import MARGIN, NUMBERS, ROUNDING, Finding
@@ -107,7 +107,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     whose = f"bundle of file {bundle.sha256[:12]}"
     check_samples(f"{whose},", bundle.rollouts, limits, bundle.first)
     assert bundle.lease is not None
-    check_swaps(whose, bundle.swaps, bundle.lease, limits.span_tokens, limits.max_new_tokens)
+    check_span_leases(whose, bundle.later, bundle.lease, limits.span_tokens, limits.max_new_tokens)
     roots = {span.version: span.weights for span in bundle.submission.spans}  # that they were published is as written
     with Scorer(bundle.config.tasks) as judge:
         checks = Checks(bundle.config, policy, judge.tasks, judge, roots.get, lambda _: bundle.table)

@@ -24,7 +24,7 @@ from shoal.validate.numerics.free_draws import FREE_BETS, Draws
 from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
-from shoal.validate.recompute import Replayed, logprobs, replay, since
+from shoal.validate.recompute import NoiseKey, Replayed, logprobs, replay, since
 
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
@@ -101,7 +101,7 @@ class NumericJudge:
     def weigh(
         self,
         samples: Sequence[Rollout],
-        keys: Sequence[tuple[int, int]],
+        keys: Sequence[NoiseKey],
         alternatives: Sequence[str],
         older: Weights | None,
         own: Weights | None = None,
@@ -134,7 +134,7 @@ def seen(
     policy: Policy,
     config: RunConfig,
     samples: Sequence[Rollout],
-    keys: Sequence[tuple[int, int]],
+    keys: Sequence[NoiseKey],
     others: Mapping[str, Sequence[Floats]],
     first: int = 0,
 ) -> list[Observed]:
