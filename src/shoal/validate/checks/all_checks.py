@@ -27,7 +27,7 @@ from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.recompute import Replayed, replay
+from shoal.validate.recompute import Replayed, StatesOf, replay
 
 # How often an answer is scored again before its reward is called a lie.
 TRIES = 4
@@ -45,12 +45,20 @@ class Checks:
     table_of: Callable[[Lease], Table | None] = no_table
     rates: RatesTable = field(default_factory=lambda: RatesTable(shipped=default_rates()))
     """What honest machines are off by where numbers are rounded to bfloat16."""
+    states: StatesOf | None = field(default=None, init=False)
+    """What computes the states of files; the policy if None."""
     numbers: NumericJudge | None = field(init=False)
     """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
 
     def __post_init__(self) -> None:
         rounds = self.config.model.dtype == "bfloat16"
         self.numbers = NumericJudge(self.config, self.policy, self._bets()) if rounds else None
+
+    def compute_states(self, states: StatesOf) -> None:
+        """Has the states of files computed by another engine than the policy."""
+        self.states = states
+        if self.numbers is not None:
+            self.numbers.states = states
 
     def judge_by(self, rates: RatesTable) -> None:
         """Judges by another version of the run's honest rates from now on."""
@@ -95,9 +103,8 @@ class Checks:
         samples = [sample for submission in submissions for sample in submission.rollouts]
         keys = [key for submission in submissions for key in noise_keys(submission, config)]
         seeded = config.sampling.mode == "seeded"
-        replayed = replay(
-            self.policy, samples, keys if seeded else None, config.sampling.temperature, config.audit.token_budget
-        )
+        temperature, budget = config.sampling.temperature, config.audit.token_budget
+        replayed = replay(self.policy, samples, keys if seeded else None, temperature, budget, states=self.states)
         begin = 0
         for submission in submissions:
             own = replayed[begin : begin + len(submission.rollouts)]
