@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 MAX_LEN = 128
-ATTACKS = ["int4", "older_version", "temperature", "best_of_n", "edited_tokens", "false_logprobs", "own_mean_proof"]
+ATTACKS = ["int4", "int8", "temperature", "best_of_n", "edited_tokens", "false_logprobs", "own_mean_proof"]
 
 
 @pytest.fixture(scope="module")
