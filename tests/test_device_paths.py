@@ -127,7 +127,7 @@ FORBIDDEN = {
         "devices.py": "the way to the host",
         "toploc/hidden_states.py": "brings the states of proofs to the host, as bits",
         "models/weights.py": "brings weights to the host, as bytes of a file",
-        "validate/numerics/vllm_script.py": "runs in a process of vLLM, without this package",
+        "validate/vllm_script.py": "runs in a process of vLLM, without this package",
     },
     r"\.double\(|torch\.float64": {
         "devices.py": "knows which device lacks it",

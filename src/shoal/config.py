@@ -391,6 +391,11 @@ class AuditConfig(_Table):
     )
     threads: Threads = Field(1, description="CPU threads of each validator.")
     device: DeviceName | None = Field(None, description="Device of the validator; default: the run's device.")
+    engine: Literal["auto", "torch", "vllm"] = Field(
+        "auto",
+        description="What computes the final states of answers again; auto: vLLM on a CUDA device where it is "
+        "installed, torch otherwise.",
+    )
     thresholds: ThresholdsConfig = ThresholdsConfig()
     enforce: bool = Field(
         True,

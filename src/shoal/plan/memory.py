@@ -143,11 +143,11 @@ def validator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) ->
     files may be made with are read from their files, tensor by tensor, and take no memory beside them.
 
     In a bfloat16 run some files are also computed with other weights: these replace the own ones tensor by tensor, so
-    there are two numbers more for each of the largest one, a changed one and what it is made from.
+    there are two numbers more for each of the largest one: the changed one, and what it is made from.
     """
     compares = config.model.dtype == "bfloat16" and config.audit.shift_rate > 0
     own = shape.parameters * torch.float32.itemsize
-    largest = max(shape.block_parameters, shape.outside_parameters)
+    largest = max(shape.block_parameters, shape.vocab * shape.hidden)
     states = config.audit.token_budget * shape.hidden * FLOAT32
     return Memory(
         {

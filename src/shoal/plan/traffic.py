@@ -95,11 +95,13 @@ def worker_traffic(sizes: Sizes, workers: int) -> Traffic:
 
 
 def validator_traffic(config: RunConfig, sizes: Sizes) -> Traffic:
-    """Versions that files may be made with, and those that evidence of the last steps needs, at most one per step."""
+    """Versions that files may be made with, and those that evidence keeps: as many as a challenge can be about, if a
+    file of each is blamed."""
     versions = {"base and versions": sizes.versions(config.async_level + 1)}
-    kept = sizes.versions(config.keep.versions) - sizes.version
+    window = config.ledger.challenge_steps + config.async_level + 1 + config.keep.evidence_versions
+    kept = sizes.versions(window) - sizes.version
     return Traffic(
-        {**versions, "evidence, if there is any": kept + sizes.file},
+        {**versions, "evidence, at most": kept + sizes.file},
         {},
         {"uploads": sizes.uploads, "updates": sizes.update},
     )

@@ -50,6 +50,7 @@ from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import Weighed, finding_of
 from shoal.validate.numerics.shared_evidence import SharedEvidence, Shown
 from shoal.validate.queue import TimeBudget, in_turn
+from shoal.validate.vllm_states import VllmStates, vllm_for
 
 POLL_S = 0.02
 # How long files are judged before it is asked whether better ones have come.
@@ -393,6 +394,12 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
 
         with Scorer(config.tasks) as judge, ExitStack() as lines:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
+            states = None
+            if (python := vllm_for(config, device)) is not None:
+                budget = max(config.audit.token_budget, config.max_len)
+                states = lines.enter_context(VllmStates(python, config.max_len, budget))
+                states.use(folder)
+                checks.compute_states(states.states)
             audits = Audits(config.audit)
             strikes = past_strikes(run.path / "metrics" / f"{name}.jsonl")
             votes = Votes(_own_file(run, name, "votes.jsonl"))
@@ -409,6 +416,8 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
             if config.model.dtype == "bfloat16":
                 validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
                 validator.judge_by(validator.rates.table)
+            if states is not None:
+                validator.files.versions.on_load = states.use
             # A connection of its own: votes are sent while files are judged.
             refresh = peers.pull if peers else lambda: None
             validator.juror = Juror(line(), votes, _own_file(run, name, "head.json"), refresh)

@@ -4,7 +4,7 @@ side.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
 from typing import Any
@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 NoiseKey = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 """A lease's seed and an answer's number under it; where answers are drawn in spans, also where the noise of each later
 one begins, and its seed."""
+StatesOf = Callable[[Sequence[Rollout]], list[Tensor]]
 # Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
 # tokens, positive ones with likely ones.
 TILTS = (-0.5, -0.25, 0.25, 0.5)
@@ -86,19 +87,23 @@ def replay(
     *,
     numeric: bool = False,
     only_logprobs: bool = False,
+    states: StatesOf | None = None,
 ) -> list[Replayed]:
     """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
     `keys` holds what fixes each one's noise; None where sampling is free. Samples
     that share a prompt and stand side by side share its computation. `numeric` asks for what evidence in nats needs,
-    `only_logprobs` for nothing but log-probs.
+    `only_logprobs` for nothing but log-probs. `states` computes final states in the policy's place, whose head is used.
     """
     found: dict[int, Replayed] = {}
     budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
     for batch in pack(list(_groups(samples)), budget):
-        hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
-        states_AD = hidden_TD.index_select(0, batch.source_A.to(policy.device))
         numbers = to_numpy(batch.number_S).tolist()
+        if states is None:
+            hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
+            states_AD = hidden_TD.index_select(0, batch.source_A.to(policy.device))
+        else:
+            states_AD = torch.cat(states([samples[n] for n in numbers])).to(policy.device)
         bits = None
         if keys is not None and not only_logprobs:
             bits = _noise([(keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)

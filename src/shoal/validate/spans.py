@@ -12,7 +12,7 @@ from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
-from shoal.validate.recompute import NoiseKey, Replayed, joined, replay, since
+from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, joined, replay, since
 
 Load = Callable[[Version], None]
 """Makes a version the one that answers are computed with."""
@@ -51,14 +51,20 @@ def _until(sample: Rollout, end: int | None, hidden: int) -> Rollout:
 
 
 def replay_file(
-    policy: Policy, submission: Submission, keys: Keys | None, temperature: float, budget: int, load: Load
+    policy: Policy,
+    submission: Submission,
+    keys: Keys | None,
+    temperature: float,
+    budget: int,
+    load: Load,
+    states: StatesOf | None = None,
 ) -> list[Replayed]:
-    """A file's answers as the versions compute them that it names."""
+    """A file's answers as the versions compute them that it names; `states` computes final states as in `replay`."""
     found: list[list[Replayed]] = [[] for _ in submission.rollouts]
     for part in parts_of(submission, policy.hidden_size):
         load(part.version)
         own_keys = None if keys is None else [keys[number] for number in part.numbers]
-        replayed = replay(policy, part.samples, own_keys, temperature, budget)
+        replayed = replay(policy, part.samples, own_keys, temperature, budget, states=states)
         for number, own in zip(part.numbers, replayed, strict=True):
             found[number].append(since(own, part.first))
     return [joined(pieces) for pieces in found]

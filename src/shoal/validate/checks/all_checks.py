@@ -29,7 +29,7 @@ from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
-from shoal.validate.recompute import NoiseKey, Replayed, replay
+from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, replay
 from shoal.validate.spans import Load, Part, parts_of, replay_file
 
 # How often an answer is scored again before its reward is called a lie.
@@ -48,12 +48,20 @@ class Checks:
     table_of: Callable[[Lease], Table | None] = no_table
     rates: RatesTable = field(default_factory=lambda: RatesTable(shipped=default_rates()))
     """What honest machines are off by where numbers are rounded to bfloat16."""
+    states: StatesOf | None = field(default=None, init=False)
+    """What computes the states of files; the policy if None."""
     numbers: NumericJudge | None = field(init=False)
     """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
 
     def __post_init__(self) -> None:
         rounds = self.config.model.dtype == "bfloat16"
         self.numbers = NumericJudge(self.config, self.policy, self._bets()) if rounds else None
+
+    def compute_states(self, states: StatesOf) -> None:
+        """Has the states of files computed by another engine than the policy."""
+        self.states = states
+        if self.numbers is not None:
+            self.numbers.states = states
 
     def judge_by(self, rates: RatesTable) -> None:
         """Judges by another version of the run's honest rates from now on."""
@@ -102,11 +110,12 @@ class Checks:
         keys = [key for submission in whole for key in noise_keys(submission, config)]
         temperature, budget = config.sampling.temperature, config.audit.token_budget
         seeded = config.sampling.mode == "seeded"
-        replayed = iter(replay(self.policy, samples, keys if seeded else None, temperature, budget))
+        replayed = iter(replay(self.policy, samples, keys if seeded else None, temperature, budget, states=self.states))
         for submission in submissions:
             if len(submission.spans) > 1:
                 own_keys = noise_keys(submission, config) if seeded else None
-                own = replay_file(self.policy, submission, own_keys, temperature, budget, load or _nothing_else)
+                load = load or _nothing_else
+                own = replay_file(self.policy, submission, own_keys, temperature, budget, load, self.states)
             else:
                 own = [next(replayed) for _ in submission.rollouts]
             yield self._compare(submission, own)

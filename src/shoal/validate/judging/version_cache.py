@@ -5,7 +5,9 @@ one. So a validator holds one copy of the model, whatever number of versions fil
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shoal.errors import WeightsError
 from shoal.models.load import Policy
@@ -23,6 +25,8 @@ class VersionCache:
     loaded: Version
     dtype: str
     size: int
+    on_load: Callable[[Path], None] = lambda _folder: None
+    """Told the directory of each version that is loaded."""
     kept: OrderedDict[Version, Weights] = field(default_factory=OrderedDict)
     _reader: VersionReader = field(init=False)
 
@@ -35,6 +39,7 @@ class VersionCache:
             return
         self.policy.set_weights(self._weights(version), f"version {version.number}")
         self.loaded = version
+        self.on_load(self.channel.fetch(version))
 
     def own(self) -> Weights | None:
         """The weights of the version that is loaded, in their files; None if nobody has these any more."""

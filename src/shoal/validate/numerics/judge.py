@@ -24,7 +24,7 @@ from shoal.validate.numerics.free_draws import FREE_BETS, Draws
 from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
-from shoal.validate.recompute import NoiseKey, Replayed, logprobs, replay, since
+from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, logprobs, replay, since
 
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
@@ -85,6 +85,8 @@ class NumericJudge:
     config: RunConfig
     policy: Policy
     bets: Bets
+    states: StatesOf | None = None
+    """What computes states of files; the policy if None."""
     noise: Noise | None = field(default=None, init=False)
     _measured: dict[str, Noise] = field(default_factory=dict, init=False)
 
@@ -114,7 +116,7 @@ class NumericJudge:
         assert self.noise is not None
         known = [name for name in alternatives if name in ROUNDED or older is not None]
         others = {name: self._logprobs(name, samples, older, own) for name in known}
-        answers = seen(self.policy, self.config, samples, keys, others, first)
+        answers = seen(self.policy, self.config, samples, keys, others, first, self.states)
         return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) - first for sample in samples))
 
     def _logprobs(
@@ -137,12 +139,15 @@ def seen(
     keys: Sequence[NoiseKey],
     others: Mapping[str, Sequence[Floats]],
     first: int = 0,
+    states: StatesOf | None = None,
 ) -> list[Observed]:
     """Answers from token `first` on beside what the policy computes; `others` are their log-probs in other
     computations, by name."""
     sampling = config.sampling
     seeded = keys if sampling.mode == "seeded" else None
-    replayed = replay(policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True)
+    replayed = replay(
+        policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True, states=states
+    )
     found = []
     proven = toploc.proof_size(first, policy.hidden_size) if first else 0
     for number, (sample, whole) in enumerate(zip(samples, replayed, strict=True)):

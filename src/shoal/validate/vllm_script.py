@@ -7,7 +7,13 @@ One line of JSON comes in per request and one goes out per reply, followed by ra
     in   {"tokens": [1, 2, 3, ...], "begin": 12}
     out  {"states": [T, D], "logits": [T, V]}, then the bfloat16 bits of both, of the places from `begin` on
 
-Each sequence is one prefill in bfloat16. It runs in this process (no pickle), on the loopback interface, without a hub.
+Each sequence is one prefill in bfloat16. With `"states": true` and a `"budget"` of tokens per forward pass in the first
+line, states alone are computed, in float32, by the pooling runner, for several sequences at a time:
+
+    in   {"sequences": [[1, 2, 3, ...], ...], "begins": [12, ...]}
+    out  {"states": [[T, D], ...]}, then their float32 bits
+
+It runs in this process (no pickle), on the loopback interface, without a hub.
 """
 
 import json
@@ -29,6 +35,39 @@ def main() -> None:
     os.dup2(2, 1)  # what vLLM prints goes to stderr
     os.environ.update(SETTINGS)
     job = json.loads(sys.stdin.readline())
+    (pool if job.get("states") else watch_model)(job, replies)
+
+
+def pool(job: dict[str, Any], replies: Any) -> None:
+    """States of every token, from the pooling runner."""
+    import vllm
+
+    engine = vllm.LLM(
+        model=job["model"],
+        runner="pooling",  # which asks for the tokenizer, though it is given tokens
+        dtype="float32",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=True,
+        max_model_len=job["max_len"] + 1,
+        max_num_batched_tokens=job["budget"],
+        pooler_config={"task": "token_embed", "use_activation": False},
+    )
+    reply(replies, {"vllm": vllm.__version__})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        prompts = [{"prompt_token_ids": tokens} for tokens in asked["sequences"]]
+        outputs = engine.encode(prompts, pooling_task="token_embed", use_tqdm=False)
+        found = [
+            output.outputs.data[begin:].float().contiguous()
+            for output, begin in zip(outputs, asked["begins"], strict=True)
+        ]
+        data = b"".join(states_TD.numpy().tobytes() for states_TD in found)
+        reply(replies, {"states": [list(states_TD.shape) for states_TD in found]}, data)
+
+
+def watch_model(job: dict[str, Any], replies: Any) -> None:
+    """States and logits as an engine that generates computes them."""
     import vllm
 
     engine = vllm.LLM(

@@ -1,0 +1,76 @@
+"""Which engine computes the states of files, and that its states take the place of the policy's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.config import RunConfig
+from shoal.errors import ConfigError, ModelError
+from shoal.protocol.rollout import Rollout
+from shoal.protocol.submission import Submission
+from shoal.validate import vllm_states
+from shoal.validate.recompute import replay
+from shoal.validate.vllm_states import VllmStates, vllm_for
+from tests.support.coordinator_in_process import make_config
+from tests.support.model_and_checks import World
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+HERE = Path(sys.executable)
+
+
+def config(engine: str, **changes: object) -> RunConfig:
+    return make_config(audit={"engine": engine}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "there", "expected"),
+    [
+        ("auto", CPU, True, None),
+        ("auto", CUDA, True, HERE),
+        ("auto", CUDA, False, None),
+        ("torch", CUDA, True, None),
+        ("vllm", CPU, True, HERE),
+        ("vllm", CUDA, True, HERE),
+    ],
+)
+def test_the_engine_follows_from_config_and_device(
+    engine: str, device: torch.device, there: bool, expected: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_states, "vllm_python", lambda: HERE if there else None)
+    assert vllm_for(config(engine), device) == expected
+
+
+def test_vllm_that_is_asked_for_and_missing_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_states, "vllm_python", lambda: None)
+    with pytest.raises(ConfigError, match=r'audit.engine = "vllm": vLLM cannot be imported .*SHOAL_VLLM_PYTHON'):
+        vllm_for(config("vllm"), CPU)
+
+
+def test_adapters_are_not_given_to_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_states, "is_adapter", lambda _folder: True)
+    with VllmStates(HERE, 64, 64) as engine:
+        engine.use(tmp_path)
+        with pytest.raises(ModelError, match="is an adapter"):
+            engine.states([])
+
+
+def test_given_states_take_the_place_of_the_policys(world: World, honest: Submission) -> None:
+    """Whatever order samples are packed in, each gets its own."""
+    policy, asked = world.checks.policy, []
+
+    def states(samples: list[Rollout]) -> list[torch.Tensor]:
+        asked.append(len(samples))
+        return [own.states_TD for own in replay(policy, samples, None, 1.0, 10**6)]
+
+    keys = [(7, number) for number in range(len(honest.rollouts))]
+    plain = replay(policy, honest.rollouts, keys, 1.0, 64)
+    given = replay(policy, honest.rollouts, keys, 1.0, 64, states=states)
+    assert sum(asked) == len(honest.rollouts)
+    for one, other in zip(plain, given, strict=True):
+        torch.testing.assert_close(one.states_TD, other.states_TD, atol=1e-4, rtol=1e-4)
+        assert abs(one.logprobs_T - other.logprobs_T).max() < 1e-4
+        assert one.shortfalls_T is not None
+        assert other.shortfalls_T is not None
+        assert abs(one.shortfalls_T - other.shortfalls_T).max() < 1e-4
