@@ -10,7 +10,7 @@ within one run and the best round of each counts. Files are on a memory disk whe
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ class Side(Protocol):
 
     def publish(self, number: int) -> None: ...
 
-    def fetch(self, number: int) -> dict[str, Tensor]: ...
+    def fetch(self, number: int) -> Mapping[str, Tensor]: ...
 
 
 def bench_files(quick: bool, progress: Progress) -> BenchResult:
@@ -117,7 +117,7 @@ class Single:
             hash_pieces(path, LARGEST_PIECE)
             delta.encode(self._path(number - 1), path, self._folder / "delta")
 
-    def fetch(self, number: int) -> dict[str, Tensor]:
+    def fetch(self, number: int) -> Mapping[str, Tensor]:
         base, made = self._path(number - 1), self._folder / "made.safetensors"
         hash_pieces(base, LARGEST_PIECE)
         delta.apply(base, self._folder / "delta", made, base_is_verified=True)
@@ -142,7 +142,7 @@ class Several:
             write_weights(staging, self._weights, file_bytes=total // PARTS)
         self._versions.publish(number, self._folder / folder_name(number))
 
-    def fetch(self, number: int) -> dict[str, Tensor]:
+    def fetch(self, number: int) -> Mapping[str, Tensor]:
         store, worker = self._publisher.store, self._worker
         for name in store.packages():  # as links: there is one copy
             shutil.copytree(store.folder(name), worker.folder(name), copy_function=os.link)

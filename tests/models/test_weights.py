@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[n], t) for n, t in expected.items())
 
 

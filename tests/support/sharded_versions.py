@@ -1,6 +1,6 @@
 """Versions of eight weight files as a trainer writes them, and hashing that is counted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files_of(folder).items()}
 
 
-def equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[n], t) for n, t in expected.items())
 
 

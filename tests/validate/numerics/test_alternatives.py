@@ -1,5 +1,6 @@
 """Other weights for a while: in place, tensor by tensor, and what was there comes back to the bit."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ def judge(folder: Path) -> Policy:
 
 def copies(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.weights().items()}
+
+
+def rounded(name: str, _parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+    return ROUNDED[name](tensor)
 
 
 def same(policy: Policy, weights: dict[str, torch.Tensor]) -> bool:
@@ -68,8 +73,8 @@ def test_other_weights_take_the_memory_of_one_tensor(judge: Policy, folder: Path
     peaks = {}
     for own in (read_weights(folder, "bfloat16"), None):
         with LiveBytes(weights.values()) as live:
-            for change in ROUNDED.values():
-                with with_weights(judge, lambda _, tensor, change=change: change(tensor), "other", own):
+            for name in ROUNDED:
+                with with_weights(judge, partial(rounded, name), name, own):
                     pass
         peaks[own is None] = live.peak
     assert peaks[False] <= model + 3 * largest
