@@ -51,7 +51,12 @@ def lend(
 
 
 def machine(
-    run: RunDir, batch: int | None, threads: int | None, dtype: str | None, engine: str | None = None, devices: int | None = None
+    run: RunDir,
+    batch: int | None,
+    threads: int | None,
+    dtype: str | None,
+    engine: str | None = None,
+    devices: int | None = None,
 ) -> RunDir:
     """The run's config with what differs on this machine."""
     check_dtype(dtype)

@@ -159,7 +159,8 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             if settings.noise:
                 interface = "2" if config.use_v2_model_runner else "1"
                 processor = f"{PACKAGE}.logits_processor_v{interface}:SeededNoiseV{interface}"
-                config.model_config.logits_processors = [processor]
+                others = config.model_config.logits_processors or []
+                config.model_config.logits_processors = [*others, processor]
             return LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except ModelError:
         raise
