@@ -17,7 +17,7 @@ from hypothesis import settings
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-SMALL_CACHE_GB = 0.01
+SMALL_CACHE_GB = 0.004
 
 
 def settings_of(**changes: Any) -> Any:

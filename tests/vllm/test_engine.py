@@ -137,7 +137,7 @@ def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_goes_o
 
 
 def test_states_are_not_handed_out_and_the_error_says_which_engine_does(engine: VllmEngine) -> None:
-    with pytest.raises(ModelError, match='use workers.engine = "torch"'):
+    with pytest.raises(ModelError, match=r'use workers\.engine = "torch"'):
         engine.submit(0, requests_of(1)[0], hidden=True)
     assert engine.running == 0
 

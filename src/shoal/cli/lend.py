@@ -46,7 +46,8 @@ def lend(
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
-    # The card tells which devices the owner's machines have. This one has its own.
+    # The card tells which devices and engines the owner's machines have. This one has its own.
+    joined = machine(joined, None, None, None, "auto", 1)
     return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 

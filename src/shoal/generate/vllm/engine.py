@@ -21,6 +21,7 @@ from torch import Tensor
 from shoal.errors import ModelError
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.vllm.asked import Asked
+from shoal.generate.vllm.death_watch import watch_for_death
 from shoal.generate.vllm.start import VllmSettings, start
 from shoal.models.adapter_files import is_adapter
 from shoal.models.load import Policy, check_names
@@ -143,6 +144,7 @@ class VllmEngine(Engine):
 
     def _start(self, folder: Path, origin: str) -> None:
         self._engine = start(folder, self._settings, self.log, origin)
+        watch_for_death(self._engine.engine_core)
         self._engine.collective_rpc("shoal_prepare", args=(os.getpid(),))
         self._all_ranks("shoal_check", str(folder), self._settings.held, origin)
         self._loaded = folder, origin
