@@ -17,6 +17,8 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+# Generators of sampling noise; `generate/noise_kinds.py` says what produces each.
+NoiseName = Literal["philox4x64", "vllm-0.32"]
 # The tables of roles that compute.
 DeviceTable = Literal["train", "workers", "audit", "eval"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -158,8 +160,22 @@ class SamplingConfig(_Table):
         description="seeded: noise derived from the lease, so that every token can be checked. free: the "
         "worker's own noise, which can be checked only statistically.",
     )
+    noise: NoiseName = Field(
+        "philox4x64",
+        description="Where seeded noise comes from. philox4x64: Shoal's own engines. vllm-0.32: the V2 sampler of vLLM "
+        "0.32, which a stock server has (docs/stock-server.md); workers with other releases cannot take part.",
+    )
     max_new_tokens: Positive = Field(64, description="Longest answer, in tokens.")
     max_prompt_tokens: Positive = Field(256, description="Longest prompt, in tokens; a longer one is an error.")
+
+    @model_validator(mode="after")
+    def _draws_by_the_noise_that_it_names(self) -> Self:
+        if self.mode == "free" and self.noise != "philox4x64":
+            raise ValueError(
+                f"noise = {self.noise!r}: with mode = 'free' each worker draws its own noise; leave noise out, or set "
+                "mode = 'seeded'"
+            )
+        return self
 
 
 class LoraConfig(_Table):

@@ -14,10 +14,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from shoal.config import NoiseName
 from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
 from shoal.generate.kv_cache import NextToken, SlotCache
-from shoal.generate.sampling import NoiseStream, choose, greedy
+from shoal.generate.noise_kinds import Noise, open_noise
+from shoal.generate.sampling import choose, greedy
 from shoal.models.attention import Packed, Recording
 from shoal.models.load import AGREEMENT, Policy, disagreement
 
@@ -62,7 +64,7 @@ class Engine(Protocol):
 class _Running:
     index: int
     request: Request
-    noise: NoiseStream | None
+    noise: Noise | None
     length: int  # tokens in the cache
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -75,7 +77,15 @@ class TorchEngine:
     `temperature` 0 means greedy decoding, for evaluation; the seed is then without effect.
     """
 
-    def __init__(self, policy: Policy, *, max_batch: int, max_len: int, temperature: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_batch: int,
+        max_len: int,
+        temperature: float,
+        noise: NoiseName = "philox4x64",
+    ) -> None:
         if max_len > policy.max_positions:
             raise ModelError(
                 f"prompt and answer may take {max_len} tokens, the model handles {policy.max_positions}; "
@@ -86,6 +96,7 @@ class TorchEngine:
         self.max_batch = max_batch
         self.max_len = max_len
         self.temperature = temperature
+        self.noise: NoiseName = noise
         self._cache = SlotCache(max_batch, max_len)
 
     def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
@@ -127,7 +138,7 @@ class TorchEngine:
             last = prompt
             index, request = waiting.popleft()
             greedily = self.temperature == 0
-            noise = None if greedily else NoiseStream(request.seed, request.sample, self.policy.vocab)
+            noise = None if greedily else self._noise(request)
             running.append(_Running(index, request, noise, len(prompt)))
             free -= 1
         shared = [(prompt, len(list(same))) for prompt, same in groupby(running[first:], lambda r: r.request.prompt)]
@@ -174,6 +185,9 @@ class TorchEngine:
             ended = r.tokens[-1] in self.policy.eos_ids
             if ended or len(r.tokens) == r.request.max_new_tokens:
                 yield self._retire(running, slot, "eos" if ended else "length")
+
+    def _noise(self, request: Request) -> Noise:
+        return open_noise(self.noise, request.seed, request.sample, self.policy.vocab, len(request.prompt))
 
     def scaled(self, logits_BV: Tensor) -> Tensor:
         """Logits of the distribution that is sampled."""

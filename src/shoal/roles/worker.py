@@ -150,7 +150,11 @@ def load_engine(
     held = config.model.dtype
     policy = load_as(folder, held, computed or config.workers.dtype or held, device)
     engine = TorchEngine(
-        policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=config.sampling.temperature
+        policy,
+        max_batch=config.workers.max_batch,
+        max_len=config.max_len,
+        temperature=config.sampling.temperature,
+        noise=config.sampling.noise,
     )
     return first, policy, engine
 

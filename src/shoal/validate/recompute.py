@@ -13,8 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.config import NoiseName
 from shoal.devices import sums_dtype, to_numpy
-from shoal.generate.sampling import NoiseStream, Words
+from shoal.generate.noise_kinds import open_noise
+from shoal.generate.sampling import Words
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.train.batch import Group, pack
@@ -65,12 +67,13 @@ def replay(
     *,
     numeric: bool = False,
     only_logprobs: bool = False,
+    noise: NoiseName = "philox4x64",
 ) -> list[Replayed]:
     """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
-    `keys` holds each one's lease seed and number under it, which fix its noise; None where sampling is free. Samples
-    that share a prompt and stand side by side share its computation. `numeric` asks for what evidence in nats needs,
-    `only_logprobs` for nothing but log-probs.
+    `keys` holds each one's lease seed and number under it, which fix its noise, of the kind `noise`; None where sampling
+    is free. Samples that share a prompt and stand side by side share its computation. `numeric` asks for what evidence
+    in nats needs, `only_logprobs` for nothing but log-probs.
     """
     found: dict[int, Replayed] = {}
     budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
@@ -80,7 +83,7 @@ def replay(
         numbers = to_numpy(batch.number_S).tolist()
         bits = None
         if keys is not None and not only_logprobs:
-            bits = _noise([(*keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
+            bits = _noise([(samples[n], *keys[n]) for n in numbers], policy.vocab, noise)
         columns = _columns(
             policy, states_AD, batch.target_A, bits, temperature, numeric, free=keys is None and not only_logprobs
         )
@@ -98,11 +101,11 @@ def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
         yield Group(answers[0].prompt, answers, [0.0] * len(answers), 0)
 
 
-def _noise(keys: Sequence[tuple[int, int, int]], vocab: int) -> Iterator[Words]:
+def _noise(keys: Sequence[tuple[Rollout, int, int]], vocab: int, kind: NoiseName) -> Iterator[Words]:
     """The noise of every token, answer after answer."""
-    for seed, number, length in keys:
-        stream = NoiseStream(seed, number, vocab)
-        for _ in range(length):
+    for sample, seed, number in keys:
+        stream = open_noise(kind, seed, number, vocab, len(sample.prompt))
+        for _ in range(len(sample.completion)):
             yield stream.next()
 
 

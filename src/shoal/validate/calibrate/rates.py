@@ -61,6 +61,7 @@ def engine_answers(
         max_batch=config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
+        noise=config.sampling.noise,
     )
     rollouts = []
     answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.index)

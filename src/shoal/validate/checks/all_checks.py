@@ -96,7 +96,12 @@ class Checks:
         keys = [key for submission in submissions for key in noise_keys(submission, config)]
         seeded = config.sampling.mode == "seeded"
         replayed = replay(
-            self.policy, samples, keys if seeded else None, config.sampling.temperature, config.audit.token_budget
+            self.policy,
+            samples,
+            keys if seeded else None,
+            config.sampling.temperature,
+            config.audit.token_budget,
+            noise=config.sampling.noise,
         )
         begin = 0
         for submission in submissions:

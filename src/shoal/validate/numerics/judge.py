@@ -125,7 +125,8 @@ def seen(
     """Answers beside what the policy computes; `others` are their log-probs in other computations, by name."""
     sampling = config.sampling
     seeded = keys if sampling.mode == "seeded" else None
-    replayed = replay(policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True)
+    budget, noise = config.audit.token_budget, sampling.noise
+    replayed = replay(policy, samples, seeded, sampling.temperature, budget, numeric=True, noise=noise)
     found = []
     for number, (sample, own) in enumerate(zip(samples, replayed, strict=True)):
         assert own.squares_T is not None
