@@ -46,7 +46,7 @@ def kernels() -> Any:
 STOCK = kernels()
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _noise_kernel(hashes_ptr, noise_ptr, seeds_ptr, positions_ptr, vocab, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row, block = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = block < vocab

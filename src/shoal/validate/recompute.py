@@ -71,7 +71,7 @@ def replay(
 ) -> list[Replayed]:
     """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
-    `keys` holds each one's lease seed and number under it, which fix its noise, of the kind `noise`; None where sampling
+    `keys` holds each one's lease seed and number under it, which fix its noise, of kind `noise`; None where sampling
     is free. Samples that share a prompt and stand side by side share its computation. `numeric` asks for what evidence
     in nats needs, `only_logprobs` for nothing but log-probs.
     """
