@@ -13,8 +13,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shoal
+from shoal import toploc
 from shoal.devices import CPU
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models import load
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
@@ -67,12 +69,13 @@ def test_training_computes_where_the_policy_is(policy: Policy) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_the_engine_computes_where_the_policy_is_and_hands_out_what_is_on_the_host(
-    policy: Policy, temperature: float
+    policy: Policy, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(toploc, "build_from_top", lambda *_: b"")  # values that are not there have no positions
     engine = TorchEngine(policy, max_batch=2, max_len=20, temperature=temperature)
     requests = [Request(tuple(range(2, 2 + length)), 7, length, 2) for length in (3, 3, 8)]
     made = list(engine.generate(requests, hidden=True))
-    assert sorted(completion.index for completion in made) == [0, 1, 2]
+    assert sorted(completion.key for completion in made) == [0, 1, 2]
     for completion in made:
         assert completion.hidden_TD is not None
         assert completion.hidden_TD.device == CPU

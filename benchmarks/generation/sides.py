@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.peers.process import Peer
-from shoal.generate import engine as engine_module
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate import torch_engine as engine_module
+from shoal.generate.engine import Request
 from shoal.generate.sampling import NoiseStream
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy
 from shoal.process import KEEP_FREED_MEMORY, NO_HUB, SLEEP_WHEN_IDLE
 from shoal.tasks.source import TaskSource
@@ -72,7 +73,7 @@ class Ours:
             Request(tuple(prompt), 0, sample, length)
             for sample, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
         ]
-        engine = TorchEngine(self._policy, max_batch=batch, max_len=work.max_len, temperature=1.0)
+        engine = TorchEngine(self._policy, max_batch=batch, max_len=work.max_len, temperature=1.0, proofs=False)
         began = time.perf_counter()
         tokens = sum(len(completion.tokens) for completion in engine.generate(requests))
         seconds = time.perf_counter() - began

@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult
-from shoal import toploc
 from shoal.config import RunConfig
 from shoal.config_io import check_config
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.load import Policy, trainable
 from shoal.models.weights import plan_files, specs_of, write_file
@@ -136,7 +136,9 @@ def _rollout(
 
 
 def tracked_engine(subject: Subject) -> tuple[int, bytes]:
-    """Bytes that an engine holds after a full batch, with the states of its answers, and the rollout file of it."""
+    """Bytes that an engine holds after a full batch, with the states of its answers, and the rollout file of it.
+
+    No worker keeps them: they are asked for here because memory that is gone after a chunk cannot be counted."""
     sampling, policy = subject.config.sampling, subject.policy()
     slots, rng = subject.config.workers.max_batch, Random(0)
     groups = slots // sampling.group_size
@@ -146,13 +148,13 @@ def tracked_engine(subject: Subject) -> tuple[int, bytes]:
     live = LiveBytes([*policy.model.parameters(), *policy.model.buffers()])
     with live:
         engine = TorchEngine(policy, max_batch=slots, max_len=subject.config.max_len, temperature=1.0)
-        made = sorted(engine.generate(requests, hidden=True), key=lambda completion: completion.index)
+        made = sorted(engine.generate(requests, hidden=True), key=lambda completion: completion.key)
     rollouts = []
     for completion in made:
-        group, sample = divmod(completion.index, sampling.group_size)
-        assert completion.hidden_TD is not None
-        proof = toploc.build(completion.hidden_TD.bfloat16())
-        rollouts.append(_rollout(group, sample, prompts[group], completion.tokens, completion.logprobs, proof))
+        group, sample = divmod(completion.key, sampling.group_size)
+        rollouts.append(
+            _rollout(group, sample, prompts[group], completion.tokens, completion.logprobs, completion.proof)
+        )
     lease = Lease("plan", "worker-0", 0, 0, 0, groups, 0, 0.0)
     return live.now, write_rollouts(Submission(lease, 0, "0" * 64, rollouts), groups)
 

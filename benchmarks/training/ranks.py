@@ -28,7 +28,8 @@ from benchmarks.common.progress import Progress
 from benchmarks.common.ranks import forked_ranks
 from benchmarks.common.result import BenchResult, Figure
 from shoal.config import RunConfig
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load, trainable
 from shoal.plan.live_bytes import LiveBytes
 from shoal.protocol.rollout import bare_rollout
@@ -223,7 +224,9 @@ def _curve(base: Path, config: RunConfig, world: World = ALONE) -> list[float]:
     tasks, sampling = build_source(config.tasks), config.sampling
     policy = load(base)
     batch = sampling.group_size * config.train.groups_per_step
-    engine = TorchEngine(policy, max_batch=batch, max_len=config.max_len, temperature=sampling.temperature)
+    engine = TorchEngine(
+        policy, max_batch=batch, max_len=config.max_len, temperature=sampling.temperature, proofs=False
+    )
     curve = []
     for step in range(config.steps):
         weights = gathered(learner.policy.weights(), world)
@@ -246,8 +249,8 @@ def _sampled(engine: TorchEngine, tasks: Any, config: RunConfig, step: int) -> t
         for g, prompt in enumerate(prompts)
         for s in range(samples)
     ]
-    done = sorted(engine.generate(requests), key=lambda completion: completion.index)
-    scores = [float(tasks.score(asked[c.index // samples], policy.decode(c.tokens)) >= 1.0) for c in done]
+    done = sorted(engine.generate(requests), key=lambda completion: completion.key)
+    scores = [float(tasks.score(asked[c.key // samples], policy.decode(c.tokens)) >= 1.0) for c in done]
     rewards_GS = torch.tensor(scores).view(count, samples)
     advantages_GS = group_advantages(rewards_GS, normalise=config.train.advantage_std)
     groups = []

@@ -7,7 +7,7 @@ of all its files side by side, which gives the same answers. An answer that was 
 time: many a cheater leaves the text as it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from torch import Tensor
 from shoal.attacks.weights import OlderVersion
 from shoal.config import RunConfig
 from shoal.errors import RolloutError, UnreadError
-from shoal.generate.engine import Completion, Engine, Request, TorchEngine
+from shoal.generate.engine import Completion, Engine, Request
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, trainable
 from shoal.protocol.lease import Lease
 from shoal.protocol.rollout import Rollout
@@ -50,21 +51,33 @@ class File:
     data: bytes
 
 
-class Recorded:
+class Recorded(Engine):
     """An engine that gives the answers it has; to a request that it does not know, those of some other lease."""
 
     def __init__(self, requests: Sequence[Request], answers: Sequence[Completion]) -> None:
         self._known = {(r.seed, r.sample): a for r, a in zip(requests, answers, strict=True)}
         self._seeds = sorted({request.seed for request in requests})
 
-    def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]:
-        del hidden
-        for index, request in enumerate(requests):
-            seed = request.seed if (request.seed, request.sample) in self._known else self._any(request.seed)
-            yield replace(self._known[seed, request.sample], index=index)
+        self._ended: list[Completion] = []
 
-    def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
-        raise NotImplementedError
+    @property
+    def running(self) -> int:
+        return len(self._ended)
+
+    def load(self, folder: Path, origin: str) -> None:
+        raise NotImplementedError(f"{origin} in {folder}: answers were generated before")
+
+    def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
+        del hidden
+        seed = request.seed if (request.seed, request.sample) in self._known else self._any(request.seed)
+        self._ended.append(replace(self._known[seed, request.sample], key=key))
+
+    def step(self) -> list[Completion]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def abort(self) -> None:
+        self._ended.clear()
 
     def _any(self, seed: int) -> int:
         return self._seeds[seed % len(self._seeds)]
@@ -100,7 +113,7 @@ class Testbed:
     def honest(self, leases: Sequence[Lease], engine: Engine) -> tuple[Recorded, list[File]]:
         """Honest work under all leases by an engine: its answers, and the files."""
         requests = self.requests(leases)
-        answers = sorted(engine.generate(requests, hidden=True), key=lambda c: c.index)
+        answers = sorted(engine.generate(requests, hidden=True), key=lambda c: c.key)
         recorded = Recorded(requests, answers)
         return recorded, self.files(Maker, leases, recorded)
 

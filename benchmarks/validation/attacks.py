@@ -25,8 +25,9 @@ from benchmarks.validation.attack_testbed import File, Testbed, build_testbed, r
 from benchmarks.validation.validation_cost import measure_cost
 from shoal.attacks import ATTACKS, texts
 from shoal.config import AuditConfig, RunConfig
-from shoal.generate.engine import Engine, TorchEngine
+from shoal.generate.engine import Engine
 from shoal.generate.reference_engine import PlainEngine
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.tasks.build import build_source

@@ -16,8 +16,9 @@ from benchmarks.common.cpu_usage import cpu_below
 from benchmarks.validation.attack_testbed import ROOT, Recorded, Testbed
 from shoal.config import RunConfig
 from shoal.errors import BenchError
-from shoal.generate.engine import Completion, TorchEngine
+from shoal.generate.engine import Completion
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease
 from shoal.protocol.submission import Submission, read_rollouts
@@ -60,9 +61,8 @@ def made_file(config: RunConfig, policy: Policy, batch: int) -> Iterator[MadeFil
         requests = testbed.requests([lease])
         maker = Maker(config, policy, engine, tasks, judge)
         # First calls are slow: they compile, and take memory.
-        for answer in engine.generate([replace(request, max_new_tokens=2) for request in requests], hidden=True):
-            maker.prove(answer.hidden_TD)
-        generating, answers = timed(lambda: maker.answer(requests))
+        list(engine.generate([replace(request, max_new_tokens=2) for request in requests]))
+        generating, answers = timed(lambda: sorted(engine.generate(requests, hidden=True), key=lambda c: c.key))
         (file,) = testbed.files(Maker, [lease], Recorded(requests, answers))  # starts the scorer, too
         path = Path(scratch) / "cost.parquet"
         path.write_bytes(file.data)

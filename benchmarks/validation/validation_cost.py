@@ -11,6 +11,8 @@ from benchmarks.common.configs import changed
 from benchmarks.validation.made_file import made_file, timed
 from shoal.config import RunConfig
 from shoal.errors import BenchError
+from shoal.generate.engine import Completion
+from shoal.generate.proof_builder import ProofBuilder
 from shoal.models.base import base_model_dir
 from shoal.models.load import load
 from shoal.validate.audit import spot_draws
@@ -44,7 +46,7 @@ def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
     spots_per_group = sum(spot_draws(config.audit, groups * samples)) / groups
     config = changed(config, {"sampling.group_size": samples, "workers.groups_per_submission": 1})
     with made_file(config, load(base_model_dir(config)), batch) as made:
-        proving, _ = timed(lambda: [made.maker.prove(answer.hidden_TD) for answer in made.answers])
+        proving, _ = timed(lambda: [_proof_of(answer) for answer in made.answers])
         checks = made.checks(config)
         reading, (submission, finding) = timed(lambda: (submission := made.read(), checks.cheap(submission)))
         some = [replace(submission, rollouts=random.sample(submission.rollouts, 1)) for _ in range(SPOTS)]
@@ -55,3 +57,12 @@ def measure_cost(config: RunConfig, samples: int, batch: int) -> ValidationCost:
         if rejected is not None:
             raise BenchError(f"validation cost: an honest file was rejected: {rejected}")
     return ValidationCost(tokens, generating, proving, reading, spotting / SPOTS * spots_per_group, computing)
+
+
+def _proof_of(answer: Completion) -> bytes:
+    """As the engine builds it, once more."""
+    assert answer.hidden_TD is not None
+    building = ProofBuilder()
+    for state_D in answer.hidden_TD.bfloat16():
+        building.add(state_D)
+    return building.proof()

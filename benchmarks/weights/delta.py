@@ -30,8 +30,8 @@ from benchmarks.generation.engine import keep_freed_memory
 from benchmarks.validation.attacks import SMOLLM2_TASKS
 from shoal.config import RunConfig
 from shoal.errors import BenchError
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load, trainable
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version

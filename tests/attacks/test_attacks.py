@@ -7,7 +7,7 @@ from shoal import toploc
 from shoal.attacks import ATTACKS, attack_named
 from shoal.attacks.texts import EditedTokens
 from shoal.errors import ConfigError
-from shoal.generate.engine import Request
+from shoal.generate.engine import Completion, Request
 from tests.support.model_and_checks import VERSIONS, World, build_world, lease_of, weights
 
 LEASES = {"short": 3, "long": 2}
@@ -67,9 +67,9 @@ def honest_files(world: World) -> list[bytes]:
 def files_of(world: World, attack: str) -> list[bytes]:
     """Files of version 1, by a worker that has served version 0 before."""
     maker = world.maker(attack)
-    maker.engine.set_weights(weights(world.kind)[0], "version 0")
+    maker.policy.set_weights(weights(world.kind)[0], "version 0")
     maker.make(lease_of(world, 99, groups=1), VERSIONS[0])
-    maker.engine.set_weights(weights(world.kind)[1], "version 1")
+    maker.policy.set_weights(weights(world.kind)[1], "version 1")
     leases = 1 if attack == "parquet_bomb" else LEASES[world.kind]
     return [world.file(maker, lease_of(world, n)) for n in range(leases)]
 
@@ -122,7 +122,8 @@ def test_the_constant_that_is_proven_is_one_of_the_largest_values() -> None:
     """Or else it would be caught for a slip of the forger's."""
     world = build_world("short")
     states_TD = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    proofs = toploc.decode(world.maker("constant_proof").prove(states_TD))
+    honest = Completion(0, [5] * 40, [0.0] * 40, "length", toploc.build(states_TD), states_TD)
+    proofs = toploc.decode(world.maker("constant_proof").prove(honest))
     assert len(proofs) == 2
     for proof, chunk in zip(proofs, torch.split(states_TD, 32), strict=True):
         largest = chunk.flatten().abs().topk(128).values.view(torch.int16).tolist()

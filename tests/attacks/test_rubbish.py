@@ -126,7 +126,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         until(lambda: accepted_of(world, "honest") == 1, failed)
 
         stranger, maker = Stranger(world), build_world("short").maker()
-        maker.engine.set_weights(honest.maker.policy.weights(), "version 0")
+        maker.policy.set_weights(honest.maker.policy.weights(), "version 0")
         handed_in, began, waited = 0, time.monotonic(), notes(run).count("it goes on")
         while notes(run).count("it goes on") < waited + 2 or handed_in < 8:
             assert time.monotonic() - began < 120

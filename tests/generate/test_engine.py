@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from shoal import toploc
 from shoal.errors import ModelError
-from shoal.generate import engine as engine_module
-from shoal.generate.engine import Completion, Request, TorchEngine
+from shoal.generate import torch_engine as engine_module
+from shoal.generate.engine import Completion, Request
 from shoal.generate.sampling import NoiseStream
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load
 from tests.support.architectures import plain_model, save_random
 
@@ -62,8 +64,8 @@ def run(
 ) -> list[Completion]:
     """All completions in the order of the requests, each exactly once."""
     engine = TorchEngine(policy, max_batch=batch, max_len=MAX_LEN, temperature=temperature)
-    done = sorted(engine.generate(requests, hidden=hidden), key=lambda c: c.index)
-    assert [c.index for c in done] == list(range(len(requests)))
+    done = sorted(engine.generate(requests, hidden=hidden), key=lambda c: c.key)
+    assert [c.key for c in done] == list(range(len(requests)))
     return done
 
 
@@ -162,6 +164,49 @@ def test_hidden_states_are_those_each_token_was_drawn_from(policy: Policy, plain
 
 def test_hidden_states_are_kept_on_request_only(policy: Policy) -> None:
     assert all(c.hidden_TD is None for c in run(policy, mixed_requests(5)))
+
+
+def test_proofs_are_those_of_the_states_and_built_on_the_way(policy: Policy) -> None:
+    requests = [Request(prompt(9, n), 7, n, 1 + n * 9 % 54) for n in range(12)]
+    with never_ending(policy) as ours:
+        for completion in run(ours, requests, batch=5, hidden=True):
+            assert completion.hidden_TD is not None
+            assert completion.proof == toploc.build(completion.hidden_TD.bfloat16())
+        assert all(c.proof and c.hidden_TD is None for c in run(ours, requests[:2]))
+        engine = TorchEngine(ours, max_batch=5, max_len=MAX_LEN, temperature=1.0, proofs=False)
+        assert all(c.proof == b"" for c in engine.generate(requests[:2]))
+
+
+def test_a_request_may_come_at_any_time_and_is_answered_as_if_it_had_come_alone(policy: Policy) -> None:
+    requests = mixed_requests(40)
+    expected = texts(run(policy, requests, batch=64))
+    engine = TorchEngine(policy, max_batch=6, max_len=MAX_LEN, temperature=1.0)
+    rng, done, submitted = Random(3), list[Completion](), 0
+    while submitted < len(requests) or engine.running:
+        for _ in range(min(rng.choice([0, 0, 1, 5]), len(requests) - submitted)):
+            engine.submit(submitted, requests[submitted])
+            submitted += 1
+        assert engine.running == submitted - len(done)
+        done += engine.step()
+    assert texts(sorted(done, key=lambda c: c.key)) == expected
+    assert engine.step() == []
+
+
+def test_generate_refuses_an_engine_that_is_at_work(policy: Policy) -> None:
+    engine = TorchEngine(policy, max_batch=6, max_len=MAX_LEN, temperature=1.0)
+    engine.submit(0, Request(prompt(4), 0, 0, 4))
+    with pytest.raises(ModelError, match="1 requests are running"):
+        list(engine.generate([Request(prompt(4), 0, 1, 4)]))
+    assert engine.running == 1
+
+
+def test_a_version_is_loaded_from_its_directory(policy: Policy, model_dir: Path, tmp_path: Path) -> None:
+    other = save_random(tmp_path, "llama", num_key_value_heads=2, seed=5)
+    requests = mixed_requests(6)
+    engine = TorchEngine(load(model_dir), max_batch=6, max_len=MAX_LEN, temperature=1.0)
+    engine.load(other, "version 1")
+    made = texts(sorted(engine.generate(requests), key=lambda c: c.key))
+    assert made == texts(run(load(other), requests)) != texts(run(policy, requests))
 
 
 def test_an_answer_ends_at_its_first_eos_or_at_its_limit(policy: Policy) -> None:
@@ -291,7 +336,7 @@ def test_swapped_weights_give_what_a_fresh_engine_with_them_gives(policy: Policy
     engine = TorchEngine(ours, max_batch=6, max_len=MAX_LEN, temperature=1.0)
 
     def outcome() -> list[tuple[list[int], str]]:
-        return texts(sorted(engine.generate(requests), key=lambda c: c.index))
+        return texts(sorted(engine.generate(requests), key=lambda c: c.key))
 
     before = outcome()
     engine.set_weights(new.weights(), "version 1")
@@ -305,7 +350,7 @@ def test_a_call_that_was_abandoned_leaves_no_trace_in_the_next(policy: Policy) -
     requests = mixed_requests(20)
     engine = TorchEngine(policy, max_batch=6, max_len=MAX_LEN, temperature=1.0)
     next(engine.generate(mixed_requests(33)))
-    again = sorted(engine.generate(requests), key=lambda c: c.index)
+    again = sorted(engine.generate(requests), key=lambda c: c.key)
     assert texts(again) == texts(run(policy, requests, batch=6))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shoal.errors import ModelError
-from shoal.generate.engine import TorchEngine
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.attention import Packed, SharedPrompt
 from shoal.models.kernels.segments import MAX_PADDING, similar
 from shoal.models.load import Policy, load

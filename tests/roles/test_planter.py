@@ -10,8 +10,8 @@ import pytest
 from shoal.config_io import check_config
 from shoal.coordinator.honeypots import Plants
 from shoal.errors import ConfigError, RolloutError
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.roles.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker, start_planter, ways

@@ -17,8 +17,8 @@ from shoal.attacks import ATTACKS
 from shoal.config import RunConfig, TinyConfig
 from shoal.devices import DTYPES
 from shoal.errors import RolloutError
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load, load_as
 from shoal.models.tiny import build_tiny
 from shoal.protocol.lease import Lease

@@ -13,9 +13,10 @@ from rich.console import Console
 from shoal.config import RunConfig
 from shoal.config_io import check_config
 from shoal.files import locked
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load
+from shoal.models.version_reader import VersionReader
 from shoal.protocol.stores import Version
 from shoal.roles.trainer import build_trainer
 from shoal.roles.worker import Worker
@@ -94,9 +95,10 @@ def make_worker(
         max_batch=max_batch or config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
+        reader=VersionReader(channel := run.channel(), config.model.dtype).read,
     )
     status, metrics = run.status(name), run.metrics(name)
-    channel, store = run.channel(), memory_store(run)
+    store = memory_store(run)
     tasks = tasks or Coin()
     maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
     return Worker(name, config, channel, store, maker, status, metrics, base_version(run))

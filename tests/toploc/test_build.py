@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoal import toploc
+from shoal.errors import ToplocError
 from shoal.toploc import PRIME, Proof
 
 VECTORS = np.load(Path(__file__).parents[1] / "data" / "toploc.npz")
@@ -192,3 +193,33 @@ def test_nan_and_infinity_are_refused_wherever_they_stand(value: float, k: int) 
 def test_shapes_that_make_no_proof_are_refused(chunk: int, k: int) -> None:
     with pytest.raises(toploc.ToplocError):
         toploc.build(torch.ones(2, 3), chunk, k)
+
+
+@given(shaped_states())
+def test_the_largest_values_alone_give_the_bytes_of_the_whole_chunk(
+    case: tuple[NDArray[np.uint16], int, int],
+) -> None:
+    states, _, k = case
+    flat = states.reshape(-1)
+    top = sorted(range(flat.size), key=lambda i: (-int(flat[i] & 0x7FFF), i))[:k]
+    mixed = np.random.default_rng(k).permutation(np.array(top, np.int32))
+    assert toploc.build_from_top(mixed, flat[mixed], flat.size) == toploc.build(states, len(states), k)
+
+
+@pytest.mark.parametrize(
+    ("positions", "bits", "count", "said"),
+    [
+        ([0, 1], [1], 8, "one value per position"),
+        ([], [], 8, "at least one"),
+        ([0, 1, 2], [1, 2, 3], 2, "at most as many"),
+        ([0, 0], [1, 1], 8, "given once"),
+        ([0, 8], [1, 1], 8, "in the chunk"),
+        ([-1, 3], [1, 1], 8, "in the chunk"),
+        ([0, 3], [1, 0x7F80], 8, "NaN or infinite"),
+    ],
+)
+def test_largest_values_that_cannot_be_a_chunk_s_are_refused(
+    positions: list[int], bits: list[int], count: int, said: str
+) -> None:
+    with pytest.raises(ToplocError, match=said):
+        toploc.build_from_top(np.array(positions, np.int32), np.array(bits, np.uint16), count)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shoal.config import RunConfig
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load
 from shoal.protocol.rollout import tokens_of
 from shoal.rl.advantages import group_advantages, has_signal
@@ -40,7 +41,7 @@ def learning_curve(directory: Path, config: RunConfig) -> list[float]:
     for step in range(STEPS):
         prompts = [policy.encode(f"{step * GROUPS + number}?") for number in range(GROUPS)]
         requests = [Request(tuple(p), step, g * SAMPLES + s, 2) for g, p in enumerate(prompts) for s in range(SAMPLES)]
-        done = sorted(engine.generate(requests), key=lambda c: c.index)
+        done = sorted(engine.generate(requests), key=lambda c: c.key)
         rewards_GS = torch.tensor([right(policy.decode(c.tokens)) for c in done]).view(GROUPS, SAMPLES)
         advantages_GS = group_advantages(rewards_GS, normalise=config.train.advantage_std)
         groups = [

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from shoal.config import RunConfig
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load
 from shoal.protocol.rollout import Rollout
 from shoal.rl.advantages import group_advantages
@@ -53,9 +54,9 @@ def rollouts(model_dir: Path) -> list[Group]:
     for number in range(6):
         prompt = [rng.randrange(2, 260) for _ in range(rng.choice([1, 4, 11]))]
         requests = [Request(tuple(prompt), number, sample, rng.choice([1, 3, 12])) for sample in range(4)]
-        done = sorted(engine.generate(requests), key=lambda c: c.index)
+        done = sorted(engine.generate(requests), key=lambda c: c.key)
         samples = [
-            make_rollout(number, c.index, prompt=prompt, completion=c.tokens, logprobs=c.logprobs, finish=c.finish)
+            make_rollout(number, c.key, prompt=prompt, completion=c.tokens, logprobs=c.logprobs, finish=c.finish)
             for c in done
         ]
         rewards_1S = torch.tensor([[rng.random() for _ in samples]])

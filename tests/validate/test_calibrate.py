@@ -15,8 +15,9 @@ from shoal.cli import app
 from shoal.config import ThresholdsConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
 from shoal.generate.reference_engine import PlainEngine
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load
 from shoal.models.this_machine import this_profile
 from shoal.protocol.rates.honest_rates import EDGES
@@ -63,7 +64,7 @@ def test_plain_transformers_draws_the_tokens_that_our_engine_draws(tiny_dir: Pat
     requests = [Request((5, 6, 7 + n // 3), 3, n, 9) for n in range(6)]
     ours = TorchEngine(policy, max_batch=4, max_len=16, temperature=0.8)
     plain = PlainEngine(tiny_dir, policy, "float32", 0.8)
-    first, second = (sorted(e.generate(requests, hidden=True), key=lambda c: c.index) for e in (ours, plain))
+    first, second = (sorted(e.generate(requests, hidden=True), key=lambda c: c.key) for e in (ours, plain))
     assert [(a.tokens, a.finish) for a in first] == [(b.tokens, b.finish) for b in second]
     for a, b in zip(first, second, strict=True):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)

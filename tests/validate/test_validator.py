@@ -196,7 +196,7 @@ def test_a_spot_sees_what_it_looks_at_and_the_verdict_is_that_of_the_whole_file(
 def test_files_of_several_versions_are_judged_each_by_its_own(court: Court, world: World) -> None:
     leases = [court.hand_in("one")]
     maker: Maker = world.maker()
-    maker.engine.set_weights(court.validator.checks.policy.weights(), "version 0")
+    maker.policy.set_weights(court.validator.checks.policy.weights(), "version 0")
     lease = court.lease("zero", version=0)
     court.store.put(lease, maker.file(lease, court.version(0))[1])
     world.maker()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from shoal import toploc
 from shoal.errors import ConfigError
 from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
@@ -50,6 +51,13 @@ def through_the_right_model(
     config = maker.config
     found = replay(maker.policy, samples, None, config.sampling.temperature, config.audit.token_budget)
     return [
-        Completion(number, text, own.logprobs_T.tolist(), "eos" if end else "length", own.states_TD)
+        Completion(
+            number,
+            text,
+            own.logprobs_T.tolist(),
+            "eos" if end else "length",
+            toploc.build(own.states_TD.bfloat16()),
+            own.states_TD,
+        )
         for number, (text, own, end) in enumerate(zip(texts, found, ended, strict=True))
     ]

@@ -25,13 +25,20 @@ def split(proof: bytes, tokens: int, hidden: int) -> list[bytes]:
     return [proof[whole * n : whole * (n + 1)] for n in range(-(-tokens // CHUNK))]
 
 
+def states_of(answer: Completion) -> Tensor:
+    assert answer.hidden_TD is not None
+    return answer.hidden_TD
+
+
 @attack
 class ConstantProof(Maker):
     """A polynomial that gives the commonest of the proven values everywhere."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
-        proofs = split(Maker.prove(self, states_TD), *states_TD.shape)
+    asks_for_states = True
+
+    def prove(self, answer: Completion) -> bytes:
+        states_TD = states_of(answer)
+        proofs = split(answer.proof, *states_TD.shape)
         forged = []
         for proof, chunk in zip(proofs, torch.split(states_TD.bfloat16(), CHUNK), strict=True):
             points = len(proof) // 2 - 1
@@ -45,18 +52,22 @@ class ConstantProof(Maker):
 class MeanProof(Maker):
     """States in which every token has the mean of its dimension over all answers: known once, right for ever."""
 
+    asks_for_states = True
+
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         honest = Maker.answer(self, requests)
-        mean_D = torch.cat([c.hidden_TD for c in honest if c.hidden_TD is not None]).float().mean(dim=0)
-        return [replace(c, hidden_TD=mean_D.expand(len(c.tokens), -1).contiguous()) for c in honest]
+        mean_D = torch.cat([states_of(c) for c in honest]).float().mean(dim=0).bfloat16()
+        return [replace(c, proof=toploc.build(mean_D.expand(len(c.tokens), -1).contiguous())) for c in honest]
 
 
 @attack
 class OwnMeanProof(Maker):
     """States in which every token has the mean of its dimension over its own answer: as near as a mean comes."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
+    asks_for_states = True
+
+    def prove(self, answer: Completion) -> bytes:
+        states_TD = states_of(answer)
         mean_1D = states_TD.float().mean(dim=0, keepdim=True)
         return toploc.build(mean_1D.expand_as(states_TD).bfloat16().contiguous())
 
@@ -65,8 +76,10 @@ class OwnMeanProof(Maker):
 class FlippedProof(Maker):
     """States with the other sign."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
+    asks_for_states = True
+
+    def prove(self, answer: Completion) -> bytes:
+        states_TD = states_of(answer)
         return toploc.build(-states_TD.bfloat16())
 
 
@@ -91,18 +104,16 @@ class SwappedProofs(Maker):
 class MissingProof(Maker):
     """The last chunk is not proven."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
-        return b"".join(split(Maker.prove(self, states_TD), *states_TD.shape)[:-1])
+    def prove(self, answer: Completion) -> bytes:
+        return b"".join(split(answer.proof, len(answer.tokens), self.policy.hidden_size)[:-1])
 
 
 @attack
 class ExtraProof(Maker):
     """One chunk more than there is."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
-        proofs = split(Maker.prove(self, states_TD), *states_TD.shape)
+    def prove(self, answer: Completion) -> bytes:
+        proofs = split(answer.proof, len(answer.tokens), self.policy.hidden_size)
         return b"".join([*proofs, proofs[-1]])
 
 
@@ -110,8 +121,8 @@ class ExtraProof(Maker):
 class EmptyProof(Maker):
     """Nothing at all."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        del states_TD
+    def prove(self, answer: Completion) -> bytes:
+        del answer
         return b""
 
 
@@ -119,5 +130,5 @@ class EmptyProof(Maker):
 class RandomProof(Maker):
     """Bytes of the right length."""
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        return random.Random(0).randbytes(len(Maker.prove(self, states_TD)))
+    def prove(self, answer: Completion) -> bytes:
+        return random.Random(0).randbytes(len(answer.proof))

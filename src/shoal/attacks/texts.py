@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.base import attack, fewer_layers, through_the_right_model
-from shoal.generate.engine import Completion, Request, TorchEngine
+from shoal.generate.engine import Completion, Request
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.protocol.lease import Lease
 from shoal.tasks.source import Task
 
@@ -38,8 +39,8 @@ class BestOfN(Maker):
             for request in requests
             for candidate in range(CANDIDATES)
         ]
-        answers = groupby(Maker.answer(self, many), key=lambda c: c.index // CANDIDATES)
-        return [replace(max(some, key=lambda c: (sum(c.logprobs), -c.index)), index=index) for index, some in answers]
+        answers = groupby(Maker.answer(self, many), key=lambda c: c.key // CANDIDATES)
+        return [replace(max(some, key=lambda c: (sum(c.logprobs), -c.key)), key=key) for key, some in answers]
 
 
 @attack

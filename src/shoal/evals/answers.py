@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.errors import TaskError
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy
 from shoal.tasks.source import Judge, Score, Split, Task, draw
 
@@ -68,6 +69,7 @@ def answer_tasks(
         max_batch=drawing.max_batch,
         max_len=longest + drawing.max_new_tokens,
         temperature=drawing.temperature,
+        proofs=False,
     )
     chunk = max(1, AT_ONCE // drawing.samples)
     asked = Counter[tuple[str, int]]()  # a task that comes again, as where a table has few, gets other answers
@@ -78,8 +80,8 @@ def answer_tasks(
             numbers = range(first, first + drawing.samples)
             requests += [Request(prompts[place], seed, number, drawing.max_new_tokens) for number in numbers]
             asked[task.source, task.index] += drawing.samples
-        made = sorted(engine.generate(requests), key=lambda completion: completion.index)
-        scores = judge.scores(split, [(part[c.index // drawing.samples], policy.decode(c.tokens)) for c in made])
+        made = sorted(engine.generate(requests), key=lambda completion: completion.key)
+        scores = judge.scores(split, [(part[c.key // drawing.samples], policy.decode(c.tokens)) for c in made])
         for place, task in enumerate(part):
             own = slice(place * drawing.samples, (place + 1) * drawing.samples)
             yield Answered(task, scores[own], [len(c.tokens) for c in made[own]])

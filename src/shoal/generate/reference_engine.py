@@ -5,8 +5,8 @@ It draws with the lease's noise, so an honest worker may use it instead of our e
 the two agree on is right, and how far they differ is what a validator must allow.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from shoal import toploc
 from shoal.devices import DTYPES, to_numpy
-from shoal.generate.engine import Completion, Request
+from shoal.generate.engine import Completion, Engine, Request
 from shoal.generate.sampling import NoiseStream, choose
 from shoal.models.load import Policy
+from shoal.models.weights import read_weights
 
 
-class PlainEngine:
-    """An `Engine` on a model's unchanged forward pass."""
+class PlainEngine(Engine):
+    """An engine on a model's unchanged forward pass: each step answers one prompt to the end."""
 
     def __init__(self, directory: Path, like: Policy, dtype: str, temperature: float) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -34,14 +36,34 @@ class PlainEngine:
         )
         self._policy = Policy(model.to(like.device).eval(), like.tokenizer, like.eos_ids)
         self._temperature = temperature
+        self._dtype = dtype
+        self._waiting: deque[tuple[int, Request, bool]] = deque()
         self.set_weights(like.weights(), "the policy")
+
+    @property
+    def running(self) -> int:
+        return len(self._waiting)
+
+    def load(self, folder: Path, origin: str) -> None:
+        self.set_weights(read_weights(folder, self._dtype), origin)
 
     def set_weights(self, weights: Mapping[str, Tensor], origin: str) -> None:
         self._policy.set_weights(weights, origin)
 
-    def generate(self, requests: Sequence[Request], *, hidden: bool = False) -> Iterator[Completion]:
-        for _, same in groupby(enumerate(requests), key=lambda pair: (pair[1].prompt, pair[1].max_new_tokens)):
-            yield from self._answers(list(same), hidden)
+    def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
+        self._waiting.append((key, request, hidden))
+
+    def step(self) -> list[Completion]:
+        if not self._waiting:
+            return []
+        same = [self._waiting.popleft()]
+        first = same[0][1]
+        while self._waiting and _alike(self._waiting[0][1], first):
+            same.append(self._waiting.popleft())
+        return self._answers([(key, request) for key, request, _ in same], any(hidden for *_, hidden in same))
+
+    def abort(self) -> None:
+        self._waiting.clear()
 
     @torch.inference_mode()
     def _answers(self, requests: Sequence[tuple[int, Request]], hidden: bool) -> list[Completion]:
@@ -72,11 +94,16 @@ class PlainEngine:
         states_BTD = torch.stack(states, dim=1)
         return [
             Completion(
-                index,
+                key,
                 tokens[row],
                 logps[row],
                 "eos" if ended[row] else "length",
+                toploc.build(states_BTD[row, : len(tokens[row])].bfloat16()),
                 states_BTD[row, : len(tokens[row])] if hidden else None,
             )
-            for row, (index, _) in enumerate(requests)
+            for row, (key, _) in enumerate(requests)
         ]
+
+
+def _alike(one: Request, other: Request) -> bool:
+    return (one.prompt, one.max_new_tokens) == (other.prompt, other.max_new_tokens)

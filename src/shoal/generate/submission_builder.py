@@ -7,11 +7,10 @@ differ from those who do not (`shoal.attacks`).
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from shoal import toploc
 from shoal.config import RunConfig
 from shoal.errors import TaskError
 from shoal.generate.engine import Completion, Engine, Request
@@ -29,6 +28,9 @@ from shoal.tasks.source import Judge, Score, Task, TaskSource
 @dataclass(slots=True)
 class Maker:
     """Builds an honest submission; attacks override one method."""
+
+    asks_for_states: ClassVar[bool] = False
+    """Whether completions carry their states: an honest worker has no use for them, their proofs are built already."""
 
     config: RunConfig
     policy: Policy
@@ -48,24 +50,24 @@ class Maker:
         tasks = self.draw(lease)
         prompts = [self.prompt(task) for task in tasks]
         answers = self.answer(self.requests(lease, prompts))
-        scores = self.score([(tasks[c.index // size], self.policy.decode(c.tokens)) for c in answers])
-        targets = [target_of(self.config.length, lease.seed, c.index // size) for c in answers]
+        scores = self.score([(tasks[c.key // size], self.policy.decode(c.tokens)) for c in answers])
+        targets = [target_of(self.config.length, lease.seed, c.key // size) for c in answers]
         scores = with_lengths(scores, [len(c.tokens) for c in answers], targets, self.config.length)
         arrays = [tokens_of(prompt) for prompt in prompts]
         rollouts = [
             Rollout(
-                group=c.index // size,
-                sample=c.index % size,
-                source=tasks[c.index // size].source,
-                task=tasks[c.index // size].index,
-                prompt=arrays[c.index // size],
+                group=c.key // size,
+                sample=c.key % size,
+                source=tasks[c.key // size].source,
+                task=tasks[c.key // size].index,
+                prompt=arrays[c.key // size],
                 completion=tokens_of(c.tokens),
                 logprobs=logprobs_of(c.logprobs),
                 finish=c.finish,
                 reward=s.reward,
                 advantage=advantage,
                 error=s.error,
-                proof=self.prove(c.hidden_TD),
+                proof=self.prove(c),
                 parts=write_parts(s.parts),
             )
             for c, s, advantage in zip(answers, scores, self.advantages([s.reward for s in scores]), strict=True)
@@ -99,7 +101,7 @@ class Maker:
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
         """Answers in the order of the requests."""
-        return sorted(self.engine.generate(requests, hidden=True), key=lambda c: c.index)
+        return sorted(self.engine.generate(requests, hidden=self.asks_for_states), key=lambda c: c.key)
 
     def score(self, answers: Sequence[tuple[Task, str]]) -> list[Score]:
         return self.judge.scores("train", answers)
@@ -110,6 +112,6 @@ class Maker:
         rewards_GS = rewards_GS.view(-1, self.config.sampling.group_size)
         return list(group_advantages(rewards_GS, normalise=self.config.train.advantage_std).flatten().tolist())
 
-    def prove(self, states_TD: Tensor | None) -> bytes:
-        assert states_TD is not None
-        return toploc.build(states_TD.bfloat16())
+    def prove(self, answer: Completion) -> bytes:
+        """The proof that goes into the file: the one that the engine has built."""
+        return answer.proof

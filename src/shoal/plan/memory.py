@@ -6,6 +6,7 @@ import torch
 
 from shoal.config import RunConfig
 from shoal.devices import DTYPES
+from shoal.generate.proof_builder import CHUNK
 from shoal.plan.assumptions import Device
 from shoal.plan.model_shape import ModelShape
 from shoal.plan.passes import PassBytes, compute_dtype
@@ -120,10 +121,9 @@ def engine_memory(config: RunConfig, shape: ModelShape, passes: PassBytes, dtype
     )
 
 
-def proof_states(config: RunConfig, shape: ModelShape, dtype: str) -> int:
-    """Final states of a lease's answers at their longest, which proofs are made of when all of them are there."""
-    samples = config.workers.groups_per_submission * config.sampling.group_size
-    return samples * config.sampling.max_new_tokens * shape.hidden * width(dtype)
+def proof_states(shape: ModelShape, slots: int) -> int:
+    """Final states of running answers, in bfloat16: those of one chunk each, of which a proof is then built."""
+    return slots * CHUNK * shape.hidden * width("bfloat16")
 
 
 def worker_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> Memory:
@@ -131,7 +131,7 @@ def worker_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> Me
     dtype = worker_dtype(config)
     slots = min(config.workers.max_batch, config.workers.groups_per_submission * config.sampling.group_size)
     engine = engine_memory(config, shape, passes, dtype, slots)
-    return Memory({**engine.device, "states for proofs": proof_states(config, shape, dtype)}, {})
+    return Memory({**engine.device, "states for proofs": proof_states(shape, slots)}, {})
 
 
 def evaluator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> Memory:

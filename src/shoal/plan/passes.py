@@ -12,7 +12,7 @@ import torch
 
 from shoal.config import RunConfig
 from shoal.devices import META
-from shoal.generate.engine import PREFILL_TOKENS
+from shoal.generate.torch_engine import PREFILL_TOKENS
 from shoal.models.attention import Packed, Recording, SharedPrompt
 from shoal.models.load import Policy
 from shoal.models.lora import attach

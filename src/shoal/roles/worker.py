@@ -1,7 +1,7 @@
 """The worker: takes a lease, generates with the version that it names, scores, submits; again until the run is done."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -9,8 +9,8 @@ from shoal.config import RunConfig
 from shoal.devices import set_up
 from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
-from shoal.generate.engine import TorchEngine
 from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load_as
 from shoal.models.this_machine import this_profile
 from shoal.models.version_reader import VersionReader
@@ -40,11 +40,7 @@ class Worker:
     maker: Maker
     status: StatusFile
     metrics: MetricsWriter
-    loaded: Version
-    _reader: VersionReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._reader = VersionReader(self.channel, self.config.model.dtype)
+    loaded: Version | None
 
     def run(self) -> None:
         """Works until the last version is out."""
@@ -87,13 +83,14 @@ class Worker:
             return True
         self.status.working(f"loading version {version.number}")
         try:
-            weights = self._reader.read(self.channel.fetch(version))
+            folder = self.channel.fetch(version)
+            self.loaded = None  # an engine that cannot load a version may have half of it
+            self.maker.engine.load(folder, f"version {version.number}")
         except (WeightsError, ModelError) as error:
             if self.channel.latest() == version:
                 raise
             self.metrics.write("note", text=str(error))
             return False
-        self.maker.engine.set_weights(weights, f"version {version.number}")
         self.loaded = version
         return True
 
@@ -155,6 +152,7 @@ def load_engine(
         max_len=config.max_len,
         temperature=config.sampling.temperature,
         noise=config.sampling.noise,
+        reader=VersionReader(channel, held).read,
     )
     return first, policy, engine
 

@@ -13,7 +13,7 @@ Usable on its own: numpy and numba do the work, torch is never imported by it.
 
 from shoal.errors import ToplocError
 from shoal.toploc.format import PRIME, Proof, decode, encode, proof_size
-from shoal.toploc.proofs import build, verify
+from shoal.toploc.proofs import build, build_from_top, verify
 from shoal.toploc.verdict import ChunkResult, Thresholds, accepts, refusal
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ToplocError",
     "accepts",
     "build",
+    "build_from_top",
     "decode",
     "encode",
     "proof_size",

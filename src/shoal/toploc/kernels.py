@@ -350,6 +350,15 @@ def _residues(found, n, modulus, x):
         x[i] = times(np.uint16(np.uint32(found[i]) % np.uint32(modulus)), np.uint16(_RADIX_SQUARED))
 
 
+@numba.njit
+def _write(proofs, at, modulus, coefficients, n):
+    proofs[at] = modulus >> 8
+    proofs[at + 1] = modulus & 255
+    for i in range(n):
+        proofs[at + 2 + 2 * i] = coefficients[i] >> 8
+        proofs[at + 3 + 2 * i] = coefficients[i] & 255
+
+
 _BITS = types.Array(types.uint16, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
@@ -381,13 +390,32 @@ def build(bits, per_chunk, k, inverses, proofs):
         for i in range(n):
             y[i] = bits[start + found[i]]
         _interpolate(x, y, n, inverses, product, coefficients)
-        proofs[at] = modulus >> 8
-        proofs[at + 1] = modulus & 255
-        for i in range(n):
-            proofs[at + 2 + 2 * i] = coefficients[i] >> 8
-            proofs[at + 3 + 2 * i] = coefficients[i] & 255
+        _write(proofs, at, modulus, coefficients, n)
         at += 2 + 2 * n
     return OK, 0
+
+
+@kept(types.int64(types.Array(types.int32, 1, "C", readonly=True), _BITS, types.int64, _BITS, types.uint8[::1]))
+def build_from_top(found, values, count, inverses, proof):
+    """Writes the proof of one chunk of `count` values of which the largest were found already; returns OK or what is
+    wrong."""
+    n = found.size
+    seen = np.zeros(PRIME, np.uint8)
+    x = np.zeros(n + LANES, np.uint16)
+    y = np.zeros(n + LANES, np.uint16)
+    product = np.zeros(n + LANES, np.uint16)
+    coefficients = np.zeros(n + LANES + 1, np.uint16)
+    for i in range(n):
+        if (values[i] & MAGNITUDE) >= INFINITE:
+            return NOT_FINITE
+        y[i] = values[i]
+    modulus = _separating(found, n, count, seen)
+    if modulus == 0:
+        return NO_MODULUS
+    _residues(found, n, modulus, x)
+    _interpolate(x, y, n, inverses, product, coefficients)
+    _write(proof, 0, modulus, coefficients, n)
+    return OK
 
 
 @numba.njit

@@ -41,6 +41,29 @@ def build(states: "States", chunk: int = 32, k: int = 128) -> bytes:
     return proofs.tobytes()
 
 
+def build_from_top(positions: NDArray[np.int32], bits: NDArray[np.uint16], count: int) -> bytes:
+    """The proof of one chunk of `count` values, from positions and bf16 bits of those of largest magnitude, found
+    elsewhere, as on the device that computed them; the bytes are those of `build` on the chunk.
+
+    Nobody looks at the other values: that these are the largest, and the first of equals, is the caller's to ensure.
+    """
+    positions, bits = np.ascontiguousarray(positions, np.int32), np.ascontiguousarray(bits, np.uint16)
+    if positions.ndim != 1 or positions.shape != bits.shape or not 0 < positions.size <= min(count, PRIME):
+        raise ToplocError(
+            f"positions of shape {positions.shape}, values of shape {bits.shape} in a chunk of {count} values; "
+            "give one value per position, at least one and at most as many as the chunk has"
+        )
+    if positions.min() < 0 or positions.max() >= count or len(np.unique(positions)) < positions.size:
+        raise ToplocError(
+            f"positions {positions.min()} to {positions.max()} in a chunk of {count} values; each must be "
+            "in the chunk, and given once"
+        )
+    kernels, inverses = _compiled()
+    proof = np.empty(2 + 2 * positions.size, np.uint8)
+    _check_states(kernels, kernels.build_from_top(positions, bits, count, inverses, proof), 0, positions.size)
+    return proof.tobytes()
+
+
 def verify(states: "States", proofs: bytes, chunk: int = 32, k: int = 128) -> list[ChunkResult]:
     """One result per chunk of the verifier's own states; give them to `accepts`."""
     bits_TH = as_bits(states)

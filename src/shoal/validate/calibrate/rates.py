@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from shoal import toploc
 from shoal.config import RunConfig
 from shoal.devices import CPU
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load, load_as
 from shoal.models.this_machine import this_profile
 from shoal.protocol.rollout import Rollout, bare_rollout
@@ -64,9 +64,7 @@ def engine_answers(
         noise=config.sampling.noise,
     )
     rollouts = []
-    answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.index)
+    answers = sorted(engine.generate(requests), key=lambda answer: answer.key)
     for request, answer in zip(requests, answers, strict=True):
-        assert answer.hidden_TD is not None
-        proof = toploc.build(answer.hidden_TD.bfloat16())
-        rollouts.append(bare_rollout(request.prompt, answer.tokens, answer.logprobs, answer.finish, proof))
+        rollouts.append(bare_rollout(request.prompt, answer.tokens, answer.logprobs, answer.finish, answer.proof))
     return rollouts, [(request.seed, request.sample) for request in requests]

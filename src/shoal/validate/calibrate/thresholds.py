@@ -22,8 +22,9 @@ from shoal import toploc
 from shoal.config import RunConfig, ThresholdsConfig
 from shoal.config_io import check_config
 from shoal.devices import set_threads
-from shoal.generate.engine import Completion, Engine, Request, TorchEngine
+from shoal.generate.engine import Completion, Engine, Request
 from shoal.generate.reference_engine import PlainEngine
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy
 from shoal.protocol.rollout import bare_rollout
 from shoal.validate.checks.sampling import surprise
@@ -133,7 +134,7 @@ def measure(
     for number, way in enumerate(ways):
         say(number / len(ways), f"generating: {way.name}, {way.threads} threads")
         with threads(way.threads):
-            answers = sorted(way.engine().generate(requests, hidden=True), key=lambda c: c.index)
+            answers = sorted(way.engine().generate(requests), key=lambda c: c.key)
         for share, check in enumerate(checks):
             say((number + (1 + share) / (1 + len(checks))) / len(ways), f"{way.name}; validating: {check.name}")
             with threads(check.threads):
@@ -167,10 +168,9 @@ def _compare(
     seen = found.seen
     for answer, own in zip(answers, seeded, strict=True):
         assert own.shortfalls_T is not None
-        assert answer.hidden_TD is not None
         seen["shortfall"] += own.shortfalls_T.tolist()
         seen["logprob"] += np.abs(np.asarray(answer.logprobs) - own.logprobs_T).tolist()
-        for chunk in toploc.verify(own.states_TD.bfloat16(), toploc.build(answer.hidden_TD.bfloat16())):
+        for chunk in toploc.verify(own.states_TD.bfloat16(), answer.proof):
             seen["exponents"].append(chunk.exponent_mismatches * 128 / chunk.points)
             seen["mantissa_mean"].append(chunk.mantissa_mean)
             seen["mantissa_median"].append(chunk.mantissa_median)

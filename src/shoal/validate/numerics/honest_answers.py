@@ -15,8 +15,9 @@ from torch import Tensor
 from shoal import toploc
 from shoal.config import RunConfig
 from shoal.devices import to_numpy
-from shoal.generate.engine import Request, TorchEngine
+from shoal.generate.engine import Request
 from shoal.generate.sampling import NoiseStream, Words, choose
+from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy
 from shoal.validate.numerics.alternatives import COOLER, WARMER
 from shoal.validate.numerics.bets import Floats, Observed
@@ -62,8 +63,8 @@ def draw_texts(
     requests = [Request(tuple(prompts[n % len(prompts)]), seed, n, tokens) for n in range(count)]
     longest = max(len(prompt) for prompt in prompts) + tokens
     temperature = config.sampling.temperature
-    engine = TorchEngine(policy, max_batch=min(count, 64), max_len=longest, temperature=temperature)
-    answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.index)
+    engine = TorchEngine(policy, max_batch=min(count, 64), max_len=longest, temperature=temperature, proofs=False)
+    answers = sorted(engine.generate(requests, hidden=True), key=lambda answer: answer.key)
     return [
         Drawn(list(request.prompt), answer.tokens, (request.seed, request.sample), answer.hidden_TD)
         for request, answer in zip(requests, answers, strict=True)
