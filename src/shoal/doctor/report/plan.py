@@ -1,0 +1,29 @@
+"""Which steps a report has, in their order, with a deadline each; a step's module is imported in its own process."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to run."""
+
+    name: str
+    seconds: float
+    """After so long it is ended, and has failed."""
+    shows: str
+    """What it shows if it passes."""
+
+    @property
+    def module(self) -> str:
+        return f"shoal.doctor.steps.{self.name.replace('-', '_')}"
+
+
+STEPS = (
+    Step("sampling", 300, "tokens chosen on the device are those that numpy chooses"),
+    Step("engine", 900, "a float32 judge accepts our engine's answers and proofs"),
+    Step("reload", 900, "a loaded version is its files, bit for bit, and answers are its own"),
+    Step("ranks", 1200, "FSDP2 ranks learn what one process learns"),
+    Step("memory", 900, "a training step takes what shoal plan says"),
+    Step("speed", 1800, "tokens per second, with proofs and without"),
+    Step("rates", 3600, "how far this machine is off from a float32 judge"),
+)
