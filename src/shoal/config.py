@@ -29,11 +29,13 @@ RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 PLANTS = 20
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
+SERVER_URL = r"^(https?://[^\s/]+/?)?$"
 RPC_URL = r"^(https?://\S+)?$"
 CONTRACT = r"^(0x[0-9a-f]{40})?$"
 TRANSACTION = r"^(0x[0-9a-f]{64})?$"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
+    SERVER_URL: "must be the URL of a vLLM server, as in http://127.0.0.1:8000, or empty",
     RPC_URL: "must be the URL of a chain's node, as in http://127.0.0.1:8545, or empty",
     CONTRACT: "must be an address in small letters, 0x and 40 hexadecimal digits, or empty",
     TRANSACTION: "must be a transaction's hash in small letters, 0x and 64 hexadecimal digits, or empty",
@@ -299,6 +301,12 @@ class WorkerConfig(_Table):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Number format that workers compute in; default: model.dtype."
     )
+    server: str = Field(
+        "",
+        pattern=SERVER_URL,
+        description="URL of a stock vLLM server on this machine that generates instead of an engine of ours "
+        "(docs/stock-server.md); needs audit.proofs = false. A machine that joins gives its own (--server).",
+    )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     lease_s: float | None = Field(
         None,
@@ -397,6 +405,11 @@ class AuditConfig(_Table):
     threads: Threads = Field(1, description="CPU threads of the validator.")
     device: DeviceName | None = Field(None, description="Device of the validator; default: the run's device.")
     thresholds: ThresholdsConfig = ThresholdsConfig()
+    proofs: bool = Field(
+        True,
+        description="Whether files must prove the hidden states that their tokens were drawn from. false: for stock "
+        "servers, which do not give their states; docs/stock-server.md says what is then not caught.",
+    )
     enforce: bool = Field(
         True,
         description="bfloat16 runs: whether numeric evidence drops files and bans nodes; false only reports it.",
@@ -756,6 +769,13 @@ class RunConfig(_Table):
                 f"audit.{which}: is for bfloat16 runs, and model.dtype is 'float32', which is judged by "
                 f"audit.thresholds; leave it out, or set model.dtype = 'bfloat16'"
             )
+        if self.workers.server and self.audit.proofs:
+            raise ValueError(
+                "workers.server: a stock server does not give its hidden states, so its files have no proofs; set "
+                "audit.proofs = false if that is meant, and read what is then not caught (docs/stock-server.md)"
+            )
+        if self.workers.server and self.train.lora is not None:
+            raise ValueError("workers.server: a stock server loads whole versions; leave train.lora out")
         # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
         fewest = self.async_level + self.train.checkpoint_every + 1
         if self.keep.versions < fewest:

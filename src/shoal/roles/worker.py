@@ -9,9 +9,10 @@ from shoal.config import RunConfig
 from shoal.devices import set_up
 from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
+from shoal.generate.engine import Engine
 from shoal.generate.submission_builder import Maker
 from shoal.generate.torch_engine import TorchEngine
-from shoal.models.load import Policy, load_as
+from shoal.models.load import Policy, load_as, outline
 from shoal.models.this_machine import this_profile
 from shoal.models.version_reader import VersionReader
 from shoal.protocol.lease import Lease
@@ -159,7 +160,21 @@ def load_engine(
 
 def own_profile(config: RunConfig, device: torch.device) -> str:
     """How a worker of this machine computes, as its settings say."""
-    return this_profile(config.workers.dtype or config.model.dtype, device).name
+    found = this_profile(config.workers.dtype or config.model.dtype, device)
+    if config.workers.server:
+        return found.model_copy(update={"engine": "vllm-server", "attention": "unknown"}).name
+    return found.name
+
+
+def open_server(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, Engine]:
+    """The run's newest version in a stock server, which is checked, and a policy that knows its tokens alone."""
+    from shoal.generate.server.engine import ServerEngine
+
+    first, folder = run.first_version(channel)
+    policy = outline(folder)
+    engine = ServerEngine(run.config, policy)
+    engine.load(folder, f"version {first.number}")
+    return first, policy, engine
 
 
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
@@ -176,7 +191,9 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
     ):
         channel = session.weights
         status.working("loading the newest version")
-        first, policy, engine = load_engine(run, channel, device)
+        first, policy, engine = (
+            open_server(run, channel) if config.workers.server else load_engine(run, channel, device)
+        )
         kind = Maker
         if attack is not None:
             from shoal.attacks import attack_named

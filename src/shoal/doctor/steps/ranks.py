@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -61,7 +62,7 @@ def run(context: Context) -> Values:
     return {"ranks": count, "collectives": collectives(context.device), "weights_gap": gap, "allowed": allowed}
 
 
-def _started(task: dict[str, object], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _started(task: Mapping[str, object], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "shoal.doctor.steps.ranks"]
     rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, env={**os.environ, **environment})
     assert rank.stdin is not None

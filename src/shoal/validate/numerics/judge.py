@@ -140,7 +140,7 @@ def seen(
                 own.squares_T,
                 none_T if own.shortfalls_T is None else own.shortfalls_T,
                 own.states_TD,
-                sample.proof,
+                sample.proof if config.audit.proofs else None,
                 dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
                 | {name: columns[number] for name, columns in others.items()},
                 _draws(sample, own, policy.vocab),
