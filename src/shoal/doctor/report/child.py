@@ -45,7 +45,7 @@ def end_with_parent() -> None:
     """Kills this process and all that it started once its requests end: nobody waits for it any more."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # not through sys.stdin, whose lock a thread must not hold when we exit
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
