@@ -44,7 +44,8 @@ def measure_rates(
     say(len(WAYS) / steps, f"computing as {profile}")
     answers, keys = engine_answers(load(directory, "bfloat16", device), config, requests)
     found[profile] = seen(policy, config, answers, keys, {})
-    if (python := vllm_python()) is not None:
+    # Its script reads states from host memory, and its profile is that of this CPU.
+    if device.type == "cpu" and (python := vllm_python()) is not None:
         say(len(WAYS) / steps, "computing as vLLM")
         with Vllm(python, directory, config.max_len) as vllm:
             found[vllm.profile.name] = machine_answers(policy, vllm.computed, texts, config.sampling.temperature)
