@@ -11,6 +11,7 @@ from shoal.config import RunConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError, ModelError
 from shoal.generate.server.engine import ServerEngine
+from shoal.generate.server.probes import check_reloaded
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import load, outline
 from shoal.models.weights import write_weights
@@ -107,6 +108,13 @@ def test_a_server_that_keeps_old_weights_is_refused_by_the_worker_itself(world: 
         engine = engine_at(without_proofs(world, url).config)
         with pytest.raises(ModelError, match=r"off by .* from those of version 1.*it holds other weights"):
             engine.load(version_1, "version 1")
+
+
+def test_a_reload_without_effect_is_noticed_also_where_rounding_would_hide_it() -> None:
+    check_reloaded(([-1.0], [-1.1]), ([-1.0], [-1.1]), "version 2", "http://a")
+    check_reloaded(([-1.0], [-1.1]), ([-1.2], [-1.3]), "version 2", "http://a")
+    with pytest.raises(ModelError, match="its reload has no effect"):
+        check_reloaded(([-1.0], [-1.1]), ([-1.0], [-1.3]), "version 2", "http://a")
 
 
 def test_a_server_that_is_gone_is_an_error_with_its_url(world: World) -> None:

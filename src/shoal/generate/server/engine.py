@@ -16,12 +16,20 @@ from shoal.config import RunConfig
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.noise_kinds import server_seed
 from shoal.generate.server.api import TOP, Answer, ServerApi
-from shoal.generate.server.probes import best_shortfall, check_noise, check_release, check_temperature, check_weights
+from shoal.generate.server.probes import (
+    Logprobs,
+    best_shortfall,
+    check_noise,
+    check_release,
+    check_reloaded,
+    check_temperature,
+    check_weights,
+)
 from shoal.models.attention import Packed
 from shoal.models.load import Policy, load
 
 PROBES = 16
-PROBE_TOKENS = 24
+PROBE_TOKENS = 128
 STEP_S = 0.2
 
 
@@ -34,6 +42,8 @@ class ServerEngine(Engine):
         self.api = ServerApi(config.workers.server)
         self._pool = ThreadPoolExecutor(config.workers.max_batch, thread_name_prefix="server-request")
         self._running: dict[Future[Answer], int] = {}
+        self._last: tuple[Logprobs, Logprobs] | None = None
+        """Log-probs of the probe, the server's and the files', as of the last version."""
         self.api.open(config.max_len)
         if config.sampling.mode == "seeded":
             self.release = self.api.version()
@@ -53,7 +63,11 @@ class ServerEngine(Engine):
         """A ModelError unless the server gives a probe the log-probs that the version's files give it."""
         dtype = self._config.workers.dtype or self._config.model.dtype
         ours = probe_logprobs(self._loads(folder, dtype), self._probe())
-        check_weights(self.api.prompt_logprobs(self._probe()), ours, dtype, origin, self.api.url)
+        theirs = self.api.prompt_logprobs(self._probe())
+        check_weights(theirs, ours, dtype, origin, self.api.url)
+        if self._last is not None:
+            check_reloaded(self._last, (theirs, ours), origin, self.api.url)
+        self._last = theirs, ours
 
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         del hidden  # a server has no states to give
@@ -83,8 +97,8 @@ class ServerEngine(Engine):
         self.api.close()
 
     def _probe(self) -> list[int]:
-        rng = np.random.default_rng(17)
-        return [int(token) for token in rng.integers(0, self._policy.vocab, PROBE_TOKENS)]
+        rng, count = np.random.default_rng(17), min(PROBE_TOKENS, self._config.max_len - 1)
+        return [int(token) for token in rng.integers(0, self._policy.vocab, count)]
 
     def _check_sampling(self) -> None:
         """A few tokens, each under a seed of its own, are those that the run's noise draws."""

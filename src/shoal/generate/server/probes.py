@@ -15,8 +15,9 @@ from shoal.generate.sampling import gumbel
 
 # Log-probs that a server rounds to float32, and its own logarithms.
 CLOSE = 5e-3
-# Of a log-prob, between two engines that compute in bfloat16, or in float32.
-MAX_GAP = {"bfloat16": 0.5, "float32": 0.01}
+# Of a log-prob, between two engines that compute in bfloat16, or in float32: a quarter of what a judge allows there.
+MAX_GAP = {"bfloat16": 0.5, "float32": 5e-4}
+Logprobs = Sequence[float]
 
 
 def check_release(version: str, noise: NoiseName, url: str) -> None:
@@ -66,7 +67,16 @@ def check_temperature(at_run: Mapping[int, float], at_one: Mapping[int, float], 
         )
 
 
-def check_weights(theirs: Sequence[float], ours: Sequence[float], dtype: str, origin: str, url: str) -> None:
+def check_reloaded(before: tuple[Logprobs, Logprobs], after: tuple[Logprobs, Logprobs], origin: str, url: str) -> None:
+    """The server's log-probs have changed if those of the files have; each pair is (the server's, the files')."""
+    if before[0] == after[0] and before[1] != after[1]:
+        raise ModelError(
+            f"workers.server {url}: computes as before it loaded {origin}, whose files give other log-probs; its reload "
+            "has no effect, so start the server again with the newest version"
+        )
+
+
+def check_weights(theirs: Logprobs, ours: Logprobs, dtype: str, origin: str, url: str) -> None:
     """The server computes what the version's files say."""
     gap = float(np.abs(np.array(theirs) - np.array(ours)).max())
     if not gap <= MAX_GAP[dtype]:
