@@ -209,6 +209,10 @@ def test_the_table_has_a_row_per_report_and_a_column_per_step() -> None:
     assert head.count("|") == row.count("|")
     assert "| yes |" in row
     assert "| **no** |" in row
+    again = made_report(rates=False)
+    fixed = again.model_copy(update={"steps": [again.steps[1].model_copy(update={"status": "passed"})]})
+    *_, both = table([again, fixed]).splitlines()
+    assert "| **no** |" in both, "a failure is never hidden by another report of the same hardware"
 
 
 def test_steps_are_chosen_by_name() -> None:

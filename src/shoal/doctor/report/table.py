@@ -5,25 +5,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.doctor.report.plan import STEPS
-from shoal.doctor.report.report_file import Report
+from shoal.doctor.report.report_file import Report, Status
 from shoal.errors import ShoalError
 
-MARK = {"passed": "yes", "failed": "**no**", "skipped": "skipped"}
+MARK: dict[Status, str] = {"failed": "**no**", "passed": "yes", "skipped": "skipped"}
+"""In the order in which one counts where reports of the same hardware differ: a failure is never hidden."""
 
 
 def table(reports: Sequence[Report]) -> str:
-    """Markdown, one row per report and one column per step."""
+    """Markdown, one row per hardware and software, and one column per step."""
     names = [step.name for step in STEPS]
     lines = [
         "| hardware | driver | torch | vLLM | Shoal | " + " | ".join(names) + " |",
         "|---" * (len(names) + 5) + "|",
     ]
+    rows: dict[tuple[str, ...], dict[str, set[Status]]] = {}
     for report in reports:
-        machine, found = report.machine, {step.name: step for step in report.steps}
-        cells = [MARK[found[name].status] if name in found else "" for name in names]
+        machine = report.machine
         devices = ", ".join(f"{machine.devices.count(name)} x {name}" for name in dict.fromkeys(machine.devices))
-        said = [devices, machine.driver, machine.torch, machine.vllm, report.shoal, *cells]
-        lines.append("| " + " | ".join(cell or "-" for cell in said) + " |")
+        row = rows.setdefault((devices, machine.driver, machine.torch, machine.vllm, report.shoal), {})
+        for step in report.steps:
+            row.setdefault(step.name, set()).add(step.status)
+    for key, found in rows.items():
+        cells = [next((mark for status, mark in MARK.items() if status in found.get(name, ())), "") for name in names]
+        lines.append("| " + " | ".join(cell or "-" for cell in (*key, *cells)) + " |")
     return "\n".join(lines)
 
 

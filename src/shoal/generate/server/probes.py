@@ -71,8 +71,8 @@ def check_reloaded(before: tuple[Logprobs, Logprobs], after: tuple[Logprobs, Log
     """The server's log-probs have changed if those of the files have; each pair is (the server's, the files')."""
     if before[0] == after[0] and before[1] != after[1]:
         raise ModelError(
-            f"workers.server {url}: computes as before it loaded {origin}, whose files give other log-probs; its reload "
-            "has no effect, so start the server again with the newest version"
+            f"workers.server {url}: computes as before it loaded {origin}, whose files give other log-probs; its "
+            "reload has no effect, so start the server again with the newest version"
         )
 
 
