@@ -27,6 +27,7 @@ PART_OF = {
     "starlette": "fastapi",
     "sympy": "math-verify",
     "tokenizers": "transformers",
+    "triton": "torch",  # on the machines that have a use for it
 }
 LENT = ["shoal.cli", "shoal.cli.lend", "shoal.roles.worker", "shoal.roles.validator", "shoal.toploc.kernels"]
 

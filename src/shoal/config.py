@@ -286,6 +286,9 @@ Credits = Annotated[int, Field(ge=0, lt=1 << 112)]
 Batch = Annotated[int, Field(ge=1, le=65536)]
 
 
+EngineName = Literal["auto", "torch", "vllm", "vllm-server"]
+
+
 class WorkerConfig(_Table):
     """The machines that generate."""
 
@@ -304,8 +307,24 @@ class WorkerConfig(_Table):
     server: str = Field(
         "",
         pattern=SERVER_URL,
-        description="URL of a stock vLLM server on this machine that generates instead of an engine of ours "
-        "(docs/stock-server.md); needs audit.proofs = false. A machine that joins gives its own (--server).",
+        description='URL of the stock vLLM server of engine = "vllm-server", on this machine (docs/stock-server.md); '
+        "needs audit.proofs = false. A machine that joins gives its own (--server).",
+    )
+    engine: EngineName = Field(
+        "auto",
+        description="What generates: our own engine (torch), vLLM, or a stock server (vllm-server, at workers.server). auto is vLLM where it is installed and the device "
+        "is a CUDA one, torch elsewhere.",
+    )
+    engines: list[EngineName] = Field(
+        default_factory=list, description="engine for each worker of shoal run, if they differ."
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Devices that vLLM splits the model over; part of the node's profile."
+    )
+    kv_cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="GiB per device for vLLM's KV cache. Default: what is free on a CUDA device, 1 on a CPU.",
     )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     lease_s: float | None = Field(
@@ -318,6 +337,9 @@ class WorkerConfig(_Table):
 
     def batch_of(self, worker: int) -> int:
         return self.batches[worker] if worker < len(self.batches) else self.max_batch
+
+    def engine_of(self, worker: int) -> "EngineName":
+        return self.engines[worker] if worker < len(self.engines) else self.engine
 
 
 class ThresholdsConfig(_Table):
@@ -768,6 +790,12 @@ class RunConfig(_Table):
             raise ValueError(
                 f"audit.{which}: is for bfloat16 runs, and model.dtype is 'float32', which is judged by "
                 f"audit.thresholds; leave it out, or set model.dtype = 'bfloat16'"
+            )
+        has_server = "vllm-server" in (self.workers.engine, *self.workers.engines)
+        if has_server != bool(self.workers.server):
+            raise ValueError(
+                f"workers.server = {self.workers.server!r}: goes with workers.engine = 'vllm-server', which is "
+                f"{self.workers.engine!r}; give both, or neither"
             )
         if self.workers.server and self.audit.proofs:
             raise ValueError(

@@ -27,7 +27,7 @@ def without_proofs(world: World, url: str = "") -> World:
     """The same world in a run that asks for no proofs, with a server or without."""
     tree = world.config.model_dump(mode="json")
     tree["audit"]["proofs"] = False
-    tree["workers"]["server"] = url
+    tree["workers"] |= {"server": url, "engine": "vllm-server" if url else "auto"}
     config = check_config(tree, "test")
     roots = {version.number: version.root for version in VERSIONS}
     checks = Checks(config, world.checks.policy, gym(), InProcess(gym()), roots.get)
@@ -126,7 +126,8 @@ def test_a_server_that_is_gone_is_an_error_with_its_url(world: World) -> None:
 
 def test_a_server_needs_a_run_that_says_that_it_has_no_proofs(world: World) -> None:
     tree = world.config.model_dump(mode="json")
-    tree["audit"]["proofs"], tree["workers"]["server"] = True, "http://127.0.0.1:8000"
+    tree["audit"]["proofs"] = True
+    tree["workers"] |= {"server": "http://127.0.0.1:8000", "engine": "vllm-server"}
     with pytest.raises(ConfigError, match=r"set audit.proofs = false"):
         check_config(tree, "test")
 

@@ -39,7 +39,7 @@ TREE: dict[str, Any] = {
     "model": {"tiny": {"hidden": 128, "layers": 2, "warm_steps": 0}},
     "sampling": {"mode": "free", "temperature": 0.7, "group_size": 4, "max_new_tokens": 12, "max_prompt_tokens": 24},
     "audit": {"proofs": False},
-    "workers": {"server": f"http://127.0.0.1:{PORT}", "max_batch": 8},
+    "workers": {"engine": "vllm-server", "server": f"http://127.0.0.1:{PORT}", "max_batch": 8},
 }
 FLAGS = "--dtype float32 --enforce-eager --no-enable-chunked-prefill --max-model-len 128 --max-num-batched-tokens 2048"
 

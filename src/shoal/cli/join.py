@@ -32,6 +32,12 @@ def worker(
         str | None,
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What generates: auto, torch or vllm; default: the run's workers.engine.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Devices that vLLM splits the model over; default: the run's.")
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="How this machine computes, if it is not as it looks: hardware/engine/attention/dtype/tpN."),
@@ -50,7 +56,8 @@ def worker(
     from shoal.cli.lend import lend, machine, on_device
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    located = on_device(machine(located, batch, threads, dtype, server), "workers", device)
+    machined = machine(located, batch, threads, dtype, engine, tensor_parallel, server)
+    located = on_device(machined, "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile
 

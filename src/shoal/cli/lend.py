@@ -3,12 +3,13 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype, with_device
 from shoal.client.identity import default_key
-from shoal.config import DeviceTable
+from shoal.config import DeviceTable, EngineName
 from shoal.config_io import check_config
 from shoal.errors import ConfigError
 from shoal.roles.session import JoinOptions, join_run
@@ -48,18 +49,26 @@ def lend(
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
     # The card tells which devices and servers the owner's machines have. This one has its own: nothing is ever sent to
     # a URL that a stranger's card names.
-    workers = joined.config.workers.model_copy(update={"server": ""})
+    theirs = joined.config.workers
+    engine = "auto" if theirs.engine == "vllm-server" else theirs.engine
+    workers = theirs.model_copy(update={"server": "", "engine": engine, "engines": []})
     joined = replace(joined, config=joined.config.model_copy(update={"workers": workers}))
     return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 
 def machine(
-    run: RunDir, batch: int | None, threads: int | None, dtype: str | None, server: str | None = None
+    run: RunDir,
+    batch: int | None,
+    threads: int | None,
+    dtype: str | None,
+    engine: str | None = None,
+    devices: int | None = None,
+    server: str | None = None,
 ) -> RunDir:
     """The run's config with what differs on this machine."""
     if server is not None:
         check = run.config.model_dump(mode="json")
-        check["workers"]["server"] = server
+        check["workers"] |= {"server": server, "engine": "vllm-server", "engines": []}
         run = replace(run, config=check_config(check, "--server"))
     check_dtype(dtype)
     if dtype == "bfloat16" and run.config.model.dtype == "float32":
@@ -67,7 +76,9 @@ def machine(
             f"--dtype {dtype}: honest workers would be rejected, for the run computes in float32, whose thresholds no "
             "bfloat16 keeps; leave it out"
         )
-    own = {"max_batch": batch, "threads": threads, "dtype": dtype}
+    if engine is not None and engine not in (known := get_args(EngineName)):
+        raise ConfigError(f"--engine {engine}: unknown; give one of {', '.join(known)}")
+    own = {"max_batch": batch, "threads": threads, "dtype": dtype, "engine": engine, "tensor_parallel": devices}
     workers = run.config.workers.model_copy(update={name: value for name, value in own.items() if value is not None})
     return replace(run, config=run.config.model_copy(update={"workers": workers}))
 

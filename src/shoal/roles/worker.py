@@ -1,23 +1,18 @@
 """The worker: takes a lease, generates with the version that it names, scores, submits; again until the run is done."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
-
-import torch
 
 from shoal.config import RunConfig
 from shoal.devices import set_up
 from shoal.errors import ModelError, RolloutError, WeightsError
 from shoal.files import locked
-from shoal.generate.engine import Engine
 from shoal.generate.submission_builder import Maker
-from shoal.generate.torch_engine import TorchEngine
-from shoal.models.load import Policy, load_as, outline
-from shoal.models.this_machine import this_profile
-from shoal.models.version_reader import VersionReader
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import LeaseStore, Version, WeightSource
 from shoal.roles.session import JoinOptions, ignore_refused
+from shoal.roles.worker_engine import engine_of, start_engine, worker_profile
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
@@ -139,50 +134,13 @@ class Worker:
         )
 
 
-def load_engine(
-    run: RunDir, channel: WeightSource, device: torch.device, computed: str | None = None
-) -> tuple[Version, Policy, TorchEngine]:
-    """The run's newest version, and an engine that answers with it as this machine's settings say, or in a format."""
-    config = run.config
-    first, folder = run.first_version(channel)
-    held = config.model.dtype
-    policy = load_as(folder, held, computed or config.workers.dtype or held, device)
-    engine = TorchEngine(
-        policy,
-        max_batch=config.workers.max_batch,
-        max_len=config.max_len,
-        temperature=config.sampling.temperature,
-        noise=config.sampling.noise,
-        reader=VersionReader(channel, held).read,
-    )
-    return first, policy, engine
-
-
-def own_profile(config: RunConfig, device: torch.device) -> str:
-    """How a worker of this machine computes, as its settings say."""
-    found = this_profile(config.workers.dtype or config.model.dtype, device)
-    if config.workers.server:
-        return found.model_copy(update={"engine": "vllm-server", "attention": "unknown"}).name
-    return found.name
-
-
-def open_server(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, Engine]:
-    """The run's newest version in a stock server, which is checked, and a policy that knows its tokens alone."""
-    from shoal.generate.server.engine import ServerEngine
-
-    first, folder = run.first_version(channel)
-    policy = outline(folder)
-    engine = ServerEngine(run.config, policy)
-    engine.load(folder, f"version {first.number}")
-    return first, policy, engine
-
-
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
     device = set_up(config.device_of("workers"), config.workers.threads)
-    profile = options.profile or own_profile(config, device)
+    which = engine_of(config, device) if attack is None else "torch"  # who cheats does it in our own engine
+    profile = options.profile or worker_profile(config, device).name
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
@@ -191,15 +149,13 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
     ):
         channel = session.weights
         status.working("loading the newest version")
-        first, policy, engine = (
-            open_server(run, channel) if config.workers.server else load_engine(run, channel, device)
-        )
+        first, policy, engine = start_engine(run, channel, device, lambda text: metrics.write("note", text=text), which)
         kind = Maker
         if attack is not None:
             from shoal.attacks import attack_named
 
             kind = attack_named(attack)
-        with Scorer(config.tasks) as judge:
+        with closing(engine), Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
             maker = kind(config, policy, engine, judge.tasks, judge, store.table)
             Worker(session.node, config, channel, store, maker, status, metrics, first).run()

@@ -25,5 +25,10 @@ STEPS = (
     Step("ranks", 1200, "FSDP2 ranks learn what one process learns"),
     Step("memory", 900, "a training step takes what shoal plan says"),
     Step("speed", 1800, "tokens per second, with proofs and without"),
+    Step("noise-kernel", 900, "the Triton kernel draws numpy's noise and tokens"),
+    Step("vllm-v1", 1800, "a float32 judge accepts vLLM's answers and proofs, V1 runner"),
+    Step("vllm-v2", 1800, "a float32 judge accepts vLLM's answers and proofs, V2 runner"),
+    Step("vllm-reload", 1800, "vLLM takes new versions without a restart"),
+    Step("vllm-speed", 1800, "tokens per second of vLLM, with noise and proofs and plain"),
     Step("rates", 3600, "how far this machine is off from a float32 judge"),
 )
