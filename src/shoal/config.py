@@ -312,8 +312,8 @@ class WorkerConfig(_Table):
     )
     engine: EngineName = Field(
         "auto",
-        description="What generates: our own engine (torch), vLLM, or a stock server (vllm-server, at workers.server). auto is vLLM where it is installed and the device "
-        "is a CUDA one, torch elsewhere.",
+        description="What generates: our own engine (torch), vLLM, or a stock server of it (vllm-server). auto is vLLM "
+        "where it is installed and the device is a CUDA one, torch elsewhere.",
     )
     engines: list[EngineName] = Field(
         default_factory=list, description="engine for each worker of shoal run, if they differ."

@@ -138,4 +138,4 @@ def test_a_run_with_proofs_refuses_files_without_them(world: World) -> None:
     assert world.verdict_on(bare) is None
     finding = build_world("short", **STOCK).verdict_on(bare)
     assert finding is not None
-    assert finding.check == "proofs"
+    assert (finding.check, finding.claimed) == ("computation", "0 bytes")

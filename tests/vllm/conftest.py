@@ -52,7 +52,9 @@ def engine(tiny: Path) -> Iterator[Any]:
     from shoal.models.load import outline
 
     said: list[str] = []
-    found = VllmEngine(tiny, outline(tiny), settings_of(), origin="version 0", reader=lambda _: {}, say=said.append)
+    found = VllmEngine(
+        tiny, outline(tiny), settings_of(), origin="version 0", reader=lambda _: {}, say=said.append
+    )
     found.said = said  # type: ignore[attr-defined]
     try:
         yield found

@@ -24,9 +24,7 @@ from tests.vllm.conftest import settings_of
 def requests_of(count: int, longest: int = 150, seed: int = 1 << 63) -> list[Request]:
     """Groups of equal prompts, short and longer than a chunk of prefill; the seed has its highest bit set."""
     rng = Random(count)
-    prompts = [
-        tuple(rng.randrange(2, 50) for _ in range(rng.choice([1, 5, 40, 90, 100]))) for _ in range(count // 6 + 1)
-    ]
+    prompts = [tuple(rng.randrange(2, 50) for _ in range(rng.choice([1, 5, 40, 90, 100]))) for _ in range(count // 6 + 1)]
     return [Request(prompts[n // 6], seed + 7, n, rng.choice([1, 31, 32, 33, longest])) for n in range(count)]
 
 

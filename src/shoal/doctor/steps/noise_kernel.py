@@ -45,7 +45,7 @@ def run(context: Context) -> Values:
             tokens += ROWS
     if bits_differ or differ or gap > MAX_LOGPROB_GAP:
         raise StepFailed(
-            f"{bits_differ} noise bits and {differ} of {tokens} tokens differ from numpy's, log-probs by up to {gap:.2g}; "
-            f"expected none, and at most {MAX_LOGPROB_GAP:g}"
+            f"{bits_differ} noise bits and {differ} of {tokens} tokens differ from numpy's, log-probs by up to "
+            f"{gap:.2g}; expected none, and at most {MAX_LOGPROB_GAP:g}"
         )
     return {"interpreted": interpreted, "tokens": tokens, "bits_differ": 0, "tokens_differ": 0, "logprob_gap": gap}

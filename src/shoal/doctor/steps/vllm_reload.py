@@ -1,4 +1,4 @@
-"""Step `vllm-reload`: two more versions without a restart; the fingerprint holds, and a judge of each accepts answers."""
+"""Step `vllm-reload`: two more versions without a restart; fingerprints hold, and a judge of each accepts answers."""
 
 import torch
 
