@@ -23,6 +23,7 @@ from shoal.doctor.report.table import table
 from shoal.doctor.steps import engine, memory, reload, sampling, speed
 from shoal.doctor.steps.context import Context, StepFailed
 from shoal.errors import ConfigError
+from shoal.generate.sampling import choose
 from shoal.models.tiny import build_tiny
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.shipped import default_rates
@@ -74,7 +75,7 @@ def test_each_step_passes_on_a_cpu_with_figures(step: Any, job: Job, tmp_path: P
 
 def test_a_device_that_chooses_other_tokens_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shoal.doctor.steps.sampling.VOCABULARIES", (267,))
-    right = sampling.choose
+    right = choose
 
     def off_by_one(scaled: Any, bits: Any) -> Any:
         tokens, logprobs = right(scaled, bits)

@@ -20,7 +20,7 @@ from shoal.validate.checks.all_checks import Checks
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, model_dir, weights
 from tests.support.stock_server import StockServer, serving
 
-STOCK = {"noise": "vllm-0.32", "temperature": 0.8, "max_new_tokens": 8, "group_size": 3}
+STOCK: dict[str, Any] = {"noise": "vllm-0.32", "temperature": 0.8, "max_new_tokens": 8, "group_size": 3}
 
 
 def without_proofs(world: World, url: str = "") -> World:
@@ -88,7 +88,7 @@ def test_files_of_a_stock_server_pass_a_judge_token_by_token(
     engine.close()
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another release": ({"version": "0.33.1"}, "is vLLM 0.33.1, and sampling.noise = 'vllm-0.32' is that of"),
     "another sampler": ({"position_off": 1}, "are not those that vllm-0.32 draws"),
     "log-probs of temperature 1": ({"processed_logprobs": False}, "--logprobs-mode processed_logprobs"),

@@ -1,6 +1,7 @@
 """Which steps a report has, in their order, with a deadline each; a step's module is imported in its own process."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,12 +13,16 @@ class Step:
     """After so long it is ended, and has failed."""
     shows: str
     """What it shows if it passes."""
+    on_cpu: Mapping[str, str] = field(default_factory=dict)
+    """Environment of its process where it computes on a CPU."""
 
     @property
     def module(self) -> str:
         return f"shoal.doctor.steps.{self.name.replace('-', '_')}"
 
 
+# Triton reads it when it is imported, which PyTorch may do before a step begins.
+INTERPRETED = {"TRITON_INTERPRET": "1"}
 STEPS = (
     Step("sampling", 300, "tokens chosen on the device are those that numpy chooses"),
     Step("engine", 900, "a float32 judge accepts our engine's answers and proofs"),
@@ -25,7 +30,7 @@ STEPS = (
     Step("ranks", 1200, "FSDP2 ranks learn what one process learns"),
     Step("memory", 900, "a training step takes what shoal plan says"),
     Step("speed", 1800, "tokens per second, with proofs and without"),
-    Step("noise-kernel", 900, "the Triton kernel draws numpy's noise and tokens"),
+    Step("noise-kernel", 900, "the Triton kernel draws numpy's noise and tokens", INTERPRETED),
     Step("vllm-v1", 1800, "a float32 judge accepts vLLM's answers and proofs, V1 runner"),
     Step("vllm-v2", 1800, "a float32 judge accepts vLLM's answers and proofs, V2 runner"),
     Step("vllm-reload", 1800, "vLLM takes new versions without a restart"),

@@ -76,7 +76,10 @@ def _in_child(step: Step, job: Job, scratch: Path) -> str:
     command = [sys.executable, "-m", "shoal.doctor.report.child"]
     with Path(job.log or os.devnull).open("ab") as log:
         # A session of its own: what the step started ends with it.
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+        env = {**os.environ, **(step.on_cpu if job.device == "cpu" else {})}
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True
+        )
         assert child.stdin is not None
         try:
             # The pipe stays open: the step ends when it closes, which it does however this process ends.

@@ -20,7 +20,11 @@ GPU, HOST = DEVICES["h100"], DEVICES["cpu"]
 
 
 def run(context: Context) -> Values:
-    config = context.changed(model={"source": str(context.model), "dtype": "float32"})
+    sampling = context.config.sampling
+    # Whole groups fill a row, as the plan takes them to; the last token of an answer is not read.
+    row = 2 * (sampling.max_prompt_tokens + sampling.group_size * (sampling.max_new_tokens - 1))
+    model = {"source": str(context.model), "dtype": "float32"}
+    config = context.changed(model=model, train={"token_budget": row})
     planned_on = HOST if context.device.type == "cpu" else GPU
     architecture = find_config(config).config
     shape = measure_shape(policy_on_meta(architecture, "float32"))

@@ -1,10 +1,9 @@
 """Step `noise-kernel`: the Triton kernel draws numpy's noise bits on the device, and the tokens that numpy chooses.
 
-On a CPU the kernel runs in Triton's interpreter, which has to be chosen before Triton is imported.
+On a CPU the kernel runs in Triton's interpreter, which the process is started with.
 """
 
 import importlib.util
-import os
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ def run(context: Context) -> Values:
     if importlib.util.find_spec("triton") is None:
         raise StepSkipped("Triton is not installed")
     interpreted = context.device.type == "cpu"
-    if interpreted:
-        os.environ["TRITON_INTERPRET"] = "1"
     from shoal.generate.vllm.noise_kernel import draw_on_device, noise_bits
 
     seeds, samples = [(1 << 63) + row for row in range(ROWS)], list(range(ROWS))
