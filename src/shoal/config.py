@@ -17,6 +17,8 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+# Generators of sampling noise; `generate/noise_kinds.py` says what produces each.
+NoiseName = Literal["philox4x64", "vllm-0.32"]
 # The tables of roles that compute.
 DeviceTable = Literal["train", "workers", "audit", "eval"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -27,11 +29,13 @@ RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 PLANTS = 20
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
+SERVER_URL = r"^(https?://[^\s/]+/?)?$"
 RPC_URL = r"^(https?://\S+)?$"
 CONTRACT = r"^(0x[0-9a-f]{40})?$"
 TRANSACTION = r"^(0x[0-9a-f]{64})?$"
 IN_WORDS = {
     RUN_NAME: "must be made of small letters, digits, dots, dashes and underscores, and begin with a letter or digit",
+    SERVER_URL: "must be the URL of a vLLM server, as in http://127.0.0.1:8000, or empty",
     RPC_URL: "must be the URL of a chain's node, as in http://127.0.0.1:8545, or empty",
     CONTRACT: "must be an address in small letters, 0x and 40 hexadecimal digits, or empty",
     TRANSACTION: "must be a transaction's hash in small letters, 0x and 64 hexadecimal digits, or empty",
@@ -158,8 +162,22 @@ class SamplingConfig(_Table):
         description="seeded: noise derived from the lease, so that every token can be checked. free: the "
         "worker's own noise, which can be checked only statistically.",
     )
+    noise: NoiseName = Field(
+        "philox4x64",
+        description="Where seeded noise comes from. philox4x64: Shoal's own engines. vllm-0.32: the V2 sampler of vLLM "
+        "0.32, which a stock server has (docs/stock-server.md); workers with other releases cannot take part.",
+    )
     max_new_tokens: Positive = Field(64, description="Longest answer, in tokens.")
     max_prompt_tokens: Positive = Field(256, description="Longest prompt, in tokens; a longer one is an error.")
+
+    @model_validator(mode="after")
+    def _draws_by_the_noise_that_it_names(self) -> Self:
+        if self.mode == "free" and self.noise != "philox4x64":
+            raise ValueError(
+                f"noise = {self.noise!r}: with mode = 'free' each worker draws its own noise; leave noise out, or set "
+                "mode = 'seeded'"
+            )
+        return self
 
 
 class LoraConfig(_Table):
@@ -268,7 +286,7 @@ Credits = Annotated[int, Field(ge=0, lt=1 << 112)]
 Batch = Annotated[int, Field(ge=1, le=65536)]
 
 
-EngineName = Literal["auto", "torch", "vllm"]
+EngineName = Literal["auto", "torch", "vllm", "vllm-server"]
 
 
 class WorkerConfig(_Table):
@@ -286,10 +304,16 @@ class WorkerConfig(_Table):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Number format that workers compute in; default: model.dtype."
     )
+    server: str = Field(
+        "",
+        pattern=SERVER_URL,
+        description='URL of the stock vLLM server of engine = "vllm-server", on this machine (docs/stock-server.md); '
+        "needs audit.proofs = false. A machine that joins gives its own (--server).",
+    )
     engine: EngineName = Field(
         "auto",
-        description="What generates: our own engine (torch) or vLLM. auto is vLLM where it is installed and the device "
-        "is a CUDA one, torch elsewhere.",
+        description="What generates: our own engine (torch), vLLM, or a stock server of it (vllm-server). auto is vLLM "
+        "where it is installed and the device is a CUDA one, torch elsewhere.",
     )
     engines: list[EngineName] = Field(
         default_factory=list, description="engine for each worker of shoal run, if they differ."
@@ -419,6 +443,11 @@ class AuditConfig(_Table):
         "installed, torch otherwise.",
     )
     thresholds: ThresholdsConfig = ThresholdsConfig()
+    proofs: bool = Field(
+        True,
+        description="Whether files must prove the hidden states that their tokens were drawn from. false: for stock "
+        "servers, which do not give their states; docs/stock-server.md says what is then not caught.",
+    )
     enforce: bool = Field(
         True,
         description="bfloat16 runs: whether numeric evidence drops files and bans nodes; false only reports it.",
@@ -795,6 +824,19 @@ class RunConfig(_Table):
                 f"audit.{which}: is for bfloat16 runs, and model.dtype is 'float32', which is judged by "
                 f"audit.thresholds; leave it out, or set model.dtype = 'bfloat16'"
             )
+        has_server = "vllm-server" in (self.workers.engine, *self.workers.engines)
+        if has_server != bool(self.workers.server):
+            raise ValueError(
+                f"workers.server = {self.workers.server!r}: goes with workers.engine = 'vllm-server', which is "
+                f"{self.workers.engine!r}; give both, or neither"
+            )
+        if self.workers.server and self.audit.proofs:
+            raise ValueError(
+                "workers.server: a stock server does not give its hidden states, so its files have no proofs; set "
+                "audit.proofs = false if that is meant, and read what is then not caught (docs/stock-server.md)"
+            )
+        if self.workers.server and self.train.lora is not None:
+            raise ValueError("workers.server: a stock server loads whole versions; leave train.lora out")
         # After a resume from the oldest checkpoint that may be the newest, its rollouts' versions must still be there.
         fewest = self.async_level + self.train.checkpoint_every + 1
         if self.keep.versions < fewest:

@@ -139,6 +139,34 @@ def hardware(device: torch.device) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A GPU as PyTorch sees it."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """What PyTorch was built for, and the GPUs that it can use."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+    mps: bool
+    gpus: tuple[CudaDevice, ...]
+
+
+def torch_build() -> TorchBuild:
+    """PyTorch as it is on this machine; a GPU that it cannot use is not among its GPUs."""
+    found = [torch.cuda.get_device_properties(number) for number in range(this_machine().cuda)]
+    gpus = tuple(CudaDevice(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)) for gpu in found)
+    build = torch.version
+    return TorchBuild(torch.__version__, build.cuda, build.hip, torch.backends.mps.is_available(), gpus)
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes of a device's memory; None where the device does not tell."""
 

@@ -81,7 +81,11 @@ class World:
 
     def maker(self, attack: str | None = None, max_batch: int = 16) -> Maker:
         engine = TorchEngine(
-            self.workers, max_batch=max_batch, max_len=self.config.max_len, temperature=self.config.sampling.temperature
+            self.workers,
+            max_batch=max_batch,
+            max_len=self.config.max_len,
+            temperature=self.config.sampling.temperature,
+            noise=self.config.sampling.noise,
         )
         kind = Maker if attack is None else ATTACKS[attack]
         maker = kind(self.config, self.workers, engine, gym(), InProcess(gym()))

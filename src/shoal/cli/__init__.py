@@ -1,9 +1,17 @@
 """The command line, one module per help panel. `shoal --help` imports nothing heavy: each command imports its body."""
 
 # isort: off
-from shoal.cli import run, join, look, tasks, weights, ledger  # each registers its commands: the order of the panels
+from shoal.cli import (
+    run,
+    join,
+    doctor,
+    look,
+    tasks,
+    weights,
+    ledger,
+)  # each registers its commands: the order of the panels
 
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "join", "ledger", "look", "main", "run", "tasks", "weights"]
+__all__ = ["app", "doctor", "join", "ledger", "look", "main", "run", "tasks", "weights"]

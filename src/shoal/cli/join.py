@@ -44,6 +44,10 @@ def worker(
         typer.Option(help="How this machine computes, if it is not as it looks: hardware/engine/attention/dtype/tpN."),
     ] = None,
     device: Device = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Generate with this stock vLLM server, in a run without proofs."),
+    ] = None,
     attack: Annotated[str | None, typer.Option(help="Cheat in this way, for tests; shoal attacks lists them.")] = None,
 ) -> None:
     """Generate rollouts with the newest policy version, in this process.
@@ -53,7 +57,8 @@ def worker(
     from shoal.cli.lend import lend, machine, on_device
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    located = on_device(machine(located, batch, threads, dtype, engine, tensor_parallel), "workers", device)
+    machined = machine(located, batch, threads, dtype, engine, tensor_parallel, server)
+    located = on_device(machined, "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile
 

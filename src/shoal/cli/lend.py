@@ -10,6 +10,7 @@ from rich.console import Console
 from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype, with_device
 from shoal.client.identity import default_key
 from shoal.config import DeviceTable, EngineName
+from shoal.config_io import check_config
 from shoal.errors import ConfigError
 from shoal.roles.session import JoinOptions, join_run
 from shoal.rundir import RunDir, locate_run
@@ -46,8 +47,11 @@ def lend(
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
-    # The card tells which devices and engines the owner's machines have. This one has its own.
-    joined = machine(joined, None, None, None, "auto", 1)
+    # The card tells which devices, engines and servers the owner's machines have. This one has its own: nothing is ever
+    # sent to a URL that a stranger's card names.
+    own_machine = {"server": "", "engine": "auto", "engines": [], "tensor_parallel": 1}
+    workers = joined.config.workers.model_copy(update=own_machine)
+    joined = replace(joined, config=joined.config.model_copy(update={"workers": workers}))
     return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 
@@ -58,8 +62,13 @@ def machine(
     dtype: str | None,
     engine: str | None = None,
     devices: int | None = None,
+    server: str | None = None,
 ) -> RunDir:
     """The run's config with what differs on this machine."""
+    if server is not None:
+        check = run.config.model_dump(mode="json")
+        check["workers"] |= {"server": server, "engine": "vllm-server", "engines": []}
+        run = replace(run, config=check_config(check, "--server"))
     check_dtype(dtype)
     if dtype == "bfloat16" and run.config.model.dtype == "float32":
         raise ConfigError(

@@ -14,12 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shoal.config import NoiseName
 from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.kv_cache import NextToken, SlotCache
+from shoal.generate.noise_kinds import Noise, open_noise
 from shoal.generate.proof_builder import ProofBuilder
-from shoal.generate.sampling import NoiseStream, choose, greedy
+from shoal.generate.sampling import choose, greedy
 from shoal.models.attention import Packed, Recording
 from shoal.models.load import AGREEMENT, Policy, disagreement
 from shoal.models.weights import read_weights
@@ -39,7 +41,7 @@ class _Sequence:
     key: int
     request: Request
     keep_states: bool
-    noise: NoiseStream | None
+    noise: Noise | None
     proof: ProofBuilder | None
     length: int  # tokens in the cache
     tokens: list[int] = field(default_factory=list)
@@ -66,6 +68,7 @@ class TorchEngine(Engine):
         max_batch: int,
         max_len: int,
         temperature: float,
+        noise: NoiseName = "philox4x64",
         proofs: bool = True,
         reader: Reader | None = None,
     ) -> None:
@@ -79,6 +82,7 @@ class TorchEngine(Engine):
         self.max_batch = max_batch
         self.max_len = max_len
         self.temperature = temperature
+        self._noise: NoiseName = noise
         self._proofs = proofs
         self._reader = reader or self._files_as_they_are
         self._cache = SlotCache(max_batch, max_len)
@@ -102,9 +106,11 @@ class TorchEngine(Engine):
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         check_request(key, request, self.max_len)
         greedily = self.temperature == 0
-        noise = None if greedily else NoiseStream(request.seed, request.sample, self.policy.vocab, request.position)
+        kind, vocab, prompt = self._noise, self.policy.vocab, len(request.prompt)
+        asked = prompt - request.position
+        noise = None if greedily else open_noise(kind, request.seed, request.sample, vocab, asked, request.position)
         proof = ProofBuilder() if self._proofs else None
-        self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
+        self._waiting.append(_Sequence(key, request, hidden, noise, proof, prompt))
 
     @torch.inference_mode()
     def drop(self, key: int) -> None:

@@ -31,12 +31,18 @@ def chosen_engine(wanted: EngineName, device: torch.device, installed: bool) -> 
 def engine_of(config: RunConfig, device: torch.device) -> EngineName:
     """The engine of this machine's workers; an error that names the extra where it is not installed."""
     workers = config.workers
-    engine = chosen_engine(workers.engine, device, is_installed("vllm"))
+    ours = config.sampling.noise == "philox4x64"
+    engine = chosen_engine(workers.engine, device, is_installed("vllm") and ours)
     if engine == "vllm":
+        if not ours:
+            raise ConfigError(
+                f'workers.engine = "vllm": draws by philox4x64, and sampling.noise is {config.sampling.noise!r}; use '
+                '"torch" or "vllm-server"'
+            )
         require("vllm", 'workers.engine = "vllm"')
         if device.type == "mps":
             raise ConfigError('workers.engine = "vllm": it does not run on MPS; use "torch", or device "cpu"')
-    elif workers.tensor_parallel > 1:
+    elif engine == "torch" and workers.tensor_parallel > 1:
         raise ConfigError(
             f"workers.tensor_parallel = {workers.tensor_parallel}: our own engine runs on one device, and is what "
             f'workers.engine = "{workers.engine}" means here; set it to "vllm", or tensor_parallel to 1'
@@ -47,8 +53,11 @@ def engine_of(config: RunConfig, device: torch.device) -> EngineName:
 def worker_profile(config: RunConfig, device: torch.device) -> Profile:
     """How a worker of this machine computes, as its settings say."""
     dtype = config.workers.dtype or config.model.dtype
-    if engine_of(config, device) == "torch":
+    engine = engine_of(config, device)
+    if engine == "torch":
         return this_profile(dtype, device)
+    if engine == "vllm-server":  # what it computes on, and how, is known to its operator alone
+        return this_profile(dtype, device).model_copy(update={"engine": "vllm-server", "attention": "unknown"})
     return Profile.model_validate(
         {
             "hardware": slug(hardware(device)),
@@ -75,6 +84,8 @@ def start_engine(
     """The run's newest version, and an engine that answers with it as this machine's settings say."""
     if engine == "torch":
         return load_engine(run, channel, device)
+    if engine == "vllm-server":
+        return open_server(run, channel)
     from shoal.generate.vllm.engine import VllmEngine
     from shoal.generate.vllm.start import VllmSettings
 
@@ -96,6 +107,17 @@ def start_engine(
     return first, policy, VllmEngine(folder, policy, settings, origin=f"version {first.number}", reader=reader, say=say)
 
 
+def open_server(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, Engine]:
+    """The run's newest version in a stock server, which is checked, and a policy that knows its tokens alone."""
+    from shoal.generate.server.engine import ServerEngine
+
+    first, folder = run.first_version(channel)
+    policy = outline(folder)
+    engine = ServerEngine(run.config, policy)
+    engine.load(folder, f"version {first.number}")
+    return first, policy, engine
+
+
 def load_engine(
     run: RunDir, channel: WeightSource, device: torch.device, computed: str | None = None
 ) -> tuple[Version, Policy, TorchEngine]:
@@ -110,6 +132,7 @@ def load_engine(
         max_batch=config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
+        noise=config.sampling.noise,
         reader=VersionReader(channel, held).read,
     )
     return first, policy, engine

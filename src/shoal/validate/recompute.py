@@ -14,8 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.config import NoiseName
 from shoal.devices import sums_dtype, to_numpy
-from shoal.generate.sampling import NoiseStream, Words
+from shoal.generate.noise_kinds import open_noise
+from shoal.generate.sampling import Words
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.train.batch import Group, pack
@@ -88,12 +90,13 @@ def replay(
     numeric: bool = False,
     only_logprobs: bool = False,
     states: StatesOf | None = None,
+    noise: NoiseName = "philox4x64",
 ) -> list[Replayed]:
     """Replays answers in rows of up to `budget` tokens, or of one answer that is longer.
 
-    `keys` holds what fixes each one's noise; None where sampling is free. Samples
-    that share a prompt and stand side by side share its computation. `numeric` asks for what evidence in nats needs,
-    `only_logprobs` for nothing but log-probs. `states` computes final states in the policy's place, whose head is used.
+    `keys` holds what fixes each one's noise, of kind `noise`; None where sampling is free. Samples that share a prompt
+    and stand side by side share its computation. `numeric` asks for what evidence in nats needs, `only_logprobs` for
+    nothing but log-probs. `states` computes final states in the policy's place, whose head is used.
     """
     found: dict[int, Replayed] = {}
     budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
@@ -106,7 +109,7 @@ def replay(
             states_AD = torch.cat(states([samples[n] for n in numbers])).to(policy.device)
         bits = None
         if keys is not None and not only_logprobs:
-            bits = _noise([(keys[n], len(samples[n].completion)) for n in numbers], policy.vocab)
+            bits = _noise([(samples[n], keys[n]) for n in numbers], policy.vocab, noise)
         columns = _columns(
             policy, states_AD, batch.target_A, bits, temperature, numeric, free=keys is None and not only_logprobs
         )
@@ -124,15 +127,16 @@ def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
         yield Group(answers[0].prompt, answers, [0.0] * len(answers), 0)
 
 
-def _noise(keys: Sequence[tuple[NoiseKey, int]], vocab: int) -> Iterator[Words]:
+def _noise(keys: Sequence[tuple[Rollout, NoiseKey]], vocab: int, kind: NoiseName) -> Iterator[Words]:
     """The noise of every token, answer after answer."""
-    for (seed, number, *later), length in keys:
+    for sample, (seed, number, *later) in keys:
+        length = len(sample.completion)
         begun = [(0, seed), *(later[0] if later else ())]
         ends = [*(first for first, _ in begun[1:]), length]
         for (first, own), end in zip(begun, ends, strict=True):
             if first >= length:
                 break
-            stream = NoiseStream(own, number, vocab, first)
+            stream = open_noise(kind, own, number, vocab, len(sample.prompt), first)
             for _ in range(first, min(end, length)):
                 yield stream.next()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shoal import toploc
+from shoal.config import NoiseName
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.stores import Version
@@ -58,13 +59,14 @@ def replay_file(
     budget: int,
     load: Load,
     states: StatesOf | None = None,
+    noise: NoiseName = "philox4x64",
 ) -> list[Replayed]:
-    """A file's answers as the versions compute them that it names; `states` computes final states as in `replay`."""
+    """A file's answers as the versions compute them that it names; `states` and `noise` as in `replay`."""
     found: list[list[Replayed]] = [[] for _ in submission.rollouts]
     for part in parts_of(submission, policy.hidden_size):
         load(part.version)
         own_keys = None if keys is None else [keys[number] for number in part.numbers]
-        replayed = replay(policy, part.samples, own_keys, temperature, budget, states=states)
+        replayed = replay(policy, part.samples, own_keys, temperature, budget, states=states, noise=noise)
         for number, own in zip(part.numbers, replayed, strict=True):
             found[number].append(since(own, part.first))
     return [joined(pieces) for pieces in found]

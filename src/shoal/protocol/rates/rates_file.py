@@ -18,6 +18,8 @@ from shoal.protocol.rates.honest_rates import HonestRates
 
 # Changes with what a histogram counts: EDGES of its scale, and the length of a unit of tokens.
 FORMAT = 1
+# The kind of a doctor's report, which holds rates among other things.
+REPORT: Literal["shoal-report"] = "shoal-report"
 MAX_FILE = 4 << 20
 MAX_WAYS = 1000
 Way = Annotated[str, Field(max_length=MAX_NAME, pattern=rf"^{PART}(/{PART}){{0,4}}$")]
@@ -89,6 +91,10 @@ class RatesFile(BaseModel):
             raise ConfigError(f"rates {path}: cannot be read ({error.strerror}); shoal calibrate writes one") from None
         except (ValueError, RecursionError):
             raise ConfigError(f"rates {path}: not valid JSON; give a file that shoal calibrate wrote") from None
+        if isinstance(tree, dict) and tree.get("kind") == REPORT:
+            if tree.get("rates") is None:
+                raise ConfigError(f"rates {path}: a report without rates; its step rates failed or was left out")
+            tree = tree["rates"]
         return cls.of(tree, f"rates {path}")
 
     @classmethod

@@ -44,7 +44,8 @@ def measure_rates(
     say(len(WAYS) / steps, f"computing as {profile}")
     answers, keys = engine_answers(load(directory, "bfloat16", device), config, requests)
     found[profile] = seen(policy, config, answers, keys, {})
-    if (python := vllm_python()) is not None:
+    # Its script reads states from host memory, and its profile is that of this CPU.
+    if device.type == "cpu" and (python := vllm_python()) is not None:
         say(len(WAYS) / steps, "computing as vLLM")
         with Vllm(python, directory, config.max_len) as vllm:
             found[vllm.profile.name] = machine_answers(policy, vllm.computed, texts, config.sampling.temperature)
@@ -61,6 +62,7 @@ def engine_answers(
         max_batch=config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
+        noise=config.sampling.noise,
     )
     rollouts = []
     answers = sorted(engine.generate(requests), key=lambda answer: answer.key)

@@ -145,9 +145,8 @@ def seen(
     computations, by name."""
     sampling = config.sampling
     seeded = keys if sampling.mode == "seeded" else None
-    replayed = replay(
-        policy, samples, seeded, sampling.temperature, config.audit.token_budget, numeric=True, states=states
-    )
+    budget, noise = config.audit.token_budget, sampling.noise
+    replayed = replay(policy, samples, seeded, sampling.temperature, budget, numeric=True, states=states, noise=noise)
     found = []
     proven = toploc.proof_size(first, policy.hidden_size) if first else 0
     for number, (sample, whole) in enumerate(zip(samples, replayed, strict=True)):
@@ -163,7 +162,7 @@ def seen(
                 own.squares_T,
                 none_T if own.shortfalls_T is None else own.shortfalls_T,
                 own.states_TD,
-                sample.proof[proven:],
+                sample.proof[proven:] if config.audit.proofs else None,
                 dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
                 | {name: columns[number][first:] for name, columns in others.items()},
                 _draws(sample, own, policy.vocab),

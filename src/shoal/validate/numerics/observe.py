@@ -34,17 +34,19 @@ def observe(
     squares_T: Floats,
     shortfalls_T: Floats,
     states_TD: Tensor,
-    proof: bytes,
+    proof: bytes | None,
     others: dict[str, Floats],
     draws: Draws | None = None,
 ) -> Observed:
-    """What is seen of one answer. `others` are its log-probs in other computations, by name."""
+    """What is seen of one answer. `others` are its log-probs in other computations, by name.
+
+    `proof` is None in a run without proofs: nothing is then bet on chunks."""
     spread_T = spread(logprobs_T, squares_T)
     return Observed(
         gaps_T=(claimed_T - logprobs_T) / spread_T,
         shortfalls_T=shortfalls_T,
         close_T=np.maximum(0.0, 1 - squares_T),
-        chunks_C=chunk_distances(states_TD, proof),
+        chunks_C=np.zeros(0) if proof is None else chunk_distances(states_TD, proof),
         shifts={name: (other_T - logprobs_T) / spread_T for name, other_T in others.items()},
         draws=draws,
     )

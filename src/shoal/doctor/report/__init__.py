@@ -1,0 +1,1 @@
+"""`shoal doctor --report`: every step in a process of its own, and one file that can be sent away."""

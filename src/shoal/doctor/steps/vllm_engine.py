@@ -1,0 +1,46 @@
+"""What the steps with vLLM share: an engine of one model runner, on the device that is there."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.doctor.steps.context import Context, StepSkipped
+from shoal.generate.vllm.engine import VllmEngine
+from shoal.generate.vllm.start import VllmSettings
+from shoal.models.load import outline
+
+KV_CACHE_GB = 1.0
+
+
+@contextmanager
+def vllm_engine(
+    context: Context, folder: Path, *, runner: int | None = None, dtype: str = "float32", plain: bool = False
+) -> Iterator[VllmEngine]:
+    """vLLM as a worker starts it; on a GPU with CUDA graphs. `runner` is 1 or 2, None: vLLM's choice; `plain` is vLLM
+    without our noise and proofs."""
+    if importlib.util.find_spec("vllm") is None:
+        raise StepSkipped("vLLM is not installed")
+    on_cpu = context.device.type == "cpu"
+    if runner == 2 and on_cpu:
+        raise StepSkipped("the V2 model runner needs Triton on a device")
+    if runner is not None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(runner - 1)
+    config = context.config
+    settings = VllmSettings(
+        max_batch=config.workers.max_batch,
+        max_len=config.max_len,
+        temperature=config.sampling.temperature,
+        held=dtype,
+        dtype=dtype,
+        cuda=not on_cpu,
+        kv_cache_gb=KV_CACHE_GB if on_cpu else None,
+        proofs=not plain,
+        noise=not plain,
+    )
+    engine = VllmEngine(folder, outline(folder), settings, origin="version 0", reader=lambda _: {}, say=lambda _: None)
+    try:
+        yield engine
+    finally:
+        engine.close()

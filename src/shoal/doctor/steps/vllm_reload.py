@@ -1,0 +1,37 @@
+"""Step `vllm-reload`: two more versions without a restart; fingerprints hold, and a judge of each accepts answers."""
+
+import torch
+
+from shoal.doctor.steps.context import Context, Values
+from shoal.doctor.steps.judged import judge
+from shoal.doctor.steps.vllm_engine import vllm_engine
+from shoal.models.load import load
+from shoal.models.weights import write_weights
+
+ANSWERS = 8
+STEP = 1e-2
+
+
+def run(context: Context) -> Values:
+    policy = load(context.model)
+    requests = context.requests(policy, ANSWERS)
+    before = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    generator = torch.Generator().manual_seed(1)
+    after = {name: w + STEP * torch.randn(w.shape, generator=generator) for name, w in before.items()}
+    folders = []
+    for name, weights in (("one", after), ("two", before)):
+        folder = context.scratch / name
+        folder.mkdir()
+        for file in context.model.iterdir():
+            if file.is_file() and file.suffix != ".safetensors" and "index" not in file.name:
+                (folder / file.name).write_bytes(file.read_bytes())
+        write_weights(folder, weights)
+        folders.append((folder, weights))
+    worst = 0.0
+    with vllm_engine(context, context.model) as engine:
+        for folder, weights in folders:
+            engine.load(folder, f"version {folder.name}")
+            policy.set_weights(weights, folder.name)
+            found = judge(context, policy, requests, list(engine.generate(requests)))
+            worst = max(worst, float(found["logprob_gap"]))
+    return {"loads": len(folders), "logprob_gap": worst}

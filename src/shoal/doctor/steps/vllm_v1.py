@@ -1,0 +1,17 @@
+"""Step `vllm-v1`: a float32 judge accepts answers and proofs of vLLM's V1 model runner, through its V1 interface."""
+
+from shoal.doctor.steps.context import Context, Values
+from shoal.doctor.steps.judged import judge
+from shoal.doctor.steps.vllm_engine import vllm_engine
+from shoal.models.load import load
+
+ANSWERS = 16
+RUNNER = 1
+
+
+def run(context: Context, runner: int = RUNNER) -> Values:
+    policy = load(context.model)
+    requests = context.requests(policy, ANSWERS)
+    with vllm_engine(context, context.model, runner=runner) as engine:
+        made = list(engine.generate(requests))
+    return {**judge(context, policy, requests, made), "cuda_graphs": context.device.type != "cpu"}

@@ -1,0 +1,50 @@
+"""`shoal doctor` on this machine, with real sockets and a real coordinator."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.doctor.probe import look
+from tests.support.command import shoal
+from tests.support.coordinator_in_process import World
+
+
+def test_the_command_describes_this_machine_and_says_that_it_is_fit(tmp_path: Path) -> None:
+    ran = shoal(tmp_path, "doctor", "--json")
+    told = json.loads(ran.stdout)
+    assert ran.returncode == 0, told
+    assert told["facts"]["torch"]["version"]
+    assert {check["name"] for check in told["checks"]} >= {"machine", "memory", "disk", "GPU", "engine", "clock"}
+    table = shoal(tmp_path, "doctor", columns=80).stdout
+    assert "a worker would generate with" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_port_that_is_taken_makes_the_command_fail(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = shoal(tmp_path, "doctor", "--port", str(taken.getsockname()[1]))
+    assert ran.returncode == 1
+    assert "not fit yet: ports" in ran.stdout
+
+
+def test_the_clock_is_compared_with_the_coordinators(small_world: World) -> None:
+    right = look(small_world.url, [], None).coordinator
+    wrong = look(small_world.url, [], None, lambda: time.time() - 3600).coordinator
+    assert right is not None
+    assert wrong is not None
+    assert right.ahead_s is not None
+    assert wrong.ahead_s is not None
+    assert abs(right.ahead_s) < 5
+    assert abs(wrong.ahead_s - 3600) < 5
+
+
+def test_a_coordinator_that_does_not_answer_is_a_fact_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.doctor.probe.ASK_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+    found = look(f"http://127.0.0.1:{number}", [], None).coordinator
+    assert found is not None
+    assert "did not answer" in found.error

@@ -1,0 +1,237 @@
+"""The report: a step that crashes ends no other, nothing private is in the file, and its rates can be merged."""
+
+import getpass
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import RunConfig
+from shoal.config_io import check_config
+from shoal.devices import CPU
+from shoal.doctor.report import command
+from shoal.doctor.report.child import run_step
+from shoal.doctor.report.command import chosen, report_config, this_machine
+from shoal.doctor.report.plan import STEPS, Step
+from shoal.doctor.report.private import cleaned, cleaned_tree
+from shoal.doctor.report.report_file import Report, StepResult
+from shoal.doctor.report.runner import Job, run_steps
+from shoal.doctor.report.table import table
+from shoal.doctor.steps import engine, memory, reload, sampling, speed
+from shoal.doctor.steps.context import Context, StepFailed
+from shoal.errors import ConfigError
+from shoal.generate.sampling import choose
+from shoal.models.tiny import build_tiny
+from shoal.protocol.rates.rates_file import RatesFile
+from shoal.protocol.rates.shipped import default_rates
+from shoal.tasks.build import build_source
+
+BAD_STEPS = """
+import os, signal, time
+from shoal.doctor.steps.context import StepFailed, StepSkipped
+
+def run(context):
+    match context.config.name:
+        case "fails": raise StepFailed("3 of 9 tokens differ; expected none")
+        case "skips": raise StepSkipped("needs two GPUs")
+        case "breaks": raise RuntimeError(f"no kernel image in {os.getcwd()}")
+        case "crashes": os.kill(os.getpid(), signal.SIGSEGV)
+        case "hangs": time.sleep(600)
+    return {"tokens": 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    config = small_config()
+    model = tmp_path_factory.mktemp("model")
+    build_tiny(model, config.model.tiny, build_source(config.tasks), 0, lambda *_: None)
+    return Job(config, model, "cpu")
+
+
+def small_config() -> RunConfig:
+    tree = report_config("tiny", small=True).model_dump(mode="json")
+    tree["model"]["tiny"] |= {"hidden": 64, "layers": 2}
+    tree["sampling"] |= {"max_new_tokens": 6, "max_prompt_tokens": 8, "group_size": 2}
+    tree["workers"]["max_batch"] = 4
+    return check_config(tree, "test")
+
+
+def context(job: Job, scratch: Path) -> Context:
+    return Context(job.config, job.model, CPU, scratch)
+
+
+@pytest.mark.parametrize("step", [sampling, engine, reload, memory, speed], ids=lambda step: step.__name__)
+def test_each_step_passes_on_a_cpu_with_figures(step: Any, job: Job, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.doctor.steps.sampling.VOCABULARIES", (267, 5000))
+    monkeypatch.setattr("shoal.doctor.steps.speed.ROUNDS", 1)
+    values = step.run(context(job, tmp_path))
+    assert values
+    assert all(isinstance(value, (int, float, str)) for value in values.values())
+
+
+def test_a_device_that_chooses_other_tokens_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.doctor.steps.sampling.VOCABULARIES", (267,))
+    right = choose
+
+    def off_by_one(scaled: Any, bits: Any) -> Any:
+        tokens, logprobs = right(scaled, bits)
+        tokens[0] += 1
+        return tokens, logprobs
+
+    monkeypatch.setattr(sampling, "choose", off_by_one)
+    with pytest.raises(StepFailed, match="4 of 64 tokens are not those that numpy chooses"):
+        sampling.run(context(job, tmp_path))
+
+
+def test_an_engine_whose_logprobs_are_off_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:
+    from shoal.generate.torch_engine import TorchEngine
+
+    monkeypatch.setattr(TorchEngine, "scaled", lambda self, logits: logits / (self.temperature * 1.05))
+    with pytest.raises(StepFailed, match="a float32 judge rejects it"):
+        engine.run(context(job, tmp_path))
+
+
+@pytest.fixture
+def bad_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Step]:
+    """Steps that end in every way: the config's name says which."""
+    (tmp_path / "bad_steps.py").write_text(BAD_STEPS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(Step, "module", property(lambda self: "bad_steps"))
+    return Step
+
+
+def test_a_step_that_crashes_or_hangs_is_a_result_and_the_next_one_runs(bad_steps: type[Step], job: Job) -> None:
+    ends = {}
+    for name in ("crashes", "hangs", "fine"):
+        config = job.config.model_copy(update={"name": name})
+        step = bad_steps(name, 20.0 if name == "hangs" else 240.0, "")
+        (ran,) = run_steps([step], Job(config, job.model, "cpu"))
+        ends[name] = ran.result
+    assert (ends["crashes"].status, ends["crashes"].reason) == ("failed", "crashed: killed by SIGSEGV")
+    assert (ends["hangs"].status, ends["hangs"].reason) == ("failed", "took longer than 20 s and was ended")
+    assert (ends["fine"].status, ends["fine"].values) == ("passed", {"tokens": 5})
+
+
+@pytest.mark.parametrize(("name", "status"), [("fails", "failed"), ("skips", "skipped"), ("breaks", "failed")])
+def test_a_step_says_why_it_did_not_pass(
+    name: str, status: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_steps.py").write_text(BAD_STEPS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = job.config.model_copy(update={"name": name}).model_dump(mode="json")
+    task = {"module": "bad_steps", "config": config, "model": "m", "device": "cpu", "scratch": str(tmp_path)}
+    told = run_step(task)
+    assert told["status"] == status
+    assert told["reason"]
+
+
+PRIVATE = [
+    "FileNotFoundError: /home/jane/models/x.safetensors is missing",
+    "cannot bind 192.168.17.4:8000",
+    "peer fe80::1ff:fe23:4567:890a is gone",
+    r"OSError: C:\Users\jane\models",
+    "see ~/secret/file",
+    "'/tmp/a b/c'",
+    "host gpu-box-7 of jane",
+]
+
+
+@pytest.mark.parametrize("text", PRIVATE)
+def test_nothing_private_is_left_in_a_text(text: str) -> None:
+    said = cleaned(text, {"gpu-box-7", "jane"})
+    for private in ("jane", "192.168", "fe80", "secret", "/tmp", "gpu-box-7", "models"):
+        assert private not in said
+
+
+def test_figures_and_names_of_hardware_stay_as_they_are() -> None:
+    tree = {"profile": "nvidia-h100-80gb-hbm3/vllm-0.32/flash-attn-3/bfloat16/tp8", "n": 5, "a": [0.5, "cu12.8"]}
+    assert cleaned_tree(tree, {"jane"}) == tree
+
+
+def made_report(*, rates: bool) -> Report:
+    steps = [
+        StepResult(name="sampling", status="passed", seconds=1.0, values={"tokens": 5}),
+        StepResult(
+            name="ranks",
+            status="failed",
+            seconds=2.0,
+            reason=f"no such file {Path.home()}/x on {socket.gethostname()} by {getpass.getuser()} at 10.1.2.3",
+        ),
+    ]
+    shipped = default_rates()
+    names = list(shipped.gaps)
+    architecture = {"kind": "llama", "hidden": 8, "layers": 2, "heads": 2, "kv_heads": 2, "feed_forward": 8, "vocab": 9}
+    found = RatesFile.model_validate(
+        {
+            "model": "m",
+            "architecture": architecture,
+            "tokens": dict.fromkeys(names, 7),
+            "rates": shipped.model_dump(),
+        }
+    )
+    return Report(shoal="0.1.0", model="m", machine=this_machine("cpu"), steps=steps, rates=found if rates else None)
+
+
+def test_a_written_report_names_neither_host_nor_user_nor_path_nor_address(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    made_report(rates=True).write(path)
+    text = path.read_text()
+    for private in (socket.gethostname(), str(Path.home()) + "/", "10.1.2.3", str(tmp_path)):
+        assert private not in text
+    assert Report.read(path).steps[1].reason.startswith("no such file PATH on")
+    assert Report.read(path).machine.torch
+
+
+def test_reports_are_merged_as_rates_files_are(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json", "none.json")]
+    made_report(rates=True).write(paths[0])
+    made_report(rates=True).write(paths[1])
+    made_report(rates=False).write(paths[2])
+    one, two = (RatesFile.read(path) for path in paths[:2])
+    total = one.merged(two, "a", "b")
+    assert all(total.tokens[name] == 14 for name in one.tokens)
+    with pytest.raises(ConfigError, match="a report without rates"):
+        RatesFile.read(paths[2])
+
+
+def test_what_is_not_a_report_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"kind": "other"}))
+    with pytest.raises(ConfigError, match=r"other\.json: not a report of this release"):
+        Report.read(path)
+
+
+def test_the_table_has_a_row_per_report_and_a_column_per_step() -> None:
+    head, _, row = table([made_report(rates=False)]).splitlines()
+    assert head.count("|") == row.count("|")
+    assert "| yes |" in row
+    assert "| **no** |" in row
+    again = made_report(rates=False)
+    fixed = again.model_copy(update={"steps": [again.steps[1].model_copy(update={"status": "passed"})]})
+    *_, both = table([again, fixed]).splitlines()
+    assert "| **no** |" in both, "a failure is never hidden by another report of the same hardware"
+
+
+def test_steps_are_chosen_by_name() -> None:
+    assert [step.name for step in chosen(["rates", "engine"])] == ["engine", "rates"]
+    assert chosen([]) == list(STEPS)
+    with pytest.raises(ConfigError, match="--only nonsense: unknown step; give some of sampling"):
+        chosen(["nonsense"])
+
+
+def test_the_command_runs_a_step_on_this_machine_and_writes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.command import shoal
+
+    monkeypatch.setattr(command, "report_config", lambda model, small: small_config())
+    out = tmp_path / "report.json"
+    ran = shoal(tmp_path, "doctor", "--report", str(out), "--only", "reload", "--device", "cpu")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "[1/1] reload" in ran.stdout
+    report = Report.read(out)
+    assert [(step.name, step.status) for step in report.steps] == [("reload", "passed")]
