@@ -146,7 +146,7 @@ def test_a_killed_engine_core_is_started_again_and_gives_the_same_answers(engine
     requests = requests_of(12)
     for key, request in enumerate(requests):
         engine.submit(key, request)
-    done = []
+    done: list[Completion] = []
     while len(done) < 2:
         done += engine.step()
     core = engine._engine.engine_core.resources.engine_manager.processes[0]
