@@ -102,9 +102,16 @@ class TorchEngine(Engine):
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         check_request(key, request, self.max_len)
         greedily = self.temperature == 0
-        noise = None if greedily else NoiseStream(request.seed, request.sample, self.policy.vocab)
+        noise = None if greedily else NoiseStream(request.seed, request.sample, self.policy.vocab, request.position)
         proof = ProofBuilder() if self._proofs else None
         self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
+
+    @torch.inference_mode()
+    def drop(self, key: int) -> None:
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.key != key)
+        for slot in (slot for slot, sequence in enumerate(self._running) if sequence.key == key):
+            self._retire(slot)
+            return
 
     def abort(self) -> None:
         self._waiting.clear()

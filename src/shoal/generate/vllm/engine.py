@@ -122,16 +122,22 @@ class VllmEngine(Engine):
             self._deaths = 0
         return [self._completion(number, answer, proof) for (number, answer), proof in zip(ended, proofs, strict=True)]
 
+    def drop(self, key: int) -> None:
+        self._forget([number for number, submitted in self._submitted.items() if submitted.key == key])
+
     def abort(self) -> None:
-        if not self._submitted or self._engine is None:
+        self._forget(list(self._submitted))
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            del self._submitted[number]
+        if not numbers or self._engine is None:
             return
-        numbers = list(self._submitted)
-        self._submitted.clear()
         try:
             self._engine.abort_request([str(number) for number in numbers])
             self._engine.collective_rpc("shoal_drop", args=(numbers,))
         except _DEAD() as error:
-            self._died(str(error))
+            self._start_again(str(error))
 
     def close(self) -> None:
         self._stop()
@@ -176,7 +182,7 @@ class VllmEngine(Engine):
         from vllm.sampling_params import RequestOutputKind
 
         settings = self._settings
-        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs)
+        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs, first=request.position)
         params = SamplingParams(
             temperature=0.0 if settings.noise else self.temperature,
             max_tokens=request.max_new_tokens,
