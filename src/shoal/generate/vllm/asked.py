@@ -17,7 +17,7 @@ class Asked:
     temperature: float
     proof: bool
     first: int = 0
-    """Place in the answer of the first token to generate: what goes on with another version begins later."""
+    """Place in the answer of the first token that is drawn."""
 
     @property
     def extra_args(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class Noise:
     def __init__(self, asked: Asked, vocab: int) -> None:
         self.asked = asked
         self._vocab = vocab
-        self._next = 0
-        self._stream = NoiseStream(asked.seed, asked.sample, vocab)
+        self._next = asked.first
+        self._stream = NoiseStream(asked.seed, asked.sample, vocab, asked.first)
 
     def at(self, position: int) -> Words:
         if position != self._next:
@@ -33,7 +33,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of logits: whose it is, and which token of its request is drawn from it."""
+    """One row of logits: whose it is, and which of its request's tokens is drawn from it."""
 
     row: int
     noise: Noise
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def place(self) -> int:
-        """The token's place in the answer, which its noise is that of."""
+        """Place of the token in the answer, of which the request may be a later part."""
         return self.noise.asked.first + self.position
 
 
