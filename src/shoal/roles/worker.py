@@ -106,9 +106,8 @@ class Worker(WorkerBase):
         if newest != self.seen:
             self.seen = newest
             for flight in [own for own in self.pipeline.flights if self._is_over(own, newest)]:
-                self._let_go(
-                    flight, f"{flight.lease}: its step is over, or its version was taken back; it is given again"
-                )
+                why = "its step is over, or its version was taken back; its draw is given again"
+                self._let_go(flight, f"{flight.lease}: {why}")
         return newest
 
     def _is_over(self, flight: Flight, newest: Version) -> bool:
