@@ -322,7 +322,8 @@ def test_a_worker_that_was_killed_repeats_every_lease_that_it_held_token_for_tok
 def test_a_file_that_is_not_taken_is_noted_and_the_worker_goes_on(
     run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, refused = worker.store.put, []
+    put = worker.store.put
+    refused: list[Lease] = []
 
     def refuse_one(lease: Lease, data: bytes) -> None:
         if not refused:
