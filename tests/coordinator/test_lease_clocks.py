@@ -38,7 +38,7 @@ def pass_time(world: World, seconds: float) -> None:
 
 
 def accept(world: World, tokens: int) -> None:
-    for upload in world.validator.waiting(0, 0):
+    for upload in world.validator.waiting(0, 9):
         _, sha256 = world.validator.read(upload)
         world.validator.judge(upload, Verdict(True, sha256, False, samples=8, tokens=tokens))
 

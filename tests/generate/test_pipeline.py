@@ -169,3 +169,4 @@ def test_a_lease_that_cannot_be_done_in_time_is_not_asked_for() -> None:
     assert can_be_met(unfinished=10, answer_tokens=100, lease_answers=10, tokens_per_s=100, lease_s=240)
     assert not can_be_met(unfinished=200, answer_tokens=100, lease_answers=10, tokens_per_s=100, lease_s=240)
     assert can_be_met(unfinished=200, answer_tokens=0, lease_answers=10, tokens_per_s=0, lease_s=240)
+    assert can_be_met(unfinished=0, answer_tokens=100, lease_answers=10, tokens_per_s=100, lease_s=-3)

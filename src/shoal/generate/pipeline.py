@@ -87,7 +87,7 @@ class Pipeline:
 
 def can_be_met(unfinished: int, answer_tokens: float, lease_answers: int, tokens_per_s: float, lease_s: float) -> bool:
     """Whether one more lease would be done in time: by what answers and leases were like so far, 0 for what is not
-    known."""
-    if not answer_tokens or not tokens_per_s or not lease_s:
+    known. A worker that has nothing to do asks for one in any case, and learns how long leases last now."""
+    if not unfinished or not answer_tokens or not tokens_per_s or not lease_s:
         return True
     return (unfinished + lease_answers) * answer_tokens / tokens_per_s <= IN_TIME * lease_s

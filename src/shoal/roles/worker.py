@@ -101,9 +101,8 @@ class Worker(WorkerBase):
         if newest != self.seen:
             self.seen = newest
             for flight in [own for own in self.pipeline.flights if self._is_over(own, newest)]:
-                self._let_go(
-                    flight, f"{flight.lease}: its step is over, or its version was taken back; it is given again"
-                )
+                why = "its step is over, or its version was taken back; its draw is given again"
+                self._let_go(flight, f"{flight.lease}: {why}")
         return newest
 
     def _is_over(self, flight: Flight, newest: Version) -> bool:
@@ -184,7 +183,7 @@ class Worker(WorkerBase):
         for flight in pipeline.flights:
             if (first := flight.unleased()) is not None and not self.beside.is_asking_for(flight):
                 self.beside.ask_span(flight, first, pipeline.span_version(flight, self.loaded, newest))
-        version = pipeline.to_load(self.loaded, len(self.pieces))
+        version = pipeline.to_load(self.loaded, self.maker.engine.running)
         if version is not None and not self.load(version):
             for flight in [own for own in pipeline.flights if version in own.needs()]:
                 self._let_go(flight, f"{flight.lease}: {not_here(version.number)}")
@@ -196,13 +195,13 @@ class Worker(WorkerBase):
                 self.maker.engine.submit(self.next_key, flight.ask(number))
                 self.pieces[self.next_key] = flight, number
                 self.next_key += 1
-        return bool(self.pieces)
+        return self.maker.engine.running > 0
 
     def _generate(self) -> None:
         """One step of the engine, whose answers go to their leases."""
-        assert self.loaded is not None
-        leases = places(flight.lease for flight in self.pipeline.flights)
-        self.status.working(f"{leases} with version {self.loaded.number}")
+        if self.pipeline.flights and self.loaded is not None:
+            leases = places(flight.lease for flight in self.pipeline.flights)
+            self.status.working(f"{leases} with version {self.loaded.number}")
         began = now()
         for piece in self.maker.engine.step():
             self.meter.tokens += len(piece.tokens)
