@@ -1,6 +1,7 @@
 """Which engine computes the states of files, and that its states take the place of the policy's."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_given_states_take_the_place_of_the_policys(world: World, honest: Submis
     """Whatever order samples are packed in, each gets its own."""
     policy, asked = world.checks.policy, []
 
-    def states(samples: list[Rollout]) -> list[torch.Tensor]:
+    def states(samples: Sequence[Rollout]) -> list[torch.Tensor]:
         asked.append(len(samples))
         return [own.states_TD for own in replay(policy, samples, None, 1.0, 10**6)]
 

@@ -1,5 +1,6 @@
 """Other weights for a while: in place, tensor by tensor, and what was there comes back to the bit."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def folder(tmp_path: Path, tiny_policy: Policy) -> Path:
 @pytest.fixture
 def judge(folder: Path) -> Policy:
     return load_as(folder, "bfloat16", "float32")
+
+
+def rounded(name: str, _parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+    return ROUNDED[name](tensor)
 
 
 def copies(policy: Policy) -> dict[str, torch.Tensor]:
@@ -68,8 +73,8 @@ def test_other_weights_take_the_memory_of_one_tensor(judge: Policy, folder: Path
     peaks = {}
     for own in (read_weights(folder, "bfloat16"), None):
         with LiveBytes(weights.values()) as live:
-            for change in ROUNDED.values():
-                with with_weights(judge, lambda _, tensor, change=change: change(tensor), "other", own):
+            for name in ROUNDED:
+                with with_weights(judge, partial(rounded, name), "other", own):
                     pass
         peaks[own is None] = live.peak
     assert peaks[False] <= model + 3 * largest
