@@ -28,7 +28,7 @@ PART_OF = {
     "sympy": "math-verify",
     "tokenizers": "transformers",
 }
-LENT = ["shoal.cli", "shoal.cli.lend", "shoal.roles.worker", "shoal.roles.validator", "shoal.toploc.kernels"]
+LENT = ["shoal.cli", "shoal.cli.lend", "shoal.roles.worker", "shoal.roles.validator_process", "shoal.toploc.kernels"]
 
 
 def distribution(requirement: str) -> str:

@@ -150,7 +150,7 @@ class Several:
         files = assemble(worker, [entry], lambda name: worker.folder(name) / FILES) / FILES
         if len(weight_files(files)) != PARTS:
             raise BenchError(f"bench sharding: {files} does not have {PARTS} weight files")
-        return read_weights(files, "bfloat16")
+        return dict(read_weights(files, "bfloat16"))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from shoal.errors import BannedError
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.stores import Version, WeightSource
 from shoal.protocol.verdict import Verdict
-from shoal.roles.validator import past_strikes
+from shoal.roles.validator_process import past_strikes
 from tests.support.model_and_checks import World, with_sample
 from tests.support.roles_in_process import entries
 from tests.support.validator_in_process import Court, open_court

@@ -89,7 +89,7 @@ def validator(
 
     located, options = lend("validator", run, joining, console, changes, allow_code)
     located = on_device(located, "audit", device)
-    from shoal.roles.validator import start_validator
+    from shoal.roles.validator_process import start_validator
 
     start_validator(located, options, name)
 

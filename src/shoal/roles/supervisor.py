@@ -53,7 +53,7 @@ CRASH_WINDOW_S = 600.0
 LOG_LINES = 12
 SERVICES = ("coordinator", "origin", "relay")
 # What all roles that compute import; services import a tenth of it, and are started by themselves.
-PRELOAD = ("shoal.roles.trainer", "shoal.roles.worker", "shoal.roles.validator", "shoal.roles.evaluator")
+PRELOAD = ("shoal.roles.trainer", "shoal.roles.worker", "shoal.roles.validator_process", "shoal.roles.evaluator")
 PORTS = "ports.json"
 ASK_S = 5.0
 AT_WORK = (State.JOINED, State.HEALTHY)

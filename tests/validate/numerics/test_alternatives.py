@@ -27,12 +27,12 @@ def judge(folder: Path) -> Policy:
     return load_as(folder, "bfloat16", "float32")
 
 
-def copies(policy: Policy) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in policy.weights().items()}
-
-
 def rounded(name: str, _parameter: str, tensor: torch.Tensor) -> torch.Tensor:
     return ROUNDED[name](tensor)
+
+
+def copies(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.weights().items()}
 
 
 def same(policy: Policy, weights: dict[str, torch.Tensor]) -> bool:
@@ -74,7 +74,7 @@ def test_other_weights_take_the_memory_of_one_tensor(judge: Policy, folder: Path
     for own in (read_weights(folder, "bfloat16"), None):
         with LiveBytes(weights.values()) as live:
             for name in ROUNDED:
-                with with_weights(judge, partial(rounded, name), name, own):
+                with with_weights(judge, partial(rounded, name), "other", own):
                     pass
         peaks[own is None] = live.peak
     assert peaks[False] <= model + 3 * largest

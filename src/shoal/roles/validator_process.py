@@ -1,0 +1,96 @@
+"""The validator's process: what it joins with, loads and starts, and what it remembers of an earlier life."""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from shoal.client.client import CoordinatorClient
+from shoal.client.honest_rates import RatesFollower
+from shoal.client.peer_notes import PeerNotes
+from shoal.client.voting import Juror
+from shoal.devices import set_up
+from shoal.errors import ConfigError
+from shoal.files import locked
+from shoal.models.load import load_as
+from shoal.protocol.rates.rates_file import read_architecture
+from shoal.protocol.stores import roots_of
+from shoal.roles.session import JoinOptions, ignore_refused
+from shoal.roles.validator import Validator
+from shoal.rundir import TAKEOVER_S, VALIDATOR, RunDir, is_own, limits_of, validator_names
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.telemetry.metrics import MetricsWriter, read_metrics
+from shoal.validate.audit import Audits
+from shoal.validate.checks.all_checks import Checks
+from shoal.validate.evidence.vote_log import Votes
+from shoal.validate.vllm_states import VllmStates, vllm_for
+
+
+def past_strikes(path: Path) -> Counter[str]:
+    """Rejections that an earlier life of this validator has given, from its metrics."""
+    strikes: Counter[str] = Counter()
+    for entry in read_metrics(path):
+        if entry["event"] == "verdict" and entry.get("blamed"):
+            strikes[entry["node"]] += 1
+    return strikes
+
+
+def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
+    return lambda text: metrics.write("note", text=text)
+
+
+def _own_file(run: RunDir, name: str, file: str) -> Path:
+    """Where one of several validators in a run's directory keeps something of its own."""
+    return run.path / "nodes" / (file if name == VALIDATOR else f"{name}-{file}")
+
+
+def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) -> None:
+    """Runs a validator of a run in this process until the run is done."""
+    config = run.config
+    if is_own(run.path) and name not in (names := validator_names(config)):
+        raise ConfigError(
+            f"validator {name!r}: audit.count = {config.audit.count} names {', '.join(names)}; give --name"
+        )
+    device = set_up(config.device_of("audit"), config.audit.threads)
+    taken = f"{name}: another one is at work in {run.path}; start one process per validator"
+    with (
+        locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
+        run.role(name) as (status, metrics),
+        options.session(run, "validator", name, status, metrics) as session,
+    ):
+        channel = session.weights
+        status.working("loading the newest version")
+        first, folder = run.first_version(channel)
+        policy = load_as(folder, config.model.dtype, "float32", device)
+        store = session.open_store(limits_of(config, policy.vocab), ignore_refused)
+
+        with Scorer(config.tasks) as judge, ExitStack() as lines:
+            checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
+            states = None
+            if (python := vllm_for(config, device)) is not None:
+                budget = max(config.audit.token_budget, config.max_len)
+                states = lines.enter_context(VllmStates(python, config.max_len, budget))
+                states.use(folder)
+                checks.compute_states(states.states)
+            audits = Audits(config.audit)
+            strikes = past_strikes(run.path / "metrics" / f"{name}.jsonl")
+            votes = Votes(_own_file(run, name, "votes.jsonl"))
+
+            def line() -> CoordinatorClient:
+                return lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.patience_s))
+
+            peers = PeerNotes(line(), votes) if config.audit.count > 1 else None
+            if peers is not None:
+                strikes = Counter()  # the notes of all validators have them, with one's own
+            validator = Validator(
+                run, channel, store, checks, audits, status, metrics, first, strikes, votes, peers=peers
+            )
+            if config.model.dtype == "bfloat16":
+                validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
+                validator.judge_by(validator.rates.table)
+            if states is not None:
+                validator.files.versions.on_load = states.use
+            # A connection of its own: votes are sent while files are judged.
+            refresh = peers.pull if peers else lambda: None
+            validator.juror = Juror(line(), votes, _own_file(run, name, "head.json"), refresh)
+            validator.run()
