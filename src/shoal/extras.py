@@ -15,9 +15,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "datasets": ("datasets",),
     "smollm2": ("accelerate", "gguf"),
     "verifiers": ("verifiers",),
-    "vllm": ("vllm",),
+    "vllm": ("triton", "vllm"),
 }
-NOT_EVERYWHERE = {"uvloop"}  # there is none for Windows
+NOT_EVERYWHERE = {"triton", "uvloop"}  # no Triton without a GPU, no uvloop for Windows
 
 
 def require(extra: str, what: str, kind: type[ShoalError] = MissingExtraError) -> None:

@@ -17,7 +17,7 @@ from hypothesis import settings
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
 
-SMALL_CACHE_GB = 0.01
+SMALL_CACHE_GB = 0.004
 
 
 def settings_of(**changes: Any) -> Any:
@@ -52,9 +52,7 @@ def engine(tiny: Path) -> Iterator[Any]:
     from shoal.models.load import outline
 
     said: list[str] = []
-    found = VllmEngine(
-        tiny, outline(tiny), settings_of(), origin="version 0", reader=lambda _: {}, say=said.append
-    )
+    found = VllmEngine(tiny, outline(tiny), settings_of(), origin="version 0", reader=lambda _: {}, say=said.append)
     found.said = said  # type: ignore[attr-defined]
     try:
         yield found

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +25,9 @@ from tests.vllm.conftest import settings_of
 def requests_of(count: int, longest: int = 150, seed: int = 1 << 63) -> list[Request]:
     """Groups of equal prompts, short and longer than a chunk of prefill; the seed has its highest bit set."""
     rng = Random(count)
-    prompts = [tuple(rng.randrange(2, 50) for _ in range(rng.choice([1, 5, 40, 90, 100]))) for _ in range(count // 6 + 1)]
+    prompts = [
+        tuple(rng.randrange(2, 50) for _ in range(rng.choice([1, 5, 40, 90, 100]))) for _ in range(count // 6 + 1)
+    ]
     return [Request(prompts[n // 6], seed + 7, n, rng.choice([1, 31, 32, 33, longest])) for n in range(count)]
 
 
@@ -84,6 +87,26 @@ def test_a_request_may_come_at_any_time(engine: VllmEngine, tiny: Path) -> None:
     assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
 
 
+def test_the_rest_of_an_answer_is_drawn_with_the_noise_of_its_places(engine: VllmEngine) -> None:
+    whole = Request((5, 6, 7), 99, 3, 80)
+    (expected,) = answers(engine, [whole])
+    rest = replace(whole, prompt=(*whole.prompt, *expected.tokens[:37]), max_new_tokens=43, position=37)
+    (found,) = answers(engine, [rest])
+    assert [*expected.tokens[:37], *found.tokens] == expected.tokens
+
+
+def test_a_request_that_is_dropped_is_not_answered_and_the_others_are(engine: VllmEngine, tiny: Path) -> None:
+    requests = requests_of(8)
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    engine.drop(3)
+    done = list[Completion]()
+    while engine.running:
+        done += engine.step()
+    expected = [c for c in ours(load(tiny), requests) if c.key != 3]
+    assert_same(sorted(done, key=lambda c: c.key), expected)
+
+
 def test_what_is_aborted_leaves_nothing_behind(engine: VllmEngine, tiny: Path) -> None:
     next(engine.generate(requests_of(12)))
     assert engine.running == 0
@@ -135,7 +158,7 @@ def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_goes_o
 
 
 def test_states_are_not_handed_out_and_the_error_says_which_engine_does(engine: VllmEngine) -> None:
-    with pytest.raises(ModelError, match='use workers.engine = "torch"'):
+    with pytest.raises(ModelError, match=r'use workers\.engine = "torch"'):
         engine.submit(0, requests_of(1)[0], hidden=True)
     assert engine.running == 0
 
@@ -144,7 +167,7 @@ def test_a_killed_engine_core_is_started_again_and_gives_the_same_answers(engine
     requests = requests_of(12)
     for key, request in enumerate(requests):
         engine.submit(key, request)
-    done = []
+    done = list[Completion]()
     while len(done) < 2:
         done += engine.step()
     core = engine._engine.engine_core.resources.engine_manager.processes[0]

@@ -1,4 +1,4 @@
-"""The V2 interface draws the same tokens as the specification: built as vLLM builds it, with a batch laid out by hand."""
+"""The V2 interface draws as specified: the processor is built as vLLM builds it, the batch is laid out by hand."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -41,7 +41,10 @@ def test_tokens_and_log_probs_are_those_of_the_specification(vocab: int, tempera
 
 
 def test_rows_may_have_temperatures_of_their_own() -> None:
-    logits, temperatures = 5 * torch.randn(5, 999, generator=torch.Generator().manual_seed(1)), [0.3, 0.6, 1.0, 1.5, 4.0]
+    logits, temperatures = (
+        5 * torch.randn(5, 999, generator=torch.Generator().manual_seed(1)),
+        [0.3, 0.6, 1.0, 1.5, 4.0],
+    )
     tokens, _ = draw_on_device(logits, SEEDS, SAMPLES, POSITIONS, temperatures)
     for row, temperature in enumerate(temperatures):
         own, _ = choose(logits[row : row + 1] / temperature, [expected_bits(999)[row]])

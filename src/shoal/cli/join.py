@@ -33,10 +33,11 @@ def worker(
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What generates: auto, torch or vllm; default: the run's workers.engine.")
+        str | None, typer.Option(help="What generates: auto, torch or vllm; default: the config's, or auto.")
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Devices that vLLM splits the model over; default: the run's.")
+        int | None,
+        typer.Option(min=1, max=64, help="Devices that vLLM splits the model over; default: the config's, or 1."),
     ] = None,
     profile: Annotated[
         str | None,

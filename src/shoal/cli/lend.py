@@ -47,12 +47,11 @@ def lend(
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
-    # The card tells which devices and servers the owner's machines have. This one has its own: nothing is ever sent to
-    # a URL that a stranger's card names.
-    theirs = joined.config.workers
-    engine = "auto" if theirs.engine == "vllm-server" else theirs.engine
-    workers = theirs.model_copy(update={"server": "", "engine": engine, "engines": []})
+    # The card tells which devices, engines and servers the owner's machines have. This one has its own: nothing is ever
+    # sent to a URL that a stranger's card names.
+    workers = joined.config.workers.model_copy(update={"server": "", "engines": []})
     joined = replace(joined, config=joined.config.model_copy(update={"workers": workers}))
+    joined = machine(joined, None, None, None, "auto", 1)
     return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 

@@ -24,6 +24,8 @@ class Request:
     seed: int
     sample: int
     max_new_tokens: int
+    position: int = 0
+    """Place in the answer of the first token to generate: the tokens before it are the end of `prompt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class Engine(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Drops all that is running; nothing will be given of it."""
+
+    def drop(self, key: int) -> None:
+        """Drops one request for which nobody waits any more; an engine that cannot finishes it."""
+        del key
 
     def close(self) -> None:
         """Ends what the engine has started: processes of its own, if it has any."""

@@ -35,10 +35,13 @@ class Noise(Protocol):
     def next(self) -> Words: ...
 
 
-def open_noise(kind: NoiseName, seed: int, sample: int, vocab: int, prompt: int) -> Noise:
-    """The noise of a sample under a lease's seed; `prompt` is the number of its prompt's tokens."""
+def open_noise(kind: NoiseName, seed: int, sample: int, vocab: int, prompt: int, position: int = 0) -> Noise:
+    """The noise of a sample under a lease's seed, from a position of its answer on.
+
+    `prompt` is the number of tokens before that position, those of the answer among them.
+    """
     if kind == "philox4x64":
-        return NoiseStream(seed, sample, vocab)
+        return NoiseStream(seed, sample, vocab, position)
     # The position of a draw is that of the token it is drawn after: the prompt's last, at first.
     return VllmNoise(server_seed(seed, sample), vocab, prompt - 1)
 

@@ -62,6 +62,9 @@ class PlainEngine(Engine):
             same.append(self._waiting.popleft())
         return self._answers([(key, request) for key, request, _ in same], any(hidden for *_, hidden in same))
 
+    def drop(self, key: int) -> None:
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != key)
+
     def abort(self) -> None:
         self._waiting.clear()
 
@@ -71,7 +74,7 @@ class PlainEngine(Engine):
         policy = self._policy
         body: Any = policy.model.base_model
         first = requests[0][1]
-        noise = [NoiseStream(request.seed, request.sample, policy.vocab) for _, request in requests]
+        noise = [NoiseStream(one.seed, one.sample, policy.vocab, one.position) for _, one in requests]
         ids_BT = torch.tensor([first.prompt] * len(requests), device=policy.device)
         cache = None
         tokens: list[list[int]] = [[] for _ in requests]

@@ -106,10 +106,20 @@ class TorchEngine(Engine):
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         check_request(key, request, self.max_len)
         greedily = self.temperature == 0
-        kind, prompt = self._noise, len(request.prompt)
-        noise = None if greedily else open_noise(kind, request.seed, request.sample, self.policy.vocab, prompt)
+        noise = None if greedily else self._stream(request)
         proof = ProofBuilder() if self._proofs else None
-        self._waiting.append(_Sequence(key, request, hidden, noise, proof, prompt))
+        self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
+
+    def _stream(self, request: Request) -> Noise:
+        vocab, prompt = self.policy.vocab, len(request.prompt)
+        return open_noise(self._noise, request.seed, request.sample, vocab, prompt, request.position)
+
+    @torch.inference_mode()
+    def drop(self, key: int) -> None:
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.key != key)
+        for slot in (slot for slot, sequence in enumerate(self._running) if sequence.key == key):
+            self._retire(slot)
+            return
 
     def abort(self) -> None:
         self._waiting.clear()

@@ -16,6 +16,8 @@ class Asked:
     sample: int
     temperature: float
     proof: bool
+    first: int = 0
+    """Place in the answer of the first token that is drawn."""
 
     @property
     def extra_args(self) -> dict[str, Any]:

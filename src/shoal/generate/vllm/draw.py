@@ -21,8 +21,8 @@ class Noise:
     def __init__(self, asked: Asked, vocab: int) -> None:
         self.asked = asked
         self._vocab = vocab
-        self._next = 0
-        self._stream = NoiseStream(asked.seed, asked.sample, vocab)
+        self._next = asked.first
+        self._stream = NoiseStream(asked.seed, asked.sample, vocab, asked.first)
 
     def at(self, position: int) -> Words:
         if position != self._next:
@@ -33,11 +33,16 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of logits: whose it is, and which token of its answer is drawn from it."""
+    """One row of logits: whose it is, and which of its request's tokens is drawn from it."""
 
     row: int
     noise: Noise
     position: int
+
+    @property
+    def place(self) -> int:
+        """Place of the token in the answer, of which the request may be a later part."""
+        return self.noise.asked.first + self.position
 
 
 def draw(logits_BV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -66,11 +71,11 @@ def drawn(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
             logits_RV,
             [one.seed for one in asked],
             [one.sample for one in asked],
-            [row.position for row in rows],
+            [row.place for row in rows],
             [one.temperature for one in asked],
         )
     scaled_RV = scaled(logits_RV, [one.temperature for one in asked])
-    return choose(scaled_RV, [row.noise.at(row.position) for row in rows])
+    return choose(scaled_RV, [row.noise.at(row.place) for row in rows])
 
 
 def scaled(logits_RV: Tensor, temperatures: Sequence[float]) -> Tensor:

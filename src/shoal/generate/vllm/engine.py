@@ -21,7 +21,8 @@ from torch import Tensor
 from shoal.errors import ModelError
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.vllm.asked import Asked
-from shoal.generate.vllm.start import VllmSettings, start
+from shoal.generate.vllm.death_watch import watch_for_death
+from shoal.generate.vllm.start import VllmSettings, reason, start
 from shoal.models.adapter_files import is_adapter
 from shoal.models.load import Policy, check_names
 from shoal.models.merge import shapes_of
@@ -63,9 +64,14 @@ class VllmEngine(Engine):
         self._numbers = itertools.count()
         self._submitted: dict[int, _Submitted] = {}
         self._deaths = 0
+        self._printed = 0
         self._loaded: tuple[Path, str] | None = None
         self._engine: Any = None
-        self._start(folder, origin)
+        try:
+            self._start(folder, origin)
+        except BaseException:
+            self._stop()  # what it printed stays: the error names it
+            raise
 
     @property
     def log(self) -> Path:
@@ -111,8 +117,8 @@ class VllmEngine(Engine):
         if not self._submitted:
             return []
         try:
-            outputs = [output for output in self._engine.step() if output.finished]
-            ended = [(int(output.request_id), output.outputs[0]) for output in outputs]
+            outputs = [(int(output.request_id), output) for output in self._engine.step() if output.finished]
+            ended = [(number, output.outputs[0]) for number, output in outputs if number in self._submitted]
             proofs = self._proofs([(number, len(answer.token_ids)) for number, answer in ended])
         except _DEAD() as error:
             self._start_again(str(error))
@@ -121,16 +127,22 @@ class VllmEngine(Engine):
             self._deaths = 0
         return [self._completion(number, answer, proof) for (number, answer), proof in zip(ended, proofs, strict=True)]
 
+    def drop(self, key: int) -> None:
+        self._forget([number for number, submitted in self._submitted.items() if submitted.key == key])
+
     def abort(self) -> None:
-        if not self._submitted or self._engine is None:
+        self._forget(list(self._submitted))
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            del self._submitted[number]
+        if not numbers or self._engine is None:
             return
-        numbers = list(self._submitted)
-        self._submitted.clear()
         try:
             self._engine.abort_request([str(number) for number in numbers])
             self._engine.collective_rpc("shoal_drop", args=(numbers,))
         except _DEAD() as error:
-            self._died(str(error))
+            self._start_again(str(error))
 
     def close(self) -> None:
         self._stop()
@@ -143,6 +155,8 @@ class VllmEngine(Engine):
 
     def _start(self, folder: Path, origin: str) -> None:
         self._engine = start(folder, self._settings, self.log, origin)
+        self._printed = self.log.stat().st_size
+        watch_for_death(self._engine.engine_core)
         self._engine.collective_rpc("shoal_prepare", args=(os.getpid(),))
         self._all_ranks("shoal_check", str(folder), self._settings.held, origin)
         self._loaded = folder, origin
@@ -153,14 +167,16 @@ class VllmEngine(Engine):
             engine.engine_core.shutdown()
 
     def _died(self, said: str) -> None:
+        """Gives up on an engine that dies again and again; why is in what it printed, if it had time for that."""
         self._stop()
         self._deaths += 1
+        why = reason(self.log.read_bytes()[self._printed :].decode(errors="replace")) or said or "without a word"
         if self._deaths > MAX_DEATHS:
             raise ModelError(
-                f"vLLM died {self._deaths} times without an answer in between ({said or 'without a word'}); "
-                f'{self.log} says why, or set workers.engine = "torch"'
+                f"vLLM died {self._deaths} times without an answer in between: {why} ({self.log}); "
+                'if it does so again, set workers.engine = "torch"'
             )
-        self._say(f"vLLM died ({said or 'without a word'}); it is started again, with what was running")
+        self._say(f"vLLM died ({why}); it is started again, with what was running")
 
     def _start_again(self, said: str) -> None:
         assert self._loaded is not None
@@ -174,7 +190,7 @@ class VllmEngine(Engine):
         from vllm.sampling_params import RequestOutputKind
 
         settings = self._settings
-        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs)
+        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs, first=request.position)
         params = SamplingParams(
             temperature=0.0 if settings.noise else self.temperature,
             max_tokens=request.max_new_tokens,

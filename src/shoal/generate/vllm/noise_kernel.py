@@ -1,8 +1,8 @@
 """Triton kernel for GPUs: scale, the lease's noise, argmax, log-sum-exp and the chosen token's log-prob at once.
 
 The noise is that of `generate/sampling.py` to the bit: Philox 4x64-10, key (seed, sample), one block of four 64-bit
-words for eight tokens. Scores are float64, as there: the rarest draws, which win, are the ones that float32 rounds worst.
-Each program handles one row's next `TOKENS` tokens; a row's programs are put together by PyTorch.
+words for eight tokens. Scores are float64, as there: the rarest draws, which win, are the ones that float32 rounds
+worst. Each program handles one row's next `TOKENS` tokens; a row's programs are put together by PyTorch.
 
 Runs on a CPU with TRITON_INTERPRET=1, which is how it is tested.
 """

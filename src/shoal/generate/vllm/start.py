@@ -7,6 +7,7 @@ goes to a file, and the reason is taken from it.
 # vLLM is an extra that type checks and most machines do not have.
 # mypy: disable-error-code="import-not-found,import-untyped,no-any-unimported"
 
+import logging
 import os
 import re
 import sys
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from shoal.errors import ModelError, first_line
 from shoal.extras import require
@@ -154,19 +157,27 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
             args = EngineArgs(**engine_args(folder, settings))
             config = args.create_engine_config()
             if settings.noise:
                 interface = "2" if config.use_v2_model_runner else "1"
                 processor = f"{PACKAGE}.logits_processor_v{interface}:SeededNoiseV{interface}"
-                config.model_config.logits_processors = [processor]
+                others = config.model_config.logits_processors or []
+                config.model_config.logits_processors = [*others, processor]
             return LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except ModelError:
         raise
     except Exception as error:
-        said = reason(log.read_bytes()[began:].decode(errors="replace")) or first_line(error)
+        said = reason(log.read_bytes()[began:].decode(errors="replace")) or _in_short(error)
         hint = next((hint for word, hint in HINTS.items() if word in said), DEFAULT_HINT)
         raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint}") from error
+
+
+def _in_short(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"])
+    return first_line(error)
 
 
 def reason(output: str) -> str | None:

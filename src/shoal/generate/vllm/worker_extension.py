@@ -114,6 +114,5 @@ def check(model: Any, weights: Mapping[str, Tensor], origin: str) -> None:
     if (different := first_difference(model, weights)) is not None:
         raise ModelError(
             f"{origin}: vLLM's fingerprint of it differs from its files at {different}; its weights are stale or "
-            "half-loaded, and every answer would be rejected: no lease is taken. Restart the worker, or set "
-            'workers.engine = "torch"'
+            'half-loaded, and nothing is generated with them. Restart the worker, or set workers.engine = "torch"'
         )
