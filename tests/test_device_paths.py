@@ -151,6 +151,7 @@ ON_HOST = {
     "generate/submission_builder.py": "rewards of a group",
     "generate/kv_cache.py": "memory of the host that is taken when it is first written",
     "validate/checks/rewards.py": "rewards of a group",
+    "doctor/steps/training.py": "rewards of a group",
     "models/merge.py": "adapters are merged on the CPU, to the bit",
     "attacks/": "cheaters that are run to see them caught",
 }

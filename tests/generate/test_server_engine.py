@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cli.lend import as_own_machine, machine
 from shoal.config import RunConfig
 from shoal.config_io import check_config
 from shoal.errors import ConfigError, ModelError
@@ -15,6 +16,7 @@ from shoal.generate.server.probes import check_reloaded
 from shoal.generate.submission_builder import Maker
 from shoal.models.load import load, outline
 from shoal.models.weights import write_weights
+from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks.all_checks import Checks
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, model_dir, weights
@@ -130,6 +132,14 @@ def test_a_server_needs_a_run_that_says_that_it_has_no_proofs(world: World) -> N
     tree["workers"] |= {"server": "http://127.0.0.1:8000", "engine": "vllm-server"}
     with pytest.raises(ConfigError, match=r"set audit.proofs = false"):
         check_config(tree, "test")
+
+
+def test_a_machine_that_joins_sends_nothing_to_a_server_that_the_run_card_names(world: World, tmp_path: Path) -> None:
+    card = without_proofs(world, "http://10.0.0.7:8000").config
+    own = as_own_machine(RunDir(tmp_path, card)).config.workers
+    assert (own.server, own.engine) == ("", "auto")
+    lent = machine(RunDir(tmp_path, card), None, None, None, server="http://127.0.0.1:8000").config.workers
+    assert (lent.server, lent.engine) == ("http://127.0.0.1:8000", "vllm-server")
 
 
 def test_a_run_with_proofs_refuses_files_without_them(world: World) -> None:

@@ -47,12 +47,15 @@ def lend(
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
-    # The card tells which devices, engines and servers the owner's machines have. This one has its own: nothing is ever
-    # sent to a URL that a stranger's card names.
-    own_machine = {"server": "", "engine": "auto", "engines": [], "tensor_parallel": 1}
-    workers = joined.config.workers.model_copy(update=own_machine)
+    return as_own_machine(joined), JoinOptions(flags.join, own, relays, say)
+
+
+def as_own_machine(joined: RunDir) -> RunDir:
+    """A joined run's config without what its card tells of the owner's machines: this one has devices and an engine of
+    its own, and nothing is ever sent to a server that a stranger's card names."""
+    workers = joined.config.workers.model_copy(update={"server": "", "engines": []})
     joined = replace(joined, config=joined.config.model_copy(update={"workers": workers}))
-    return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
+    return on_device(on_device(machine(joined, None, None, None, "auto", 1), "workers", "auto"), "audit", "auto")
 
 
 def machine(

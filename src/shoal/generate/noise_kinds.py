@@ -36,12 +36,14 @@ class Noise(Protocol):
 
 
 def open_noise(kind: NoiseName, seed: int, sample: int, vocab: int, prompt: int, position: int = 0) -> Noise:
-    """The noise of a sample under a lease's seed, from a token of its answer on; `prompt` is the number of its prompt's
-    tokens."""
+    """The noise of a sample under a lease's seed, from a position of its answer on.
+
+    `prompt` is the number of tokens before that position, those of the answer among them.
+    """
     if kind == "philox4x64":
         return NoiseStream(seed, sample, vocab, position)
     # The position of a draw is that of the token it is drawn after: the prompt's last, at first.
-    return VllmNoise(server_seed(seed, sample), vocab, prompt - 1 + position)
+    return VllmNoise(server_seed(seed, sample), vocab, prompt - 1)
 
 
 def server_seed(seed: int, sample: int) -> int:

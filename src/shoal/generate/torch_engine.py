@@ -106,11 +106,13 @@ class TorchEngine(Engine):
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         check_request(key, request, self.max_len)
         greedily = self.temperature == 0
-        kind, vocab, prompt = self._noise, self.policy.vocab, len(request.prompt)
-        asked = prompt - request.position
-        noise = None if greedily else open_noise(kind, request.seed, request.sample, vocab, asked, request.position)
+        noise = None if greedily else self._stream(request)
         proof = ProofBuilder() if self._proofs else None
-        self._waiting.append(_Sequence(key, request, hidden, noise, proof, prompt))
+        self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
+
+    def _stream(self, request: Request) -> Noise:
+        vocab, prompt = self.policy.vocab, len(request.prompt)
+        return open_noise(self._noise, request.seed, request.sample, vocab, prompt, request.position)
 
     @torch.inference_mode()
     def drop(self, key: int) -> None:

@@ -136,7 +136,7 @@ def _noise(keys: Sequence[tuple[Rollout, NoiseKey]], vocab: int, kind: NoiseName
         for (first, own), end in zip(begun, ends, strict=True):
             if first >= length:
                 break
-            stream = open_noise(kind, own, number, vocab, len(sample.prompt), first)
+            stream = open_noise(kind, own, number, vocab, len(sample.prompt) + first, first)
             for _ in range(first, min(end, length)):
                 yield stream.next()
 
