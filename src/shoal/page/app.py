@@ -98,6 +98,7 @@ class Pages:
         self.streams = 0
         self.rates = Rates(REQUESTS_PER_S, BURST)
         self._changed = asyncio.Event()
+        self._stopping = False
         self.static = _static_files()
 
     async def follow(self) -> None:
@@ -112,6 +113,12 @@ class Pages:
                 changed.set()
             await asyncio.sleep(LOOK_S)
 
+    async def warm(self) -> None:
+        """Reads the newest rollouts before anybody asks: the process that decodes them takes seconds to start."""
+        make = self.recorded(lambda db: rollouts_document(db, self.files, self.index, RolloutQuery()))
+        with suppress(ShoalError, Busy):
+            await self.documents.get("/data/rollouts?", self.revision[2], make)
+
     @property
     def revision(self) -> tuple[int, int, int]:
         revision = self.files.revision
@@ -121,7 +128,7 @@ class Pages:
         """Server-sent events: what changed, with the live part of the run's page; a comment when nothing does."""
         self.streams += 1
         try:
-            while True:
+            while not self._stopping:
                 changed = self._changed
                 live = await self.documents.get("live", self.revision, lambda: self.live())
                 yield b"event: news\ndata: " + live + b"\n\n"
@@ -131,6 +138,11 @@ class Pages:
                     yield b": still here\n\n"
         finally:
             self.streams -= 1
+
+    def stop(self) -> None:
+        """Ends all event streams, so that a server that is stopped need not cut them off."""
+        self._stopping = True
+        self._changed.set()
 
     def live(self) -> Document:
         steps, roles, records = self.revision
@@ -161,11 +173,12 @@ def make_app(pages: Pages) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        follower = asyncio.create_task(pages.follow())
+        tasks = [asyncio.create_task(pages.follow()), asyncio.create_task(pages.warm())]
         try:
             yield
         finally:
-            follower.cancel()
+            for task in tasks:
+                task.cancel()
             pages.documents.close()
 
     shell = _shell(pages)

@@ -20,8 +20,8 @@ NEVER = (
     "Listen for connections: a worker only makes requests.",
 )
 CODE = (
-    "This run's tasks execute Python of the run's owner on your machine, unconfined: `shoal worker` refuses them without "
-    "--allow-code. Give it only to an owner that you trust."
+    "This run's tasks execute Python of the run's owner on your machine, unconfined: `shoal worker` refuses them "
+    "without --allow-code. Give it only to an owner that you trust."
 )
 
 

@@ -32,6 +32,8 @@ PER_PAGE = 24
 MAX_FILES = 256
 """Of one step; the rest is counted and said to be left out."""
 MAX_CHARACTERS = 4000
+MAX_DECODED = 8192
+"""Tokens that are decoded where only the beginning of an answer is shown."""
 MAX_WHOLE = 4 << 20
 MAX_STRIP = 2048
 BINS = 24
@@ -170,18 +172,19 @@ def answer_text(
 
 def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) -> dict[str, object]:
     """A sample as text and numbers; with its tokens and their log-probs if asked for."""
-    ids, text = sample.completion.tolist(), decoder.text(sample.completion.tolist())
+    ids = sample.completion[:MAX_DECODED].tolist()
+    text = decoder.text(ids)
     logprobs = np.nan_to_num(sample.logprobs[:MAX_STRIP], nan=0.0, neginf=-99.0, posinf=0.0)
     document: dict[str, object] = {
         "sample": sample.sample,
         "reward": sample.reward,
         "advantage": short(float(sample.advantage)),
         "parts": {public_text(name): short(value) for name, value in list(_parts(sample).items())[:12]},
-        "tokens": len(ids),
+        "tokens": len(sample.completion),
         "finish": sample.finish,
         "error": public_text(sample.error),
         "text": text[:MAX_CHARACTERS],
-        "characters": len(text),
+        "is_cut": len(text) > MAX_CHARACTERS or len(sample.completion) > MAX_DECODED,
         "mean_logprob": short(float(logprobs.mean())) if len(logprobs) else None,
     }
     if tokens:

@@ -32,9 +32,11 @@ def serve_page(run: Path, host: str, port: int, console: Console, *, public: boo
     _give_way()
     listener = bind(host, port)
     context = _context(files, run) if public else None
-    server = uvicorn_server(make_app(Pages(files, public=public)), MAX_CONNECTIONS, context=context)
+    pages = Pages(files, public=public)
+    server = uvicorn_server(make_app(pages), MAX_CONNECTIONS, context=context)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
+        pages.stop()
         server.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):

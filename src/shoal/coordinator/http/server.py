@@ -163,10 +163,13 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
 
 
 def server_of(
-    coordinator: Coordinator, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
+    coordinator: Coordinator,
+    pause_s: float = PAUSE_S,
+    context: ssl.SSLContext | None = None,
+    page: str | None = None,
 ) -> uvicorn.Server:
     """The server of a coordinator; with a context it speaks TLS."""
-    return uvicorn_server(make_app(coordinator, pause_s), _max_connections(), pause_s, context)
+    return uvicorn_server(make_app(coordinator, pause_s, page), _max_connections(), pause_s, context)
 
 
 def uvicorn_server(
@@ -217,9 +220,10 @@ def serve(
     listener: socket.socket,
     started: Callable[[], None],
     context: ssl.SSLContext | None = None,
+    page: str | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM."""
-    server = server_of(coordinator, context=context)
+    server = server_of(coordinator, context=context, page=page)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

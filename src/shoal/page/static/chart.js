@@ -36,7 +36,7 @@ function options(uPlot, lines, width, height, { log, format, onCursor }) {
     }
     series.push({
       stroke: color(line.color), width: line.points ? 1.2 : 1.8, dash: line.points ? [3, 4] : undefined, spanGaps: true,
-      points: line.points ? { show: true, size: 7, fill: color("--surface"), stroke: color(line.color), width: 2 } : { show: lines.sparse, size: 5, fill: color(line.color) },
+      points: line.points ? { show: true, size: line.y.filter((v) => v !== null).length > 40 ? 3 : 7, fill: color("--surface"), stroke: color(line.color), width: 2 } : { show: lines.sparse, size: 5, fill: color(line.color) },
     });
   }
   const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
@@ -66,8 +66,10 @@ function intervals(u, line) {
   const { ctx } = u;
   ctx.save();
   ctx.strokeStyle = color(line.color);
-  ctx.lineWidth = 1.5 * devicePixelRatio;
-  const cap = 4 * devicePixelRatio;
+  const many = line.intervals.length > 40;
+  ctx.lineWidth = (many ? 1 : 1.5) * devicePixelRatio;
+  ctx.globalAlpha = many ? 0.45 : 1;
+  const cap = many ? 0 : 4 * devicePixelRatio;
   line.intervals.forEach(([x, low, high]) => {
     if (low === null || high === null) return;
     const at = u.valToPos(x, "x", true);

@@ -13,9 +13,9 @@ function Answer({ sample, at }) {
       setWhole((await ask(`/data/rollouts/${at}/${sample.sample}`)).text);
     } catch (error) { setFailed(error.message); }
   };
-  const cut = sample.characters > sample.text.length;
+  const cut = sample.is_cut;
   return html`<pre class="foreign" dir="auto" tabindex="0" aria-label="answer ${sample.sample}">${whole ?? sample.text}${cut && whole === null ? "…" : ""}</pre>
-    ${cut && whole === null ? html`<button onClick=${more}>Show all ${int(sample.characters)} characters</button>` : null}${failed ? html`<p class="empty small">${failed}</p>` : null}`;
+    ${cut && whole === null ? html`<button onClick=${more}>Show all ${plural(sample.tokens, "token")}</button>` : null}${failed ? html`<p class="empty small">${failed}</p>` : null}`;
 }
 
 export function Sample({ sample, at, mark, mean, title = `Sample ${sample.sample}` }) {

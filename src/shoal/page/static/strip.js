@@ -4,6 +4,14 @@ import { fixed } from "./format.js";
 
 const MOST = 5; // nats; beyond it a cell is as dark as it gets
 
+// As many means as there are pixels: cells that lie over each other would all look dark.
+function squeezed(values, count) {
+  return Array.from({ length: count }, (_, n) => {
+    const part = values.slice(Math.floor((n * values.length) / count), Math.floor(((n + 1) * values.length) / count));
+    return part.reduce((a, b) => a + b, 0) / (part.length || 1);
+  });
+}
+
 function paint(canvas, values) {
   const width = canvas.clientWidth || 300;
   const scale = devicePixelRatio || 1;
@@ -11,9 +19,10 @@ function paint(canvas, values) {
   canvas.height = Math.round(14 * scale);
   const ctx = canvas.getContext("2d");
   const ink = getComputedStyle(document.documentElement).getPropertyValue("--strip").trim();
-  const step = canvas.width / Math.max(values.length, 1);
+  const cells = values.length > canvas.width ? squeezed(values, canvas.width) : values;
+  const step = canvas.width / Math.max(cells.length, 1);
   ctx.fillStyle = ink;
-  values.forEach((value, n) => {
+  cells.forEach((value, n) => {
     ctx.globalAlpha = 0.06 + 0.94 * Math.min(1, Math.max(0, value) / MOST);
     const x = Math.floor(n * step);
     ctx.fillRect(x, 0, Math.max(1, Math.floor((n + 1) * step) - x - (step > 6 * scale ? 1 : 0)), canvas.height);

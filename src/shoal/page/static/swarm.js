@@ -53,7 +53,7 @@ export default function Swarm() {
       <div class="filters"><${Search} label="Name or address" value=${values.search} placeholder="0x… or a name" onChange=${(search) => set({ search })}/>
       <${Select} label="Role" value=${values.role} options=${[["", "all"], ...["worker", "validator", "trainer", "relay"].map((role) => [role, role])]} onChange=${(role) => set({ role })}/>
       <${Select} label="Order" value=${values.sort} options=${SORTS} onChange=${(sort) => set({ sort })}/></div>
-      ${data.nodes.length ? html`<${Table} label="nodes" columns=${columns} rows=${data.nodes} keyed=${(one) => one.address}/>` : html`<${Empty}>${nodes ? "No node fits." : "No node has joined yet."}</${Empty}>`}
+      ${data.nodes.length ? html`<${Table} label="list of nodes" columns=${columns} rows=${data.nodes} keyed=${(one) => one.address}/>` : html`<${Empty}>${nodes ? "No node fits." : "No node has joined yet."}</${Empty}>`}
       <${Pager} ...${data} set=${set} what="nodes"/></${Section}>
     <${Tree} tree=${data.tree}/>`}`;
 }
