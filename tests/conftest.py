@@ -46,6 +46,7 @@ ALONE = (
     "tests/faults/test_kills.py",
     "tests/faults/test_shardcast.py",
     "tests/faults/test_storm.py",
+    "tests/page/test_real_run.py",
     "tests/tasks/test_scorer.py",
 )
 

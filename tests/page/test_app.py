@@ -183,8 +183,10 @@ def test_streams_are_bounded_and_a_closed_one_gives_its_place_back(run: Path, mo
     assert MAX_STREAMS == 256
     with serving_pages(run) as url, httpx2.Client(trust_env=False, timeout=10) as client:
         with client.stream("GET", f"{url}/events") as stream:
-            next(stream.iter_lines())
-            assert get(f"{url}/events").status_code == 503
+            lines = stream.iter_lines()
+            next(lines)
+            with client.stream("GET", f"{url}/events") as second:
+                assert second.status_code == 503
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             with client.stream("GET", f"{url}/events") as stream:

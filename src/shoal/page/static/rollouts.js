@@ -41,7 +41,7 @@ function Group({ step, at, close }) {
       <p class="unit"><bdi>${data.source}</bdi>, task ${int(data.task)}, version ${int(data.version)}, by <${Address} address=${data.node}/></p>
       <h3>Prompt</h3><pre class="foreign prompt" dir="auto" tabindex="0" aria-label="prompt">${data.prompt}</pre>
       <div class="samples">${data.samples.map((sample) => html`<${Sample} key=${sample.sample} sample=${sample} at=${path} mean=${mean}/>`)}</div>
-      <p class="chart-note">Log-prob: of each token under the policy that drew it. Entropy: an estimate, the negative log-prob averaged over eight tokens, whose expectation is the entropy. Darker is less sure.</p>`}</${Section}>`;
+      <p class="chart-note">Log-prob: of each token under the policy that drew it. Entropy: an estimate, the negative log-prob averaged over eight tokens, whose expectation is the entropy. The stronger the colour, the less sure.</p>`}</${Section}>`;
 }
 
 const Dots = ({ rewards }) => {
