@@ -19,6 +19,7 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	-$(BIN)/python -m tests.support.servers.programs nginx anvil bwrap  # tests that need a missing one are skipped
+	-$(BIN)/python -m tests.support.browser  # Chromium, for the pages: as root, else those tests are skipped
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone and not whole_run"
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m whole_run
 	$(BIN)/python -m pytest -m alone

@@ -85,6 +85,11 @@ BENCHMARKS = {
         "bench_broadcast",
     ),
     "swarm": Benchmark("a coordinator under the load of 1,000 simulated nodes", "swarm.bench", "bench_swarm"),
+    "page": Benchmark(
+        "web pages in Chromium: size, paint times, and what 50 open pages cost a run",
+        "page.bench",
+        "bench_page",
+    ),
     "ledger": Benchmark("entering, verifying, settling on a chain, and the share of a run", "ledger", "bench_ledger"),
     "eval": Benchmark(
         "`shoal eval --suite`, against a plain loop around `generate`", "generation.evaluation", "bench_eval"

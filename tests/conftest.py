@@ -51,6 +51,7 @@ WHOLE_RUNS = {
     "tests/faults/test_kills.py": "calm",
     "tests/client/test_joining.py": "others",
     "tests/faults/test_storm.py": "others",
+    "tests/page/test_real_run.py": "others",
 }
 
 

@@ -539,6 +539,12 @@ class SwarmConfig(_Table):
         "", description="Host name or address under which other machines reach this one; if empty, host."
     )
     port: int = Field(0, ge=0, le=65535, description="Port that the coordinator listens on; 0 picks a free one.")
+    pages: Literal["loopback", "public", "off"] = Field(
+        "loopback",
+        description="Who may open the run's web pages: this machine alone, everybody who reaches swarm.host "
+        "(docs/page.md lists what they see), or nobody.",
+    )
+    page_port: int = Field(0, ge=0, le=65535, description="Port of the web pages; 0 picks a free one.")
     tls: Mode = Field(
         "auto",
         description="Whether the coordinator and the relay serve https; auto: unless they listen on loopback only.",

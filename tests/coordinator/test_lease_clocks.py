@@ -131,7 +131,7 @@ def test_each_of_several_leases_has_the_time_of_all(world: World) -> None:
 
 
 def test_a_node_is_as_fast_with_leases_side_by_side_as_with_the_same_ones_in_turn(world: World) -> None:
-    """Three files of 100 s each in 300 s, all of them leased at the beginning: that is no slower than in turn."""
+    """Three files of 100 s each in 300 s, all of them leased at the beginning: that is as fast as in turn."""
     proven(world, "fast")
     held: list[Lease] = []
     for _ in range(3):

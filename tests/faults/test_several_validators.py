@@ -56,7 +56,7 @@ def test_two_validators_share_a_runs_files_and_one_that_is_killed_is_not_missed(
     assert len(judged) - len(given) in (0, 1)
     assert {(note.step, note.submission): note.judge for note in noted} == judged
     assert set(judged.values()) == {role_key(out, name).address for name in names}
-    # Whoever is drawn votes for what either of them accepted: no honest work is void.
+    # The one that is drawn votes for what either of them accepted: no honest work is void.
     state = read_record(out).state
     assert state.finished
     outcomes = Counter(letter for batch in state.batches for letter in batch.outcomes)

@@ -87,9 +87,9 @@ def test_a_span_lease_is_what_its_coordinator_signed_for_that_lease() -> None:
         replace(given, signature=""),
         SpanLease(32, 4, ROOT, 352).signed(LEASE, STRANGER),
     ]
-    for lie in lies:
+    for false in lies:
         with pytest.raises(RolloutError, match="the lease of its span from token"):
-            lie.check(LEASE, KEY.address)
+            false.check(LEASE, KEY.address)
     with pytest.raises(RolloutError, match="not by"):
         given.check(replace(LEASE, submission=1), KEY.address)
 

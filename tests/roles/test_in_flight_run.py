@@ -51,6 +51,6 @@ def test_a_run_goes_to_its_end_with_files_of_several_versions_and_each_passes_ev
         found = checks.cheap(submission) or next(checks.costly([submission], put_in))
         assert found is None, str(found)
     assert mixed, "no answer was under way when a version came"
-    # A token is as old as the version that drew it, so the mean is no whole number of steps.
+    # A token is as old as the version that drew it, so the mean is between two whole numbers of steps.
     assert any(step["staleness_mean"] != int(step["staleness_mean"]) for step in steps)
     assert all(step["staleness_max"] <= run.config.async_level for step in steps)

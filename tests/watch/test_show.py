@@ -63,4 +63,7 @@ def test_the_condition_of_a_run_follows_from_its_roles() -> None:
     assert condition([role("trainer", "done"), role("worker-0", "done")]) == "finished"
     assert condition([role("trainer", "waiting"), role("worker-0", "dead")]) == "running"
     assert condition([role("trainer", "failed"), role("worker-0", "working")]) == "failed (trainer)"
+    assert condition([role("trainer", "working"), role("cheater-0", "failed")]) == "running; failed: cheater-0"
+    assert condition([role("trainer", "done"), role("cheater-0", "failed")]) == "finished; failed: cheater-0"
+    assert condition([role("trainer", "dead"), role("validator", "failed")]) == "failed (validator)"
     assert condition([role("trainer", "dead"), role("worker-0", "dead")]).startswith("stopped; `shoal run` resumes")

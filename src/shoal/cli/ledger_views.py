@@ -10,10 +10,10 @@ from rich.text import Text
 
 from shoal.crypto.keys import checked_address, checksummed, short
 from shoal.errors import LedgerError
-from shoal.ledger.acts import Act, Open, Settle, Work
+from shoal.ledger.acts import Act, Settle, Work
 from shoal.ledger.chain import find_fork, verify
 from shoal.ledger.entry import Entry, Statement, parsed
-from shoal.ledger.explain import OUTCOMES
+from shoal.ledger.explain import OUTCOMES, PLANTED, sentence
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
 from shoal.ledger.reader import Record, is_on_chain, ledger_file
@@ -21,7 +21,6 @@ from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 from shoal.text import one_line
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
-PLANTED = {"a": "planted as good", "r": "planted as bad"}
 
 
 def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other: Path | None, console: Console) -> None:
@@ -96,7 +95,7 @@ def show_ledger(record: Record, count: int, console: Console) -> None:
     for column in ("entry", "time (UTC)", "author", "act", "hash"):
         table.add_column(column, overflow="fold" if column == "act" else "ellipsis", no_wrap=column != "act")
     for line in record.lines[-count:]:
-        said = Text(_sentence(line.act))
+        said = Text(sentence(line.act))
         table.add_row(str(line.number), _time(record, line), _who(record.state, line.author), said, line.hash[:12])
     console.print(table)
 
@@ -228,18 +227,6 @@ def _who(state: State, address: str) -> str:
     return role or address[:12]
 
 
-def _sentence(act: Act) -> str:
-    if isinstance(act, Work):
-        return f"{act.name}: {len(act.leaves)} submissions of step {act.step}"
-    if isinstance(act, Settle):
-        known = ", ".join(f"{count} {PLANTED[k]}" for k in "ar" if (count := act.plants.count(k)))
-        return f"{act.name}{f': {known}' if known else ''}"
-    if isinstance(act, Open):
-        return f"open, {len(act.terms.validators)} validators, {act.terms.quorum} of {act.terms.drawn} decide"
-    fields = act.model_dump(exclude={"kind", "salt", "evidence", "hash", "beacon", "plants"})
-    return f"{act.kind} {' '.join(f'{name}={value}' for name, value in fields.items())}"
-
-
 def _concerning(state: State, line: Line, who: str) -> Iterator[str]:
     """What an entry says about one address."""
     act = line.act
@@ -258,4 +245,4 @@ def _concerning(state: State, line: Line, who: str) -> Iterator[str]:
                 right = "right" if vote == act.plants[index] else "wrong"
                 yield f"{batch.step}/{leaf.submission} {known}: judged {right}, {OUTCOMES[vote]}"
     elif who in (line.author, getattr(act, "node", ""), getattr(act, "challenger", "")):
-        yield _sentence(act)
+        yield sentence(act)

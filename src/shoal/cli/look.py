@@ -60,6 +60,22 @@ def rollouts(
 
 
 @app.command(rich_help_panel=PANEL)
+def page(
+    run: Run,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    public: Annotated[
+        bool, typer.Option("--public", help="Serve other machines too; docs/page.md lists what they see.")
+    ] = False,
+) -> None:
+    """Serve web pages of a run that goes on, has ended, crashed or was copied here, from its files alone."""
+    require("coordinator", "shoal page")
+    from shoal.page.serve import serve_page
+
+    serve_page(run, host, port, console, public=public)
+
+
+@app.command(rich_help_panel=PANEL)
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
     weights: Annotated[

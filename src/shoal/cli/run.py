@@ -117,6 +117,9 @@ def coordinator(
     changes: ConfigFlags,
     host: Annotated[str | None, typer.Option(help="Address to listen on; default: swarm.host.")] = None,
     port: Annotated[int | None, typer.Option(min=0, help="Port to listen on; default: swarm.port.")] = None,
+    page: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where shoal page serves this run; browsers are sent there.")
+    ] = None,
 ) -> None:
     """Serve a run's coordinator: nodes join it, get leases, upload rollouts and ask for verdicts.
 
@@ -128,7 +131,7 @@ def coordinator(
     from shoal.rundir import locate_config, settled
 
     config, path = locate_config(run, changes.settings or [], changes.out)
-    serve_coordinator(config if run.is_dir() else settled(config, path), path, host, port, console)
+    serve_coordinator(config if run.is_dir() else settled(config, path), path, host, port, console, page)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -78,13 +78,15 @@ def open_coordinator(
     return coordinator, database
 
 
-def serve_coordinator(config: RunConfig, run: Path, host: str | None, port: int | None, console: Console) -> None:
-    """Serves a run until stopped."""
+def serve_coordinator(
+    config: RunConfig, run: Path, host: str | None, port: int | None, console: Console, page: str | None = None
+) -> None:
+    """Serves a run until stopped; `page` is where its web pages are, if they are served."""
     if free_bytes(run) < MIN_FREE:
         raise ConfigError(f"run {run}: less than {MIN_FREE >> 20} MiB are free there; free some or give another --out")
     taken = f"coordinator: another one is at work in {run}; a run has one coordinator"
     with locked(run / "locks" / "coordinator", taken, TAKEOVER_S), _told(config, run) as (tell, report):
-        _serve(config, run, host, port, tell, report, console)
+        _serve(config, run, host, port, tell, report, console, page)
 
 
 def _serve(
@@ -95,6 +97,7 @@ def _serve(
     tell: Callable[[str], None],
     report: Callable[[Latencies], None],
     console: Console,
+    page: str | None,
 ) -> None:
     swarm = config.swarm.model_copy(update={"host": host} if host else {})
     key, tls = role_key(run, "coordinator"), swarm.scheme == "https"
@@ -110,7 +113,7 @@ def _serve(
         tell(f"serving at {url}")
 
     try:
-        serve(coordinator, listener, started, context)
+        serve(coordinator, listener, started, context, page)
     finally:
         coordinator.ledger_writer.close()
         database.close()

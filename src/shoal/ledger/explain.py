@@ -1,8 +1,10 @@
-"""A submission's history on a ledger, in sentences."""
+"""Acts, and a submission's history on a ledger, in sentences."""
 
 from shoal.errors import LedgerError
+from shoal.ledger.acts import Act, Open, Settle, Work
 from shoal.ledger.state import State
 
+PLANTED = {"a": "planted as good", "r": "planted as bad"}
 OUTCOMES = {"a": "accepted", "r": "rejected", "v": "void", "x": "does not count"}
 
 
@@ -24,3 +26,16 @@ def explain(state: State, step: int, submission: int) -> list[str]:
                 said.append(f"the arbiter ruled: {OUTCOMES[batch.rulings[index]]}")
             return said
     raise LedgerError(f"submission {step}/{submission}: is not in this ledger")
+
+
+def sentence(act: Act) -> str:
+    """What an entry says, in a few words."""
+    if isinstance(act, Work):
+        return f"{act.name}: {len(act.leaves)} submissions of step {act.step}"
+    if isinstance(act, Settle):
+        known = ", ".join(f"{count} {PLANTED[k]}" for k in "ar" if (count := act.plants.count(k)))
+        return f"{act.name}{f': {known}' if known else ''}"
+    if isinstance(act, Open):
+        return f"open, {len(act.terms.validators)} validators, {act.terms.quorum} of {act.terms.drawn} decide"
+    fields = act.model_dump(exclude={"kind", "salt", "evidence", "hash", "beacon", "plants"})
+    return f"{act.kind} {' '.join(f'{name}={value}' for name, value in fields.items())}"

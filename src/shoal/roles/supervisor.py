@@ -25,6 +25,7 @@ from shoal.files import disk_errors, make_directory, parse_json, read_regular, w
 from shoal.fork_server import ForkServer, can_fork
 from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
+from shoal.roles.page_server import PageServer
 from shoal.roles.rank_group import RankGroup
 from shoal.rundir import (
     RUN_FILE,
@@ -81,15 +82,22 @@ def run_swarm(run: RunDir, console: Console) -> None:
     with run.metrics("supervisor") as metrics, _interruptible(), forking(run) as fork_server:
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
+        page = PageServer(run) if run.config.swarm.pages != "off" else None
         try:
             ports = ports_of(run)
             join = join_line(run, ports)
             console.print(f"join with: shoal worker --join {join}", soft_wrap=True, highlight=False)
+            if page is not None:
+                console.print(f"watch at {page.url}", soft_wrap=True, highlight=False)
             with LiveView(run.path, run.config.steps, console) as view:
-                children += start_roles(run, ports, fork_server=fork_server)
-                _watch(run, join, children, view, metrics)
+                if page is not None:
+                    page.start()
+                children += start_roles(run, ports, fork_server=fork_server, page=page)
+                _watch(run, join, children, view, metrics, page)
                 _note_contributions(run, join, metrics)
         finally:
+            if page is not None:
+                page.close()
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
@@ -100,7 +108,8 @@ def run_swarm(run: RunDir, console: Console) -> None:
         curves = f"not drawn ({error})"
     print_summary(summarise(run.path), console)
     console.print(
-        f"curves: {curves}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}",
+        f"curves: {curves}   model: {run.path / 'model'}   rollouts: shoal rollouts {run.path}   pages: shoal page "
+        f"{run.path}",
         soft_wrap=True,
     )
 
@@ -128,7 +137,11 @@ def forking(run: RunDir) -> Iterator[ForkServer | None]:
 
 
 def start_roles(
-    run: RunDir, ports: dict[str, int], without: Collection[str] = (), fork_server: ForkServer | None = None
+    run: RunDir,
+    ports: dict[str, int],
+    without: Collection[str] = (),
+    fork_server: ForkServer | None = None,
+    page: PageServer | None = None,
 ) -> list[Child]:
     """One process per role, services first, but for the roles named in `without`.
 
@@ -138,6 +151,7 @@ def start_roles(
     port = {name: ["--port", str(number)] for name, number in ports.items()}
     host, public, scheme = config.swarm.host, config.swarm.public_host, config.swarm.scheme
     join = ["--join", join_line(run, ports)]
+    front = ["--page", page.url] if page is not None and page.reaches_others else []
     source = ["--from", f"http://127.0.0.1:{ports['origin']}"]
     tls = "--tls" if scheme == "https" else "--no-tls"
     listen = ["--host", host, "--url", f"{scheme}://{public}:{ports['relay']}", tls]
@@ -147,7 +161,7 @@ def start_roles(
 
     workers = [(config.workers.batch_of(i), config.workers.engine_of(i)) for i in range(config.workers.count)]
     roles = [
-        ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
+        ("coordinator", ["coordinator", path, *port["coordinator"], *front], 1),
         ("origin", ["origin", path, *port["origin"]], 1),
         ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
         ("trainer", ["trainer", path, *join], config.train.threads),
@@ -226,7 +240,14 @@ def _others_work(run: RunDir, join: str, workers: Sequence[Child]) -> bool:
     return False
 
 
-def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, metrics: MetricsWriter) -> None:
+def _watch(
+    run: RunDir,
+    join: str,
+    children: Sequence[Child],
+    view: LiveView,
+    metrics: MetricsWriter,
+    page: PageServer | None = None,
+) -> None:
     """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
     finish_s = run.config.patience_s
     deaths: dict[str, list[tuple[float, int]]] = {child.name: [] for child in children}
@@ -236,6 +257,8 @@ def _watch(run: RunDir, join: str, children: Sequence[Child], view: LiveView, me
     while any(child.poll() != 0 for child in children if child not in banned and not child.is_service):
         time.sleep(LOOK_S)
         view.update()
+        if page is not None and (said := page.look()):
+            view.note(said)
         for child in children:
             code = child.poll()
             if code is None or (code == 0 and not child.is_service) or child in banned:

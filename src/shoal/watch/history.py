@@ -103,3 +103,9 @@ def seconds_per_step(times: Sequence[float], last: int = 10) -> float | None:
     """The pace of the last few steps, from when each was finished; None until two are known."""
     recent = times[-(last + 1) :]
     return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
+
+
+def seconds_left(times: Sequence[float], steps: int, now: float) -> float | None:
+    """How long so many more steps take at this pace; the one that is being made counts from its beginning."""
+    pace = seconds_per_step(times)
+    return None if pace is None else steps * pace - min(now - times[-1], pace)

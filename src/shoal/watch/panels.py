@@ -72,10 +72,10 @@ def held_out(history: History) -> str:
     return f"{figure(base, 'pass_at_1')} → {figure(latest, 'pass_at_1')}"
 
 
-def numbers(history: History, width: int, rows: int | None = None) -> Table:
-    """The numbers of the latest step and evaluation, up to three to a row; the first rows if not all have room."""
+def latest(history: History) -> list[tuple[str, str]]:
+    """The numbers of the latest step and evaluation by name, as terminals and pages show them."""
     step, took = history.last_step, history.last_latency
-    cells = [
+    return [
         ("reward", figure(step, "reward")),
         ("solve rate", figure(step, "solve_rate")),
         ("held-out pass@1", held_out(history)),
@@ -96,6 +96,11 @@ def numbers(history: History, width: int, rows: int | None = None) -> Table:
         ("to rollout / batch", f"{duration(took, 'first_rollout_s')} / {duration(took, 'full_batch_s')}"),
         ("verdict p50 / p95", f"{duration(took, 'verdict_p50_s')} / {duration(took, 'verdict_p95_s')}"),
     ]
+
+
+def numbers(history: History, width: int, rows: int | None = None) -> Table:
+    """The latest numbers, up to three to a row; the first rows if not all have room."""
+    cells = latest(history)
     table = Table.grid(padding=(0, 2, 0, 0))
     across = numbers_across(width)
     for row in range(0, len(cells), across)[:rows]:

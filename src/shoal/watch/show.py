@@ -59,15 +59,20 @@ def progress(history: History, now: float) -> str:
 
 
 def condition(statuses: Sequence[RoleStatus]) -> str:
-    """The run as a whole, from its roles, in words that say what to do about it."""
-    states = {status.state for status in statuses}
-    failed = [status.role for status in statuses if status.state == "failed"]
+    """The run as a whole, from its roles, in words that say what to do about it.
+
+    A run ends with its trainer. A worker that failed, such as one that was banned, ends nothing but itself.
+    """
     if not statuses:
         return "no role has started"
-    if failed:
+    states = {status.state for status in statuses}
+    failed = [status.role for status in statuses if status.state == "failed"]
+    trainer = next((status.state for status in statuses if status.role == "trainer"), None)
+    also = f"; failed: {', '.join(failed)}" if failed else ""
+    if trainer == "failed" or (failed and trainer not in ("starting", "working", "waiting", "done")):
         return f"failed ({', '.join(failed)})"
     if states & {"starting", "working", "waiting"}:
-        return "running"
-    if states == {"done"}:
-        return "finished"
+        return f"running{also}"
+    if states <= {"done", "failed"}:
+        return f"finished{also}"
     return "stopped; `shoal run` resumes from the last whole step"

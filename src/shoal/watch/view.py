@@ -20,7 +20,7 @@ from shoal.telemetry.metrics import Entry, number
 from shoal.telemetry.status import RoleStatus, read_status, waits
 from shoal.text import one_line
 from shoal.watch import panels
-from shoal.watch.history import SUPERVISOR, History, note_of, seconds_per_step
+from shoal.watch.history import SUPERVISOR, History, note_of, seconds_left
 from shoal.watch.panels import clock, figure
 
 NOTES_SHOWN = 3
@@ -136,6 +136,7 @@ class LiveView:
 
     def _header(self, now: float) -> Table:
         done = self._history.steps_done
+        left = seconds_left(self._step_times, self._total - done, now)
         row = Table.grid(padding=(0, 2, 0, 0), expand=True)
         row.add_column(no_wrap=True)
         row.add_column(ratio=1)
@@ -143,15 +144,9 @@ class LiveView:
         row.add_row(
             Text.assemble("step ", (f"{done}/{self._total}", "bold")),
             ProgressBar(total=max(self._total, 1), completed=done),
-            Text(f"{clock(now - self._began)} elapsed, {clock(self._seconds_left(now))} left"),
+            Text(f"{clock(now - self._began)} elapsed, {clock(left)} left"),
         )
         return row
-
-    def _seconds_left(self, now: float) -> float | None:
-        pace = seconds_per_step(self._step_times)
-        if pace is None:
-            return None
-        return (self._total - self._history.steps_done) * pace - min(now - self._step_times[-1], pace)
 
 
 def step_line(entry: Entry, total_steps: int, elapsed_s: float) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, FastAPI, Header, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -87,8 +87,8 @@ Step = Annotated[int, InPath(ge=0, lt=10**9, description="Training step.")]
 Submission = Annotated[int, InPath(ge=0, lt=10**9, description="Number of the submission within its step.")]
 
 
-def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
-    """The API as an ASGI application."""
+def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S, page: str | None = None) -> App:
+    """The API as an ASGI application; a browser that asks for / is sent to the run's pages, if there are any."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -115,6 +115,8 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S) -> App:
     _node_routes(app, coordinator)
     _own_routes(app, coordinator)
     _ledger_routes(app, coordinator)
+    if page is not None:
+        app.add_route("/", lambda _: RedirectResponse(page, 307), ["GET"], include_in_schema=False)
     terms = coordinator.terms
     trusted = terms.validators | {terms.trainer}
     own = Recipient(coordinator.key.address, terms.run)

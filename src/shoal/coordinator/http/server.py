@@ -163,10 +163,20 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
 
 
 def server_of(
-    coordinator: Coordinator, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
+    coordinator: Coordinator,
+    pause_s: float = PAUSE_S,
+    context: ssl.SSLContext | None = None,
+    page: str | None = None,
 ) -> uvicorn.Server:
     """The server of a coordinator; with a context it speaks TLS."""
-    slots = Slots(_max_connections())
+    return uvicorn_server(make_app(coordinator, pause_s, page), _max_connections(), pause_s, context)
+
+
+def uvicorn_server(
+    app: Any, max_connections: int, pause_s: float = PAUSE_S, context: ssl.SSLContext | None = None
+) -> uvicorn.Server:
+    """A server of any application, with our limits on connections, request heads and slow readers."""
+    slots = Slots(max_connections)
     protocol: Any = type("Patient", (Patient,), {"pause_s": pause_s, "slots": slots})
 
     def over_tls(below: asyncio.Transport, **options: Any) -> Patient:
@@ -179,7 +189,7 @@ def server_of(
         return Handshake(context, functools.partial(over_tls, **options), slots, pause_s)
 
     config = uvicorn.Config(
-        make_app(coordinator, pause_s),
+        app,
         http=cast("Any", secure) if context else protocol,
         # uvloop reads before a new connection can be paused, so that the beginning of a handshake would get lost.
         loop="asyncio" if context else "auto",
@@ -210,9 +220,10 @@ def serve(
     listener: socket.socket,
     started: Callable[[], None],
     context: ssl.SSLContext | None = None,
+    page: str | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM."""
-    server = server_of(coordinator, context=context)
+    server = server_of(coordinator, context=context, page=page)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

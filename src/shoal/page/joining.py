@@ -1,0 +1,73 @@
+"""Page "join": the line to copy, what the run needs of a machine, and what it may do to it."""
+
+from pathlib import PurePath
+
+from shoal.config import RunConfig
+from shoal.files import parse_json, read_regular
+from shoal.page.privacy import public_text
+from shoal.page.source import RunFiles
+from shoal.tasks.files import code_of
+
+PORTS = "ports.json"  # what `shoal run` wrote
+MAY = (
+    "Fetch policy versions from relays. Each piece is checked against what the run's origin signed.",
+    "Generate answers with its own threads or GPU, and upload them as files that its key has signed.",
+    "Keep weights and unfinished work in the state directory (--home says where).",
+)
+NEVER = (
+    "Read your files or your key: tasks are made and answers scored in a confined process without network.",
+    "Start programs of the run's owner on your machine, unless you say --allow-code.",
+    "Listen for connections: a worker only makes requests.",
+)
+CODE = (
+    "This run's tasks execute Python of the run's owner on your machine, unconfined: `shoal worker` refuses them "
+    "without --allow-code. Give it only to an owner that you trust."
+)
+
+
+def join_document(files: RunFiles) -> dict[str, object]:
+    """How to join, as long as there is something to join."""
+    if files.run is None:
+        return {"line": "", "why": files.refused or "The run's config is not here.", "may": MAY, "never": NEVER}
+    config, state = files.run.config, files.ledger.state
+    port = _port(files, config)
+    if state is None or port is None:
+        return {"line": "", "why": "The coordinator has not started yet.", **_needs(config)}
+    swarm = config.swarm
+    url = f"{swarm.scheme}://{swarm.public_host}:{port}"
+    is_over = state.closed or (files.history.total_steps or config.steps) <= files.history.steps_done
+    return {
+        "line": f"shoal worker --join {url}#{state.coordinator}",
+        "why": "The run is over: there are no more leases." if is_over else "",
+        "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
+        "coordinator": state.coordinator,
+        "allowed": len(swarm.allow) if swarm.allow else None,
+        **_needs(config),
+    }
+
+
+def _needs(config: RunConfig) -> dict[str, object]:
+    source = config.model.source
+    sampling = config.sampling
+    return {
+        "model": PurePath(source).name if "/" in source else source,
+        "dtype": config.model.dtype,
+        "tasks": sorted({public_text(task.name or task.source) for task in config.tasks})[:20],
+        "answer_tokens": sampling.max_new_tokens,
+        "prompt_tokens": sampling.max_prompt_tokens,
+        "group_size": sampling.group_size,
+        "async_level": config.async_level,
+        "rate": config.ledger.rate,
+        "code": CODE if any(code_of(task) for task in config.tasks) else "",
+        "may": MAY,
+        "never": NEVER,
+    }
+
+
+def _port(files: RunFiles, config: RunConfig) -> int | None:
+    if config.swarm.port:
+        return config.swarm.port
+    try:
+        return int(parse_json(read_regular(files.path / PORTS))["coordinator"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

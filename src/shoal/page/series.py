@@ -1,0 +1,55 @@
+"""Decimated series: however long a run is, a chart gets a few hundred points, and no peak is lost."""
+
+import math
+from collections.abc import Sequence
+
+from shoal.telemetry.metrics import Entry, number
+
+MAX_POINTS = 600
+Column = list[float | None]
+
+
+def columns(entries: Sequence[Entry], keys: Sequence[str], max_points: int = MAX_POINTS) -> dict[str, object]:
+    """Values by key over the entries' steps.
+
+    A short series comes as it is. A long one comes in buckets of `per` steps: their mean, and where it differs the
+    lowest and highest value, so that an outlier of one step in thousands is still seen.
+    """
+    per = max(1, math.ceil(len(entries) / max_points))
+    buckets = [entries[at : at + per] for at in range(0, len(entries), per)]
+    means: dict[str, Column] = {}
+    lows: dict[str, Column] = {}
+    highs: dict[str, Column] = {}
+    for key in keys:
+        found = [[value for entry in bucket if (value := number(entry, key)) is not None] for bucket in buckets]
+        if not any(found):
+            continue
+        means[key] = [short(math.fsum(values) / len(values)) if values else None for values in found]
+        if per > 1:
+            lows[key] = [short(min(values)) if values else None for values in found]
+            highs[key] = [short(max(values)) if values else None for values in found]
+    middle = [bucket[len(bucket) // 2]["step"] for bucket in buckets]
+    return {"per": per, "x": middle, "mean": means, "low": lows, "high": highs}
+
+
+def short(value: float) -> float:
+    """Five digits: more than a screen shows, a third of the bytes."""
+    return float(f"{value:.5g}")
+
+
+def histogram(values: Sequence[float], bins: int) -> list[tuple[float, float, int]]:
+    """(from, to, count): one bin per value where there are few different ones, else `bins` of equal width."""
+    distinct = sorted(set(values))
+    if not distinct:
+        return []
+    if len(distinct) <= bins:
+        counts = dict.fromkeys(distinct, 0)
+        for value in values:
+            counts[value] += 1
+        return [(value, value, count) for value, count in counts.items()]
+    low, high = distinct[0], distinct[-1]
+    width = (high - low) / bins
+    found = [0] * bins
+    for value in values:
+        found[min(int((value - low) / width), bins - 1)] += 1
+    return [(low + at * width, high if at == bins - 1 else low + (at + 1) * width, n) for at, n in enumerate(found)]

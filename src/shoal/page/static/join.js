@@ -1,0 +1,19 @@
+// Page "join".
+import { html } from "./htm-preact.js";
+import { int, plural } from "./format.js";
+import { Badge, Copy, Empty, Loading, Problem, Section } from "./parts.js";
+import { useDocument } from "./store.js";
+
+export default function Join() {
+  const { data, error } = useDocument("/data/join", "roles", 10);
+  if (!data) return html`<h1>Join</h1>${error ? html`<${Problem} error=${error}/>` : html`<${Loading}/>`}`;
+  return html`<h1>Lend a machine</h1>
+    <${Section} title="The line to copy" id="line">
+      ${data.why ? html`<p class="callout"><bdi>${data.why}</bdi></p>` : null}
+      ${data.line ? html`<${Copy} text=${data.line} label="command that joins the run"/>
+        <p class="unit">Needs Python 3.11 or newer and <code>pip install shoal-rl</code>. The part after # is the coordinator's address: a worker believes no other.${data.local ? " This coordinator listens on this machine only." : ""}${data.allowed ? ` Only ${plural(data.allowed, "address", "addresses")} may join: ask the owner to add yours (shoal identity show).` : ""}</p>` : data.why ? null : html`<${Empty}>There is nothing to join.</${Empty}>`}</${Section}>
+    ${data.model ? html`<${Section} title="What it works on" id="work"><dl class="pairs wide"><div><dt>model</dt><dd><bdi>${data.model}</bdi>, ${data.dtype}</dd></div><div><dt>tasks</dt><dd>${data.tasks.map((name) => html`<bdi class="tag">${name}</bdi> `)}</dd></div><div><dt>per prompt</dt><dd>${int(data.group_size)} answers of up to ${int(data.answer_tokens)} tokens</dd></div><div><dt>prompts</dt><dd>up to ${int(data.prompt_tokens)} tokens</dd></div><div><dt>pay</dt><dd>${plural(data.rate, "credit")} per accepted token</dd></div><div><dt>policy</dt><dd>up to ${plural(data.async_level, "version")} old</dd></div></dl></${Section}>` : null}
+    ${data.code ? html`<p class="callout warn"><${Badge} word="runs code" tone="warn"/> ${data.code}</p>` : null}
+    <div class="charts two"><${Section} title="It may" id="may"><ul>${data.may.map((text) => html`<li>${text}</li>`)}</ul></${Section}><${Section} title="It never will" id="never"><ul>${data.never.map((text) => html`<li>${text}</li>`)}</ul></${Section}></div>
+    <${Section} title="Stop" id="stop"><p>Ctrl-C ends the worker. What it had leased is given to another node; what it had earned stays its own, under the key in <code>~/.config/shoal/node.key</code>.</p></${Section}>`;
+}

@@ -1,0 +1,243 @@
+"""The pages' server: what it answers, to whom, with which headers, and what it never shows."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from shoal.coordinator.archive import HOME, STATE
+from shoal.errors import ConfigError
+from shoal.page.app import HEADERS, MAX_STREAMS, Pages, is_loopback_name
+from shoal.page.serve import serve_page
+from shoal.page.source import RunFiles
+from tests.support.large_run import HOSTILE, SECRET, address, append_step, write_large_run
+from tests.support.page_in_process import serving_pages
+
+DOCUMENTS = (
+    "run",
+    "swarm",
+    "rollouts",
+    "rollouts/9/0/0",
+    "verdicts",
+    "verdicts/8/3",
+    f"node/{address(3)}",
+    "ledger",
+    "join",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    return write_large_run(folder / "run", steps=10, node_count=300, samples=256, answer_bytes=20_000)
+
+
+@pytest.fixture(scope="module")
+def url(run: Path) -> Iterator[str]:
+    with serving_pages(run) as url:
+        yield url
+
+
+def get(url: str, **options: Any) -> httpx2.Response:
+    with httpx2.Client(trust_env=False, timeout=30) as client:
+        return client.get(url, **options)
+
+
+def document(url: str) -> Any:
+    answer = get(url)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/swarm", "/node/" + address(1), "/static/app.js", "/data/run", "/data/none", "/x"]
+)
+def test_every_answer_has_a_policy_that_lets_a_browser_run_our_files_alone(url: str, path: str) -> None:
+    headers = get(url + path).headers
+    assert {name: headers[name] for name in HEADERS} == HEADERS
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_document_shows_a_network_address_a_url_of_a_node_or_a_directory(url: str, run: Path, name: str) -> None:
+    text = get(f"{url}/data/{name}").text
+    for private in (SECRET, "203.0.113", "/home/owner", str(run), "planter", "planting", '"network"', "cheaters"):
+        assert private not in text, f"{name} shows {private}"
+
+
+def test_the_run_document_has_every_figure_that_the_terminal_has(url: str) -> None:
+    found = document(f"{url}/data/run")
+    assert (found["state"], found["done"], found["total"]) == ("finished", 10, 10)
+    assert [name for name, _ in found["cells"]][:3] == ["reward", "solve rate", "held-out pass@1"]
+    assert found["series"]["x"] == list(range(10))
+    assert {role["role"] for role in found["roles"]} == {"trainer", "origin"}
+    assert found["held_out"][0][:1] == [0]
+
+
+def test_nodes_are_counted_searched_sorted_and_listed_page_by_page(url: str) -> None:
+    first = document(f"{url}/data/swarm")
+    assert (first["found"], len(first["nodes"]), sum(first["states"].values())) == (300, 100, 300)
+    last = document(f"{url}/data/swarm?page=99")
+    assert (last["page"], len(last["nodes"])) == (2, 100)
+    assert not {one["address"] for one in first["nodes"]} & {one["address"] for one in last["nodes"]}
+    banned = document(f"{url}/data/swarm?state=banned")
+    assert {one["state"] for one in banned["nodes"]} == {"banned"}
+    assert banned["found"] == first["states"]["banned"]
+    assert [one["name"] for one in document(f"{url}/data/swarm?search=node-123")["nodes"]] == ["node-123"]
+    assert document(f"{url}/data/swarm?search=%25")["found"] == 0, "a wildcard is a character like others"
+    assert document(f"{url}/data/swarm?sort=accepted")["nodes"][0]["accepted"] == 69
+
+
+def test_rollouts_are_counted_filtered_and_decoded(url: str) -> None:
+    found = document(f"{url}/data/rollouts")
+    assert (found["step"], found["samples"], found["files"]) == (9, 256, 2)
+    assert sum(count for _, _, count in found["rewards"]) == 256
+    low, high, count = found["rewards"][-1]
+    picked = document(f"{url}/data/rollouts?reward_from={low}&reward_to={high}")
+    assert 0 < picked["found"] <= found["found"]
+    assert document(f"{url}/data/rollouts?task=12&source=spell_backward")["found"] == 2
+    assert document(f"{url}/data/rollouts?node={address(12)}")["found"] == 8
+    assert document(f"{url}/data/rollouts?reward_from=7")["found"] == 0
+    group = document(f"{url}/data/rollouts/9/1/0")
+    assert group["samples"][1]["text"] == HOSTILE[1]
+    assert len(group["samples"][1]["logprobs"]) == len(group["samples"][1]["pieces"]) == group["samples"][1]["tokens"]
+    assert count > 0
+
+
+def test_a_long_answer_is_cut_and_comes_whole_when_asked_for(url: str) -> None:
+    group = document(f"{url}/data/rollouts/9/0/0")
+    assert (group["samples"][0]["is_cut"], len(group["samples"][0]["text"])) == (True, 4000)
+    whole = document(f"{url}/data/rollouts/9/0/0/0")["text"]
+    assert len(whole) == 20_000
+    assert whole.startswith(HOSTILE[0])
+
+
+def test_verdicts_say_what_was_claimed_and_found_and_refuse_what_is_not_a_number(url: str) -> None:
+    found = document(f"{url}/data/verdicts")
+    assert (found["refused"], found["accepted"], found["found"], len(found["files"])) == (200, 2, 200, 50)
+    one = document(f"{url}/data/verdicts/8/3")
+    assert one["finding"]["claimed"] == f"token 5 {HOSTILE[1]}"
+    assert one["finding"]["found"].endswith("from [address]")
+    assert document(f"{url}/data/verdicts?check=proofs")["found"] == 0
+    assert document(f"{url}/data/verdicts?node={address(7)}")["found"] == 1
+    refused = get(f"{url}/data/verdicts?step=x1")
+    assert (refused.status_code, refused.json()["error"]) == (422, "step = 'x1': must be a whole number")
+    assert get(f"{url}/data/verdicts/8/999").status_code == 404
+    assert get(f"{url}/data/verdicts?check={'x' * 2000}").status_code == 422
+
+
+def test_an_unknown_node_is_said_to_be_unknown(url: str) -> None:
+    answer = get(f"{url}/data/node/{'0x' + 'f' * 40}")
+    assert (answer.status_code, answer.json()["error"][:19]) == (404, "it is not on record")
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/manifest.json", "/run.json", "/keys/x"]
+)
+def test_no_other_file_is_ever_served(url: str, path: str) -> None:
+    assert get(url + path).status_code == 404
+
+
+def test_nothing_can_be_changed(url: str) -> None:
+    with httpx2.Client(trust_env=False) as client:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert client.request(method, f"{url}/data/run").status_code == 405
+
+
+def test_a_page_on_loopback_answers_to_no_name_of_a_stranger(url: str) -> None:
+    assert get(f"{url}/data/run", headers={"Host": "evil.example.org"}).status_code == 421
+    assert get(f"{url}/data/run", headers={"Host": "127.0.0.1.evil.example.org:80"}).status_code == 421
+    assert get(f"{url}/data/run", headers={"Host": "localhost:1234"}).status_code == 200
+    assert [is_loopback_name(name) for name in ("[::1]:80", "[::1]", "10.0.0.1:80", "")] == [True, True, False, False]
+
+
+def test_a_page_is_served_to_others_only_if_that_is_said(run: Path) -> None:
+    from rich.console import Console
+
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:0: is not loopback; --public"):
+        serve_page(run, "0.0.0.0", 0, Console(quiet=True))
+
+
+def test_a_new_step_is_told_to_open_pages_within_two_seconds(tmp_path: Path) -> None:
+    run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=128, answer_bytes=100)
+    with serving_pages(run) as url, httpx2.Client(trust_env=False, timeout=10) as client:
+        with client.stream("GET", f"{url}/events") as stream:
+            told = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+            assert next(told)["done"] == 3
+            began = time.monotonic()
+            append_step(run, 3)
+            assert next(news["done"] for news in told if news["done"] == 4) == 4
+            assert time.monotonic() - began < 2
+        assert document(f"{url}/data/run")["done"] == 4
+
+
+def test_streams_are_bounded_and_a_closed_one_gives_its_place_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.page.app.MAX_STREAMS", 1)
+    assert MAX_STREAMS == 256
+    with serving_pages(run) as url, httpx2.Client(trust_env=False, timeout=10) as client:
+        with client.stream("GET", f"{url}/events") as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            with client.stream("GET", f"{url}/events") as second:
+                assert second.status_code == 503
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            with client.stream("GET", f"{url}/events") as stream:
+                if stream.status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise AssertionError("its place was not given back")
+
+
+def test_a_run_that_is_only_metrics_or_whose_database_is_broken_says_so_and_shows_the_rest(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copied"
+    (copy / "metrics").mkdir(parents=True)
+    (copy / "metrics" / "trainer.jsonl").write_bytes((run / "metrics" / "trainer.jsonl").read_bytes() + b'{"torn')
+    with serving_pages(copy) as url:
+        assert document(f"{url}/data/run")["done"] == 10
+        assert "no usable run.json" in get(f"{url}/data/swarm").json()["error"]
+        (copy / "run.json").write_bytes((run / "run.json").read_bytes())
+    with serving_pages(copy) as url:
+        assert "records are not here" in get(f"{url}/data/swarm").json()["error"]
+        (copy / HOME).mkdir()
+        (copy / HOME / STATE).write_bytes(b"not a database" * 100)
+        answer = get(f"{url}/data/swarm")
+        assert (answer.status_code, "cannot be read" in answer.json()["error"]) == (503, True)
+        assert document(f"{url}/data/ledger")["kind"] == "none"
+
+
+def test_pages_write_nothing_into_a_run_and_hold_no_lock_on_it(run: Path) -> None:
+    def state() -> dict[str, tuple[int, int]]:
+        wal = ("-wal", "-shm")  # SQLite's own, which any reader may make
+        return {
+            str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in run.rglob("*")
+            if path.is_file() and not path.name.endswith(wal)
+        }
+
+    before = state()
+    with serving_pages(run) as url:
+        for name in DOCUMENTS:
+            get(f"{url}/data/{name}")
+        held = {line.split()[5].rpartition(":")[2] for line in Path("/proc/locks").read_text().splitlines()}
+        mine = {str(path.stat().st_ino) for path in run.rglob("*")}
+        assert not held & mine
+    assert state() == before
+
+
+def test_files_are_followed_by_one_thread_however_many_documents_are_asked_for(run: Path) -> None:
+    pages = Pages(RunFiles.open(run))
+    before = threading.active_count()
+    assert pages.revision == (1, 1, 1)
+    pages.files.refresh()
+    assert pages.revision == (1, 1, 1), "nothing was written, so nothing is news"
+    assert threading.active_count() == before

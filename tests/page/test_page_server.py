@@ -1,0 +1,41 @@
+"""The page beside a run: restarted some times, given up then, and never a reason for anything else to end."""
+
+import time
+from pathlib import Path
+
+from shoal.roles.page_server import FILE, MAX_RESTARTS, PageServer
+from shoal.rundir import RunDir
+from tests.support.coordinator_in_process import make_config
+
+
+def test_a_page_that_keeps_ending_is_given_up_and_nothing_else_is(tmp_path: Path) -> None:
+    page = PageServer(RunDir(tmp_path / "there-is-nothing", make_config()))
+    page._arguments = ["status"]  # ends at once, with an error
+    page.start()
+    said = None
+    deadline = time.monotonic() + 120
+    while said is None and time.monotonic() < deadline:
+        said = page.look()
+        time.sleep(0.02)
+    assert said is not None
+    assert said.startswith(f"the page ended {MAX_RESTARTS + 1} times, with code 3: see ")
+    assert said.endswith("the run goes on without it")
+    assert page.look() is None
+    page.close()
+
+
+def test_a_page_has_the_port_of_the_last_time_so_that_an_open_page_finds_it_again(tmp_path: Path) -> None:
+    first = PageServer(RunDir(tmp_path, make_config()))
+    assert PageServer(RunDir(tmp_path, make_config())).url == first.url
+    (tmp_path / FILE).write_text("rubbish")
+    assert PageServer(RunDir(tmp_path, make_config())).url.startswith("http://127.0.0.1:")
+
+
+def test_nobody_is_sent_to_a_page_that_it_cannot_reach(tmp_path: Path) -> None:
+    def page(**swarm: object) -> PageServer:
+        return PageServer(RunDir(tmp_path, make_config(swarm=swarm)))
+
+    assert page().reaches_others
+    assert not page(host="0.0.0.0").reaches_others
+    public = page(host="0.0.0.0", pages="public", public="run.example.org", page_port=7001)
+    assert (public.url, public.reaches_others) == ("https://run.example.org:7001/", True)
