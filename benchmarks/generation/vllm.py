@@ -8,24 +8,23 @@ chunked prefill and cache hits are in every figure but that of cost.
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common.configs import base_model, changed, checkout_config
+from benchmarks.common.configs import base_model, changed, checkout_config, hardly_trained, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure
 from benchmarks.generation.vllm_attacks import caught_on
 from benchmarks.generation.vllm_cost import measure_cost
 from benchmarks.generation.vllm_engines import started, written
-from benchmarks.validation.attack_testbed import Recorded, Testbed, build_testbed
+from benchmarks.validation.attack_testbed import Testbed, build_testbed
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.extras import require
 from shoal.generate.engine import Engine, Request
-from shoal.generate.submission_builder import Maker
 from shoal.generate.torch_engine import TorchEngine
 from shoal.generate.vllm.engine import VllmEngine
 from shoal.models.load import load, load_as
@@ -46,7 +45,7 @@ class Size:
     cost_tokens: int
 
 
-FULL = Size(files=200, agreement_files=60, attack_files=10, bf16_files=20, cost_answers=64, cost_tokens=96)
+FULL = Size(files=200, agreement_files=36, attack_files=10, bf16_files=10, cost_answers=32, cost_tokens=96)
 QUICK = Size(files=3, agreement_files=2, attack_files=1, bf16_files=2, cost_answers=4, cost_tokens=8)
 
 
@@ -77,7 +76,7 @@ def bench_vllm(quick: bool, progress: Progress) -> BenchResult:
             _agreement(testbed, engine, size, values, progress)
             _files(testbed, engine, size, values, progress)
         values |= caught_on(testbed, config, size.attack_files, Path(scratch), version, progress)
-        values |= _bf16(testbed, config, size, Path(scratch), progress)
+        values |= _blamed(config, folder, size.bf16_files, Path(scratch), progress)
     ratios["cost"] = measure_cost(folder, config, size.cost_answers, size.cost_tokens, values, progress)
     bars: dict[str, Any] = {
         "tokens": (">=", 10_000),
@@ -128,16 +127,31 @@ def _files(testbed: Testbed, engine: VllmEngine, size: Size, values: dict[str, F
     values["files_rejected"] = sum(bool(verdict) for verdict in verdicts)
 
 
-def _bf16(testbed: Testbed, config: RunConfig, size: Size, scratch: Path, progress: Progress) -> dict[str, Figure]:
-    """Files of bfloat16 weights, computed in bfloat16 on two devices, before the judge of such runs."""
-    progress.stage("bfloat16 on two devices, under the evidence rules")
-    half = changed(config, {"model.dtype": "bfloat16", "workers.tensor_parallel": 2})
-    weights = {name: tensor.bfloat16() for name, tensor in testbed.policy.weights().items()}
-    folder = written(scratch / "bf16", testbed.policy, weights)
-    judges = replace(testbed, config=half, policy=load_as(folder, "bfloat16", "float32"), computed={})
-    with started(folder, half, held="bfloat16", dtype="bfloat16", tensor_parallel=2) as engine:
-        leases = judges.leases(size.bf16_files)
-        requests = judges.requests(leases)
-        answers = sorted(engine.generate(requests), key=lambda c: c.key)
-    files = judges.files(Maker, leases, Recorded(requests, answers))
-    return {"bf16_files": len(files), "bf16_blamed": sum(map(bool, judges.judged(files)))}
+def _blamed(config: RunConfig, folder: Path, files: int, scratch: Path, progress: Progress) -> dict[str, Figure]:
+    """The tiny model on two devices, and SmolLM2, whose 9 heads do not split in two, on three."""
+    small = changed(
+        hardly_trained(laptop_config()),
+        {"sampling.group_size": 8, "workers.groups_per_submission": 2, "workers.threads": 1, "workers.max_batch": 32},
+    )
+    two = _bf16(small, base_model(small, progress), 2, files, scratch, progress)
+    three = _bf16(changed(config, {"workers.threads": 1}), folder, 3, files, scratch, progress)
+    return {"bf16_files": two[0] + three[0], "bf16_blamed": two[1] + three[1]}
+
+
+def _bf16(
+    config: RunConfig, folder: Path, devices: int, files: int, scratch: Path, progress: Progress
+) -> tuple[int, int]:
+    """Files of bfloat16 weights, computed so on several devices, and how many the judge of such runs blames."""
+    progress.stage(f"bfloat16 on {devices} devices, under the evidence rules")
+    half = changed(config, {"model.dtype": "bfloat16", "workers.tensor_parallel": devices})
+    policy = load(folder)
+    rounded = {name: tensor.bfloat16() for name, tensor in policy.weights().items()}
+    version = written(scratch / f"bf16-{devices}", policy, rounded)
+    judged_by = load_as(version, "bfloat16", "float32")
+    with (
+        Scorer(half.tasks) as judge,
+        started(version, half, held="bfloat16", dtype="bfloat16", tensor_parallel=devices) as engine,
+    ):
+        testbed = Testbed(half, judged_by, engine, build_source(half.tasks), judge, scratch, {})
+        _, made = testbed.honest(testbed.leases(files), engine, hidden=False)
+        return len(made), sum(map(bool, testbed.judged(made)))

@@ -13,7 +13,7 @@ from shoal.generate.vllm.engine import VllmEngine
 from shoal.generate.vllm.start import VllmSettings
 from shoal.models.load import outline
 
-ROUNDS = 5
+ROUNDS = 4
 BATCH = 32
 PROMPT = 48
 

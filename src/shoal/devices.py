@@ -94,6 +94,11 @@ def training_dtype(device: torch.device) -> torch.dtype:
     return torch.float32
 
 
+def is_cuda(device: torch.device) -> bool:
+    """Whether it is a GPU that Triton compiles for and vLLM runs on."""
+    return device.type == "cuda"
+
+
 def sums_dtype(device: torch.device) -> torch.dtype:
     """The widest float of a device: float64, and float32 on MPS, which has nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64

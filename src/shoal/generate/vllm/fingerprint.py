@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.devices import CPU
+
 PROBES = 16
 
 
@@ -111,4 +113,4 @@ def _q_is(module: Any, file_QD: Tensor) -> bool:
 
 def _device_of(module: Any) -> torch.device:
     parameters = [*module.parameters(), *module.buffers()]
-    return parameters[0].device if parameters else torch.device("cpu")
+    return parameters[0].device if parameters else CPU

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.random import philox_impl
 
+from shoal.devices import sums_dtype
 from shoal.generate.sampling import words
 
 # Blocks of eight tokens per program.
@@ -125,7 +126,7 @@ def draw_on_device(
     device, (rows, vocab) = logits_BV.device, logits_BV.shape
     logits_BV = logits_BV.contiguous()
     parts = triton.cdiv(vocab, TOKENS)
-    scores_BP = torch.empty(rows, parts, dtype=torch.float64, device=device)
+    scores_BP = torch.empty(rows, parts, dtype=sums_dtype(device), device=device)
     tokens_BP = torch.empty(rows, parts, dtype=torch.int32, device=device)
     chosen_BP, peaks_BP, sums_BP = (torch.empty(rows, parts, device=device) for _ in range(3))
     _draw_kernel[(rows, parts)](

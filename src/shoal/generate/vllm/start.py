@@ -24,6 +24,8 @@ from shoal.extras import require
 
 PACKAGE = "shoal.generate.vllm"
 GIB = 1 << 30
+# Tokens that vLLM computes in one step, at least.
+USUAL_BATCHED_TOKENS = 2048
 # The release whose inner interfaces we know: logits processors, compute_logits, reload_weights.
 RELEASE = "0.32"
 _REASON = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
@@ -92,6 +94,8 @@ def engine_args(folder: Path, settings: VllmSettings) -> dict[str, Any]:
         "logprobs_mode": "processed_logits" if settings.noise else "raw_logprobs",
         "worker_extension_cls": f"{PACKAGE}.worker_extension.WorkerExtension",
     }
+    if settings.max_batch > USUAL_BATCHED_TOKENS:  # each sequence needs a token of every step
+        args["max_num_batched_tokens"] = settings.max_batch
     if settings.dtype != "float32":
         args["hf_overrides"] = {"head_dtype": "float32"}  # a bf16 head rounds logits of 16 to 32 to an eighth of a nat
     gb = settings.kv_cache_gb if settings.kv_cache_gb is not None else None if settings.cuda else 1.0
@@ -157,7 +161,6 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
             args = EngineArgs(**engine_args(folder, settings))
             config = args.create_engine_config()
             if settings.noise:
@@ -165,13 +168,23 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
                 processor = f"{PACKAGE}.logits_processor_v{interface}:SeededNoiseV{interface}"
                 others = config.model_config.logits_processors or []
                 config.model_config.logits_processors = [*others, processor]
-            return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            _log_to(log)
+            return engine
     except ModelError:
         raise
     except Exception as error:
         said = reason(log.read_bytes()[began:].decode(errors="replace")) or _in_short(error)
         hint = next((hint for word, hint in HINTS.items() if word in said), DEFAULT_HINT)
         raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint}") from error
+
+
+def _log_to(log: Path) -> None:
+    """Sends what vLLM says in this process to the file as well."""
+    named = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.split(".")[0] == "vllm"]
+    for logger in named:
+        logger.handlers = [logging.FileHandler(log)] if logger.name == "vllm" else []
+        logger.propagate = logger.name != "vllm"
 
 
 def _in_short(error: Exception) -> str:
