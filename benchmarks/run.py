@@ -35,6 +35,11 @@ BENCHMARKS = {
         "generation.engine",
         "bench_engine",
     ),
+    "vllm": Benchmark(
+        "vLLM as a worker's engine: agreement with our own, accepted files, attacks, cost of noise and proofs",
+        "generation.vllm",
+        "bench_vllm",
+    ),
     "loop": Benchmark(
         "samples per second of the whole training loop, against TRL's GRPOTrainer", "training.loop", "bench_loop"
     ),

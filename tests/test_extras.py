@@ -112,7 +112,8 @@ def test_the_extras_are_those_of_the_package() -> None:
         inner = {module for extra in ",".join(nested).split(",") if extra for module in EXTRAS[extra]}
         # A task of lm-eval may have its data in a file beside it.
         assert set(modules) == modules_of(declared[name]) | (inner if name != "lmeval" else set())
-    assert set(re.findall(r"\w+", declared["all"][0].partition("[")[2])) == set(EXTRAS)
+    every = set(EXTRAS) - {"vllm"}  # gigabytes, for machines with a GPU
+    assert set(re.findall(r"\w+", declared["all"][0].partition("[")[2])) == every
 
 
 def test_what_a_worker_imports_needs_no_extra() -> None:

@@ -110,10 +110,11 @@ class Testbed:
             for request in maker.requests(lease, [maker.prompt(task) for task in maker.draw(lease)])
         ]
 
-    def honest(self, leases: Sequence[Lease], engine: Engine) -> tuple[Recorded, list[File]]:
-        """Honest work under all leases by an engine: its answers, and the files."""
+    def honest(self, leases: Sequence[Lease], engine: Engine, *, hidden: bool = True) -> tuple[Recorded, list[File]]:
+        """Honest work under all leases by an engine: its answers, with their states unless told not to, and the
+        files."""
         requests = self.requests(leases)
-        answers = sorted(engine.generate(requests, hidden=True), key=lambda c: c.key)
+        answers = sorted(engine.generate(requests, hidden=hidden), key=lambda c: c.key)
         recorded = Recorded(requests, answers)
         return recorded, self.files(Maker, leases, recorded)
 

@@ -268,6 +268,9 @@ Credits = Annotated[int, Field(ge=0, lt=1 << 112)]
 Batch = Annotated[int, Field(ge=1, le=65536)]
 
 
+EngineName = Literal["auto", "torch", "vllm"]
+
+
 class WorkerConfig(_Table):
     """The machines that generate."""
 
@@ -282,6 +285,22 @@ class WorkerConfig(_Table):
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Number format that workers compute in; default: model.dtype."
+    )
+    engine: EngineName = Field(
+        "auto",
+        description="What generates: our own engine (torch) or vLLM. auto is vLLM where it is installed and the device "
+        "is a CUDA one, torch elsewhere.",
+    )
+    engines: list[EngineName] = Field(
+        default_factory=list, description="engine for each worker of shoal run, if they differ."
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Devices that vLLM splits the model over; part of the node's profile."
+    )
+    kv_cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="GiB per device for vLLM's KV cache. Default: what is free on a CUDA device, 1 on a CPU.",
     )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     in_flight: bool = Field(
@@ -299,6 +318,9 @@ class WorkerConfig(_Table):
 
     def batch_of(self, worker: int) -> int:
         return self.batches[worker] if worker < len(self.batches) else self.max_batch
+
+    def engine_of(self, worker: int) -> "EngineName":
+        return self.engines[worker] if worker < len(self.engines) else self.engine
 
 
 class ThresholdsConfig(_Table):

@@ -15,18 +15,20 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "datasets": ("datasets",),
     "smollm2": ("accelerate", "gguf"),
     "verifiers": ("verifiers",),
+    "vllm": ("triton", "vllm"),
 }
-NOT_EVERYWHERE = {"uvloop"}  # there is none for Windows
+NOT_EVERYWHERE = {"triton", "uvloop"}  # no Triton without a GPU, no uvloop for Windows
 
 
 def require(extra: str, what: str, kind: type[ShoalError] = MissingExtraError) -> None:
     """Raises an error of this kind, which says what to install, unless all modules of the extra can be imported."""
-    missing = [name for name in EXTRAS[extra] if name not in NOT_EVERYWHERE and not _is_there(name)]
+    missing = [name for name in EXTRAS[extra] if name not in NOT_EVERYWHERE and not is_installed(name)]
     if missing:
         raise kind(f"{what}: needs {', '.join(missing)}; run: pip install 'shoal-rl[{extra}]'")
 
 
-def _is_there(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether a module can be found; it is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -32,6 +32,13 @@ def worker(
         str | None,
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What generates: auto, torch or vllm; default: the config's, or auto.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Devices that vLLM splits the model over; default: the config's, or 1."),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="How this machine computes, if it is not as it looks: hardware/engine/attention/dtype/tpN."),
@@ -46,7 +53,7 @@ def worker(
     from shoal.cli.lend import lend, machine, on_device
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    located = on_device(machine(located, batch, threads, dtype), "workers", device)
+    located = on_device(machine(located, batch, threads, dtype, engine, tensor_parallel), "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile
 

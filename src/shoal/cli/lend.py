@@ -3,12 +3,13 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from shoal.cli.options import ConfigFlags, JoinFlags, check_dtype, with_device
 from shoal.client.identity import default_key
-from shoal.config import DeviceTable
+from shoal.config import DeviceTable, EngineName
 from shoal.errors import ConfigError
 from shoal.roles.session import JoinOptions, join_run
 from shoal.rundir import RunDir, locate_run
@@ -45,11 +46,19 @@ def lend(
         raise ConfigError(f"{role}: --set and --out go with a config file; a run that is joined has its own config")
     own = flags.key or default_key(role)
     joined = join_run(flags.join, own, flags.home, JOIN_S, say, code)
-    # The card tells which devices the owner's machines have. This one has its own.
+    # The card tells which devices and engines the owner's machines have. This one has its own.
+    joined = machine(joined, None, None, None, "auto", 1)
     return on_device(on_device(joined, "workers", "auto"), "audit", "auto"), JoinOptions(flags.join, own, relays, say)
 
 
-def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | None) -> RunDir:
+def machine(
+    run: RunDir,
+    batch: int | None,
+    threads: int | None,
+    dtype: str | None,
+    engine: str | None = None,
+    devices: int | None = None,
+) -> RunDir:
     """The run's config with what differs on this machine."""
     check_dtype(dtype)
     if dtype == "bfloat16" and run.config.model.dtype == "float32":
@@ -57,7 +66,9 @@ def machine(run: RunDir, batch: int | None, threads: int | None, dtype: str | No
             f"--dtype {dtype}: honest workers would be rejected, for the run computes in float32, whose thresholds no "
             "bfloat16 keeps; leave it out"
         )
-    own = {"max_batch": batch, "threads": threads, "dtype": dtype}
+    if engine is not None and engine not in (known := get_args(EngineName)):
+        raise ConfigError(f"--engine {engine}: unknown; give one of {', '.join(known)}")
+    own = {"max_batch": batch, "threads": threads, "dtype": dtype, "engine": engine, "tensor_parallel": devices}
     workers = run.config.workers.model_copy(update={name: value for name, value in own.items() if value is not None})
     return replace(run, config=run.config.model_copy(update={"workers": workers}))
 

@@ -1,6 +1,6 @@
 """TOPLOC proofs built while an answer is generated: no state is kept longer than a chunk of 32 tokens.
 
-States wait on the device they were computed on. Once a chunk is full, its 128 values of largest magnitude are found
+States wait on the device they were computed on. When a chunk ends, its 128 values of largest magnitude are found
 there, and 128 pairs of position and bits go to the host, where the chunk's polynomial is built from them. The bytes are
 those of `toploc.build` on all states at once.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal import toploc
 from shoal.devices import to_numpy
+from shoal.errors import ModelError
 
 CHUNK = 32
 POINTS = 128
@@ -22,7 +23,11 @@ _LOW_BITS = (1 << _BY_MAGNITUDE) - 1
 
 
 class ProofBuilder:
-    """The proof of one answer, token after token."""
+    """The proof of one answer, token after token.
+
+    A full chunk is kept until the next one begins: an engine that computes a token's state again, as one that was
+    interrupted does, replaces the state that it gave before.
+    """
 
     def __init__(self) -> None:
         self._chunk: list[Tensor] = []
@@ -30,26 +35,45 @@ class ProofBuilder:
 
     @property
     def held(self) -> int:
-        """How many states it holds."""
+        """How many states it holds: at most one chunk."""
         return len(self._chunk)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has states of, held or not."""
+        return len(self._built) * CHUNK + len(self._chunk)
 
     def add(self, state_D: Tensor) -> None:
         """Takes the state, in bfloat16, that the next token was drawn from."""
-        self._chunk.append(state_D)
-        if len(self._chunk) == CHUNK:
-            self._reduce()
+        self.put(self.tokens, state_D)
 
-    def proof(self) -> bytes:
-        """The proof of all states so far; the last chunk may be a short one."""
-        if self._chunk:
-            self._reduce()
-        return b"".join(self._built)
+    def put(self, position: int, state_D: Tensor) -> None:
+        """Takes the state that the token at this position was drawn from: the next one, or one that came before."""
+        if position > self.tokens:
+            raise ModelError(f"the state of token {position} came after that of token {self.tokens - 1}; one was lost")
+        if position == self.tokens:
+            if len(self._chunk) == CHUNK:
+                self._built.append(chunk_proof(self._chunk))
+                self._chunk.clear()
+            self._chunk.append(state_D)
+        elif (place := position - len(self._built) * CHUNK) >= 0:
+            self._chunk[place] = state_D
 
-    def _reduce(self) -> None:
-        positions_k, bits_k, count = top_values(self._chunk)
-        pairs_2k = to_numpy(torch.stack([positions_k, bits_k]))
-        self._built.append(toploc.build_from_top(pairs_2k[0].astype(np.int32), pairs_2k[1].astype(np.uint16), count))
-        self._chunk.clear()
+    def proof(self, tokens: int | None = None) -> bytes:
+        """The proof of all tokens, or of the first ones: an engine may have drawn one that it did not hand out."""
+        tokens = self.tokens if tokens is None else tokens
+        whole = len(self._built) * CHUNK
+        if not (tokens <= self.tokens and (tokens >= whole or tokens % CHUNK == 0)):
+            raise ModelError(f"an answer of {tokens} tokens, of which the states of {self.tokens} came; some were lost")
+        rest = [chunk_proof(self._chunk[: tokens - whole])] if tokens > whole else []
+        return b"".join([*self._built[: -(-tokens // CHUNK)], *rest])
+
+
+def chunk_proof(states: Sequence[Tensor]) -> bytes:
+    """The proof of the states of one chunk."""
+    positions_k, bits_k, count = top_values(states)
+    pairs_2k = to_numpy(torch.stack([positions_k, bits_k]))
+    return toploc.build_from_top(pairs_2k[0].astype(np.int32), pairs_2k[1].astype(np.uint16), count)
 
 
 def top_values(states: Sequence[Tensor]) -> tuple[Tensor, Tensor, int]:

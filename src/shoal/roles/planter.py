@@ -33,7 +33,7 @@ from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NOBODYS_FAULT
 from shoal.roles.session import Heartbeat, JoinOptions, ignore_refused, swarm_store
 from shoal.roles.turns import TurnWorker
-from shoal.roles.worker import load_engine, own_profile
+from shoal.roles.worker_engine import load_engine, worker_profile
 from shoal.rundir import TAKEOVER_S, RunDir, role_key
 from shoal.tasks.difficulty import Table
 from shoal.tasks.rewards.scorer import Scorer
@@ -118,7 +118,7 @@ class Identity:
             link.join(
                 "worker",
                 JOIN_NAME,
-                profile=_like_others(link, key) or own_profile(run.config, resolve(run.config.device_of("workers"))),
+                profile=_like_others(link, key) or _own_profile(run.config),
             )
             heart = Heartbeat(link, self)
             heart.version = self._newest
@@ -241,6 +241,10 @@ class PlanterStore:
             return int(parse_json(read_regular(self._noted)))
         except (OSError, ValueError, TypeError):
             return 0
+
+
+def _own_profile(config: RunConfig) -> str:
+    return worker_profile(config, resolve(config.device_of("workers"))).name
 
 
 def start_planter(run: RunDir, options: JoinOptions) -> None:

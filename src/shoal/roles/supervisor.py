@@ -135,14 +135,17 @@ def start_roles(
     def worker(name: str, *options: str) -> tuple[str, list[str], int]:
         return name, ["worker", path, "--name", name, *join, *options], config.workers.threads
 
-    batches = [config.workers.batch_of(i) for i in range(config.workers.count)]
+    workers = [(config.workers.batch_of(i), config.workers.engine_of(i)) for i in range(config.workers.count)]
     roles = [
         ("coordinator", ["coordinator", path, *port["coordinator"]], 1),
         ("origin", ["origin", path, *port["origin"]], 1),
         ("relay", ["relay", path, *source, *port["relay"], *listen, *join], 1),
         ("trainer", ["trainer", path, *join], config.train.threads),
         ("validator", ["validator", path, *join], config.audit.threads),
-        *[worker(f"worker-{i}", "--batch", str(batch)) for i, batch in enumerate(batches)],
+        *[
+            worker(f"worker-{i}", "--batch", str(batch), "--engine", engine)
+            for i, (batch, engine) in enumerate(workers)
+        ],
         *[worker(f"cheater-{i}", "--attack", cheater.attack) for i, cheater in enumerate(config.cheaters)],
         *([("planter", ["planter", path, *join], config.workers.threads)] if config.ledger.plants else []),
         ("evaluator", ["eval", path, "--follow"], config.eval.threads),

@@ -5,27 +5,22 @@ between for what came: a version, a lease, a file that was handed in. All else i
 """
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 
-import torch
-
-from shoal.config import RunConfig
 from shoal.devices import set_up
 from shoal.files import locked
 from shoal.generate.flights import Flight
 from shoal.generate.pipeline import Pipeline, can_be_met
 from shoal.generate.submission_builder import Asked, Maker
-from shoal.generate.torch_engine import TorchEngine
-from shoal.models.load import Policy, load_as
-from shoal.models.this_machine import this_profile
-from shoal.models.version_reader import VersionReader
 from shoal.protocol.spans import span_tokens
-from shoal.protocol.stores import Version, WeightSource
+from shoal.protocol.stores import Version
 from shoal.roles.beside import Beside, Refused
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.roles.turns import TurnWorker
 from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_here, now, places
+from shoal.roles.worker_engine import engine_of, start_engine, worker_profile
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.waiting import Patience
@@ -243,35 +238,13 @@ class Worker(WorkerBase):
         self.beside.wait(POLL_S)
 
 
-def load_engine(
-    run: RunDir, channel: WeightSource, device: torch.device, computed: str | None = None
-) -> tuple[Version, Policy, TorchEngine]:
-    """The run's newest version, and an engine that answers with it as this machine's settings say, or in a format."""
-    config = run.config
-    first, folder = run.first_version(channel)
-    held = config.model.dtype
-    policy = load_as(folder, held, computed or config.workers.dtype or held, device)
-    engine = TorchEngine(
-        policy,
-        max_batch=config.workers.max_batch,
-        max_len=config.max_len,
-        temperature=config.sampling.temperature,
-        reader=VersionReader(channel, held).read,
-    )
-    return first, policy, engine
-
-
-def own_profile(config: RunConfig, device: torch.device) -> str:
-    """How a worker of this machine computes, as its settings say."""
-    return this_profile(config.workers.dtype or config.model.dtype, device).name
-
-
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
     device = set_up(config.device_of("workers"), config.workers.threads)
-    profile = options.profile or own_profile(config, device)
+    which = engine_of(config, device) if attack is None else "torch"  # who cheats does it in our own engine
+    profile = options.profile or worker_profile(config, device).name
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
     with (
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
@@ -280,8 +253,8 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
     ):
         channel = session.weights
         status.working("loading the newest version")
-        first, policy, engine = load_engine(run, channel, device)
-        with Scorer(config.tasks) as judge:
+        first, policy, engine = start_engine(run, channel, device, lambda text: metrics.write("note", text=text), which)
+        with closing(engine), Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
             parts = (config, policy, engine, judge.tasks, judge, store.table, store.span)
             if attack is None:

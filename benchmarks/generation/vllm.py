@@ -1,0 +1,143 @@
+"""`python -m benchmarks vllm`: vLLM as a worker's engine, on SmolLM2-135M: same answers, accepted files, cheats, cost.
+
+Runs with the interpreter that has vLLM (`make test-vllm` makes one: .venv-vllm/bin/python -m benchmarks vllm). The
+cache is too small for all that is asked, prompts are read 64 tokens at a time, and prefixes are cached: preemption,
+chunked prefill and cache hits are in every figure but that of cost.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common.configs import base_model, changed, checkout_config
+from benchmarks.common.progress import Progress
+from benchmarks.common.result import BenchResult, Figure
+from benchmarks.generation.vllm_attacks import caught_on
+from benchmarks.generation.vllm_cost import measure_cost
+from benchmarks.generation.vllm_engines import started, written
+from benchmarks.validation.attack_testbed import Recorded, Testbed, build_testbed
+from shoal.config import RunConfig
+from shoal.errors import BenchError
+from shoal.extras import require
+from shoal.generate.engine import Engine, Request
+from shoal.generate.submission_builder import Maker
+from shoal.generate.torch_engine import TorchEngine
+from shoal.generate.vllm.engine import VllmEngine
+from shoal.models.load import load, load_as
+from shoal.tasks.build import build_source
+from shoal.tasks.rewards.scorer import Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    files: int
+    agreement_files: int
+    """At each temperature."""
+    attack_files: int
+    bf16_files: int
+    cost_answers: int
+    cost_tokens: int
+
+
+FULL = Size(files=200, agreement_files=60, attack_files=10, bf16_files=20, cost_answers=64, cost_tokens=96)
+QUICK = Size(files=3, agreement_files=2, attack_files=1, bf16_files=2, cost_answers=4, cost_tokens=8)
+
+
+def bench_vllm(quick: bool, progress: Progress) -> BenchResult:
+    """All figures of the engine."""
+    require("vllm", "benchmark vllm", BenchError)
+    size, threads = QUICK if quick else FULL, min(2, os.cpu_count() or 1)
+    torch.set_num_threads(threads)
+    config = changed(
+        checkout_config("smollm2.toml"),
+        {
+            "sampling.group_size": 4,
+            "sampling.max_new_tokens": 24,
+            "sampling.temperature": 1.0,
+            "workers.groups_per_submission": 2,
+            "workers.threads": threads,
+        },
+    )
+    folder = base_model(config, progress)
+    ratios: dict[str, float] = {}
+    values: dict[str, Figure] = {}
+    with tempfile.TemporaryDirectory(prefix="shoal-vllm-") as scratch, Scorer(config.tasks) as judge:
+        progress.stage("one training step, so that there are two versions")
+        policy, tasks = load(folder), build_source(config.tasks)
+        testbed = build_testbed(config, policy, tasks, judge, Path(scratch), 2 if quick else 8, 1e-6)
+        version = written(Path(scratch) / "v1", policy, policy.weights())
+        with started(version, config) as engine:
+            _agreement(testbed, engine, size, values, progress)
+            _files(testbed, engine, size, values, progress)
+        values |= caught_on(testbed, config, size.attack_files, Path(scratch), version, progress)
+        values |= _bf16(testbed, config, size, Path(scratch), progress)
+    ratios["cost"] = measure_cost(folder, config, size.cost_answers, size.cost_tokens, values, progress)
+    bars: dict[str, Any] = {
+        "tokens": (">=", 10_000),
+        "tokens_differ": ("<=", 0),
+        "files": (">=", 200),
+        "files_rejected": ("<=", 0),
+        "bf16_blamed": ("<=", 0),
+        "cost": ("<=", 1.10),
+    }
+    bars |= {figure: (">=", 1.0) for figure in values if figure.startswith("caught.")}
+    return BenchResult("vllm", ratios, values, bars)
+
+
+def tokens_that_differ(engine: Engine, own: Engine, requests: Sequence[Request]) -> tuple[int, int]:
+    """Tokens of our engine, and at how many places the other one's are not the same."""
+    found, expected = (sorted(e.generate(requests), key=lambda c: c.key) for e in (engine, own))
+    total = differ = 0
+    for one, other in zip(found, expected, strict=True):
+        total += len(other.tokens)
+        differ += sum(a != b for a, b in zip(one.tokens, other.tokens, strict=False))
+        differ += abs(len(one.tokens) - len(other.tokens))
+    return total, differ
+
+
+def _agreement(testbed: Testbed, engine: VllmEngine, size: Size, values: dict[str, Figure], progress: Progress) -> None:
+    config, tokens, differ = testbed.config, 0, 0
+    for temperature in (0.6, 1.0):
+        progress.stage(f"tokens at temperature {temperature}, against our engine")
+        own = TorchEngine(
+            testbed.policy, max_batch=config.workers.max_batch, max_len=config.max_len, temperature=temperature
+        )
+        engine.temperature = temperature
+        requests = testbed.requests(testbed.leases(size.agreement_files, first=10_000, node=f"t{temperature}"))
+        more, apart = tokens_that_differ(engine, own, requests)
+        tokens, differ = tokens + more, differ + apart
+    values["tokens"], values["tokens_differ"] = tokens, differ
+    values["preempted_and_resumed"] = engine.counts()[1]
+    values["most_states_held_per_answer"] = engine.counts()[0]
+
+
+def _files(testbed: Testbed, engine: VllmEngine, size: Size, values: dict[str, Figure], progress: Progress) -> None:
+    progress.stage(f"{size.files} files through the float32 validator")
+    engine.temperature = testbed.config.sampling.temperature
+    leases = testbed.leases(size.files)
+    _, files = testbed.honest(leases, engine, hidden=False)
+    verdicts = testbed.judged(files)
+    values["files"] = len(files)
+    values["files_rejected"] = sum(bool(verdict) for verdict in verdicts)
+
+
+def _bf16(testbed: Testbed, config: RunConfig, size: Size, scratch: Path, progress: Progress) -> dict[str, Figure]:
+    """Files of bfloat16 weights, computed in bfloat16 on two devices, before the judge of such runs."""
+    progress.stage("bfloat16 on two devices, under the evidence rules")
+    half = changed(config, {"model.dtype": "bfloat16", "workers.tensor_parallel": 2})
+    weights = {name: tensor.bfloat16() for name, tensor in testbed.policy.weights().items()}
+    folder = written(scratch / "bf16", testbed.policy, weights)
+    judges = replace(testbed, config=half, policy=load_as(folder, "bfloat16", "float32"), computed={})
+    with started(folder, half, held="bfloat16", dtype="bfloat16", tensor_parallel=2) as engine:
+        leases = judges.leases(size.bf16_files)
+        requests = judges.requests(leases)
+        answers = sorted(engine.generate(requests), key=lambda c: c.key)
+    files = judges.files(Maker, leases, Recorded(requests, answers))
+    return {"bf16_files": len(files), "bf16_blamed": sum(map(bool, judges.judged(files)))}

@@ -1,0 +1,249 @@
+"""vLLM behind our engine's interface. A completion depends on weights, prompt, seed and sample alone, as with ours.
+
+That is why an engine that dies is started again with the version it had, and given what was running: the same answers
+come out. It must get on in between, or the error is raised.
+"""
+
+# vLLM is an extra that type checks and most machines do not have.
+# mypy: disable-error-code="import-not-found,import-untyped,no-any-unimported"
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from shoal.errors import ModelError
+from shoal.generate.engine import Completion, Engine, Request, check_request
+from shoal.generate.vllm.asked import Asked
+from shoal.generate.vllm.death_watch import watch_for_death
+from shoal.generate.vllm.start import VllmSettings, reason, start
+from shoal.models.adapter_files import is_adapter
+from shoal.models.load import Policy, check_names
+from shoal.models.merge import shapes_of
+from shoal.models.weights import read_weights, write_weights
+
+Reader = Callable[[Path], Mapping[str, Tensor]]
+# Deaths without a completion in between, after which starting again is given up.
+MAX_DEATHS = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    key: int
+    request: Request
+
+
+class VllmEngine(Engine):
+    """Generates with vLLM in processes of its own.
+
+    `outline` is the policy without its numbers: what ends answers, and what a version must consist of. `reader` turns a
+    version's directory into weights where it is an adapter; `say` hears of restarts.
+    """
+
+    def __init__(
+        self, folder: Path, outline: Policy, settings: VllmSettings, *, origin: str, reader: Reader, say: Say
+    ) -> None:
+        if settings.max_len > outline.max_positions:
+            raise ModelError(
+                f"prompt and answer may take {settings.max_len} tokens, the model handles {outline.max_positions}; "
+                "lower max_prompt_tokens or max_new_tokens"
+            )
+        self._outline = outline
+        self._settings = settings
+        self.temperature = settings.temperature
+        self._reader = reader
+        self._say = say
+        self._scratch = Path(tempfile.mkdtemp(prefix="shoal-vllm-"))
+        self._numbers = itertools.count()
+        self._submitted: dict[int, _Submitted] = {}
+        self._deaths = 0
+        self._printed = 0
+        self._loaded: tuple[Path, str] | None = None
+        self._engine: Any = None
+        try:
+            self._start(folder, origin)
+        except BaseException:
+            self._stop()  # what it printed stays: the error names it
+            raise
+
+    @property
+    def log(self) -> Path:
+        """What vLLM and its processes print."""
+        return self._scratch / "vllm.log"
+
+    @property
+    def running(self) -> int:
+        return len(self._submitted)
+
+    def load(self, folder: Path, origin: str) -> None:
+        if self._submitted:
+            raise ModelError(f"{origin}: {len(self._submitted)} requests are running; a version is loaded when none is")
+        folder = self._whole(folder)
+        self._check_shapes(folder, origin)
+        self._loaded = None
+        if self._engine is None:
+            self._start(folder, origin)
+            return
+        try:
+            self._engine.reset_prefix_cache()
+            self._all_ranks("shoal_load", str(folder), self._settings.held, origin)
+        except _DEAD() as error:
+            self._died(str(error))
+            self._start(folder, origin)
+            return
+        self._loaded = folder, origin
+
+    def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
+        check_request(key, request, self._settings.max_len)
+        if hidden:
+            raise ModelError('vLLM hands out no hidden states, only proofs of them; use workers.engine = "torch"')
+        if self._loaded is None:
+            raise ModelError(f"request {key}: vLLM has no version loaded, because the last one could not be")
+        number = next(self._numbers)
+        self._submitted[number] = _Submitted(key, request)
+        try:
+            self._add(number, request)
+        except _DEAD() as error:
+            self._start_again(str(error))
+
+    def step(self) -> list[Completion]:
+        if not self._submitted:
+            return []
+        try:
+            outputs = [(int(output.request_id), output) for output in self._engine.step() if output.finished]
+            ended = [(number, output.outputs[0]) for number, output in outputs if number in self._submitted]
+            proofs = self._proofs([(number, len(answer.token_ids)) for number, answer in ended])
+        except _DEAD() as error:
+            self._start_again(str(error))
+            return []
+        if ended:
+            self._deaths = 0
+        return [self._completion(number, answer, proof) for (number, answer), proof in zip(ended, proofs, strict=True)]
+
+    def drop(self, key: int) -> None:
+        self._forget([number for number, submitted in self._submitted.items() if submitted.key == key])
+
+    def abort(self) -> None:
+        self._forget(list(self._submitted))
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            del self._submitted[number]
+        if not numbers or self._engine is None:
+            return
+        try:
+            self._engine.abort_request([str(number) for number in numbers])
+            self._engine.collective_rpc("shoal_drop", args=(numbers,))
+        except _DEAD() as error:
+            self._start_again(str(error))
+
+    def close(self) -> None:
+        self._stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def counts(self) -> tuple[int, int]:
+        """The most states that a proof has held, and how often preempted requests came back."""
+        most, resumed = self._engine.collective_rpc("shoal_counts")[0]
+        return int(most), int(resumed)
+
+    def _start(self, folder: Path, origin: str) -> None:
+        self._engine = start(folder, self._settings, self.log, origin)
+        self._printed = self.log.stat().st_size
+        watch_for_death(self._engine.engine_core)
+        self._engine.collective_rpc("shoal_prepare", args=(os.getpid(),))
+        self._all_ranks("shoal_check", str(folder), self._settings.held, origin)
+        self._loaded = folder, origin
+
+    def _stop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.engine_core.shutdown()
+
+    def _died(self, said: str) -> None:
+        """Gives up on an engine that dies again and again; why is in what it printed, if it had time for that."""
+        self._stop()
+        self._deaths += 1
+        why = reason(self.log.read_bytes()[self._printed :].decode(errors="replace")) or said or "without a word"
+        if self._deaths > MAX_DEATHS:
+            raise ModelError(
+                f"vLLM died {self._deaths} times without an answer in between: {why} ({self.log}); "
+                'if it does so again, set workers.engine = "torch"'
+            )
+        self._say(f"vLLM died ({why}); it is started again, with what was running")
+
+    def _start_again(self, said: str) -> None:
+        assert self._loaded is not None
+        self._died(said)
+        self._start(*self._loaded)
+        for number, submitted in self._submitted.items():
+            self._add(number, submitted.request)
+
+    def _add(self, number: int, request: Request) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        settings = self._settings
+        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs, first=request.position)
+        params = SamplingParams(
+            temperature=0.0 if settings.noise else self.temperature,
+            max_tokens=request.max_new_tokens,
+            stop_token_ids=sorted(self._outline.eos_ids),
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=asked.extra_args if settings.noise else None,
+        )
+        self._engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, params)
+
+    def _proofs(self, ended: Sequence[tuple[int, int]]) -> list[bytes]:
+        if not ended or not (self._settings.proofs and self._settings.noise):
+            return [b""] * len(ended)
+        found = self._engine.collective_rpc("shoal_take", args=(list(ended),))[0]
+        if isinstance(found, str):
+            raise ModelError(found)
+        return [bytes(proof) for proof in found]
+
+    def _completion(self, number: int, answer: Any, proof: bytes) -> Completion:
+        finish: Literal["eos", "length"] = "eos" if answer.finish_reason == "stop" else "length"
+        logprobs = [float(logp) for logp in answer.logprobs.logprobs]
+        return Completion(self._submitted.pop(number).key, list(answer.token_ids), logprobs, finish, proof)
+
+    def _all_ranks(self, method: str, *args: Any) -> None:
+        """Calls a method of ours in every rank; what any of them says is wrong is raised."""
+        for said in self._engine.collective_rpc(method, args=args):
+            if said:
+                raise ModelError(said)
+
+    def _whole(self, folder: Path) -> Path:
+        """A directory with all weights of a version: its own, or that of an adapter merged to the bit."""
+        if not is_adapter(folder):
+            return folder
+        merged = self._scratch / "merged"
+        weights = self._reader(folder)
+        shutil.rmtree(merged, ignore_errors=True)
+        merged.mkdir()
+        self._outline.model.config.save_pretrained(merged)
+        write_weights(merged, weights)
+        return merged
+
+    def _check_shapes(self, folder: Path, origin: str) -> None:
+        """Before anything of a version is loaded."""
+        own = {name: tensor.shape for name, tensor in self._outline.weights().items()}
+        check_names(own, shapes_of(read_weights(folder, self._settings.held)), origin)
+
+
+def _DEAD() -> type[Exception]:
+    """The error of an engine whose processes are gone; vLLM is imported when it is used."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    found: type[Exception] = EngineDeadError
+    return found

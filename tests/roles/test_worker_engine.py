@@ -1,0 +1,62 @@
+"""A worker generates with the engine that its settings and its machine allow, and its profile says which."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.config import RunConfig
+from shoal.errors import ConfigError, MissingExtraError
+from shoal.extras import is_installed
+from shoal.protocol.profile import Profile
+from shoal.roles import worker_engine
+from shoal.roles.worker_engine import chosen_engine, engine_of, worker_profile
+
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
+
+
+def config(**workers: Any) -> RunConfig:
+    tasks = [{"source": "reasoning-gym/spell_backward"}]
+    return RunConfig.model_validate({"name": "test", "steps": 1, "tasks": tasks, "workers": workers})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "installed", "meant"),
+    [
+        ("auto", CUDA, True, "vllm"),
+        ("auto", CUDA, False, "torch"),
+        ("auto", CPU, True, "torch"),
+        ("auto", MPS, True, "torch"),
+        ("torch", CUDA, True, "torch"),
+        ("vllm", CPU, True, "vllm"),
+        ("vllm", CPU, False, "vllm"),  # which is then an error that names the extra
+    ],
+)
+def test_auto_is_vllm_where_it_is_installed_and_has_a_gpu(
+    wanted: Any, device: torch.device, installed: bool, meant: str
+) -> None:
+    assert chosen_engine(wanted, device, installed) == meant
+
+
+@pytest.mark.skipif(is_installed("vllm"), reason="vLLM is installed here")
+def test_vllm_that_is_not_installed_is_an_error_that_names_the_extra() -> None:
+    with pytest.raises(MissingExtraError, match=r"workers\.engine = \"vllm\": needs vllm; .*shoal-rl\[vllm\]"):
+        engine_of(config(engine="vllm"), CPU)
+
+
+def test_our_own_engine_does_not_pretend_to_split_a_model() -> None:
+    with pytest.raises(ConfigError, match=r"workers\.tensor_parallel = 2: our own engine runs on one device"):
+        engine_of(config(tensor_parallel=2, engine="torch"), CPU)
+
+
+def test_the_profile_names_vllm_its_release_and_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_engine, "engine_of", lambda *_: "vllm")
+    monkeypatch.setattr(worker_engine, "version", lambda _: "0.32.1")
+    found = worker_profile(config(engine="vllm", tensor_parallel=4, dtype="float32"), CPU)
+    assert (found.engine, found.devices, found.dtype) == ("vllm-0.32", 4, "float32")
+    assert Profile.parse(found.name) == found
+
+
+def test_each_worker_of_shoal_run_may_have_an_engine_of_its_own() -> None:
+    workers = config(count=3, engine="vllm", engines=["torch"]).workers
+    assert [workers.engine_of(number) for number in range(3)] == ["torch", "vllm", "vllm"]

@@ -1,0 +1,199 @@
+"""vLLM under our engine's interface gives the tokens, log-probs and proofs that our own engine gives."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it")
+
+from shoal import toploc
+from shoal.errors import ModelError
+from shoal.generate.engine import Completion, Request
+from shoal.generate.torch_engine import TorchEngine
+from shoal.generate.vllm.engine import VllmEngine
+from shoal.models.load import Policy, load, outline
+from shoal.models.weights import write_weights
+from tests.vllm.conftest import settings_of
+
+
+def requests_of(count: int, longest: int = 150, seed: int = 1 << 63) -> list[Request]:
+    """Groups of equal prompts, short and longer than a chunk of prefill; the seed has its highest bit set."""
+    rng = Random(count)
+    prompts = [
+        tuple(rng.randrange(2, 50) for _ in range(rng.choice([1, 5, 40, 90, 100]))) for _ in range(count // 6 + 1)
+    ]
+    return [Request(prompts[n // 6], seed + 7, n, rng.choice([1, 31, 32, 33, longest])) for n in range(count)]
+
+
+def answers(engine: Any, requests: list[Request]) -> list[Completion]:
+    return sorted(engine.generate(requests), key=lambda c: c.key)
+
+
+def ours(policy: Policy, requests: list[Request], temperature: float = 1.0) -> list[Completion]:
+    engine = TorchEngine(policy, max_batch=32, max_len=256, temperature=temperature)
+    return sorted(engine.generate(requests, hidden=True), key=lambda c: c.key)
+
+
+def assert_same(found: list[Completion], expected: list[Completion]) -> None:
+    for own, other in zip(found, expected, strict=True):
+        assert (own.key, own.tokens, own.finish) == (other.key, other.tokens, other.finish)
+        assert max(abs(a - b) for a, b in zip(own.logprobs, other.logprobs, strict=True)) < 2e-4
+        assert other.hidden_TD is not None
+        assert toploc.accepts(toploc.verify(other.hidden_TD.bfloat16(), own.proof))
+
+
+def nudged(folder: Path, to: Path, seed: int) -> Path:
+    """Another version of a model: every weight is off by a step of Adam, and written as a version is."""
+    policy, generator = load(folder), torch.Generator().manual_seed(seed)
+    to.mkdir()
+    policy.model.config.save_pretrained(to)
+    weights = policy.weights()
+    write_weights(to, {n: w + 3e-3 * torch.randn(w.shape, generator=generator).sign() for n, w in weights.items()})
+    policy.tokenizer.save_pretrained(to)
+    return to
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_tokens_log_probs_and_proofs_are_those_of_our_own_engine(
+    engine: VllmEngine, tiny: Path, temperature: float
+) -> None:
+    requests = requests_of(90)
+    before = engine.counts()[1]
+    engine.temperature = temperature
+    try:
+        found = answers(engine, requests)
+    finally:
+        engine.temperature = 1.0
+    assert sum(len(c.tokens) for c in found) > 3000
+    assert_same(found, ours(load(tiny), requests, temperature))
+    held, resumed = engine.counts()
+    assert held <= 32, "a state was kept longer than a chunk"
+    assert resumed > before, "nothing was preempted: the test tested nothing"
+
+
+def test_a_request_may_come_at_any_time(engine: VllmEngine, tiny: Path) -> None:
+    requests, rng, done, submitted = requests_of(20), Random(5), list[Completion](), 0
+    while submitted < len(requests) or engine.running:
+        for _ in range(min(rng.choice([0, 1, 4]), len(requests) - submitted)):
+            engine.submit(submitted, requests[submitted])
+            submitted += 1
+        done += engine.step()
+    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+def test_the_rest_of_an_answer_is_drawn_with_the_noise_of_its_places(engine: VllmEngine) -> None:
+    whole = Request((5, 6, 7), 99, 3, 80)
+    (expected,) = answers(engine, [whole])
+    rest = replace(whole, prompt=(*whole.prompt, *expected.tokens[:37]), max_new_tokens=43, position=37)
+    (found,) = answers(engine, [rest])
+    assert [*expected.tokens[:37], *found.tokens] == expected.tokens
+
+
+def test_a_request_that_is_dropped_is_not_answered_and_the_others_are(engine: VllmEngine, tiny: Path) -> None:
+    requests = requests_of(8)
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    engine.drop(3)
+    done = list[Completion]()
+    while engine.running:
+        done += engine.step()
+    expected = [c for c in ours(load(tiny), requests) if c.key != 3]
+    assert_same(sorted(done, key=lambda c: c.key), expected)
+
+
+def test_what_is_aborted_leaves_nothing_behind(engine: VllmEngine, tiny: Path) -> None:
+    next(engine.generate(requests_of(12)))
+    assert engine.running == 0
+    requests = requests_of(6)
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
+
+
+def test_three_versions_are_loaded_one_after_the_other_without_a_restart(
+    engine: VllmEngine, tiny: Path, tmp_path: Path
+) -> None:
+    requests = requests_of(12, 40)
+    folders = [nudged(tiny, tmp_path / f"v{n}", n) for n in (1, 2)]
+    texts = []
+    for number, folder in enumerate([*folders, tiny]):
+        engine.load(folder, f"version {number + 1}")
+        found = answers(engine, requests)
+        assert_same(found, ours(load(folder), requests))
+        texts.append([c.tokens for c in found])
+    assert texts[0] != texts[1] != texts[2]
+
+
+def test_a_stale_head_is_refused_and_no_request_is_taken_until_a_version_is_right(
+    engine: VllmEngine, tiny: Path, tmp_path: Path
+) -> None:
+    other = nudged(tiny, tmp_path / "v1", 1)
+    engine._engine.collective_rpc("plant_stale_head", args=(True,))
+    try:
+        with pytest.raises(ModelError, match=r"version 1: vLLM's fingerprint of it differs from its files at lm_head"):
+            engine.load(other, "version 1")
+        with pytest.raises(ModelError, match="no version loaded"):
+            engine.submit(0, requests_of(1)[0])
+    finally:
+        engine._engine.collective_rpc("plant_stale_head", args=(False,))
+    engine.load(tiny, "version 0")
+    requests = requests_of(6)
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
+
+
+def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_goes_on(
+    engine: VllmEngine, tiny: Path, tmp_path: Path
+) -> None:
+    policy = load(tiny)
+    weights = {name: tensor for name, tensor in policy.weights().items() if "layers.1." not in name}
+    write_weights(tmp_path, weights)
+    with pytest.raises(ModelError, match=r"version 7: lacks model\.layers\.1\."):
+        engine.load(tmp_path, "version 7")
+    requests = requests_of(6)
+    assert_same(answers(engine, requests), ours(policy, requests))
+
+
+def test_states_are_not_handed_out_and_the_error_says_which_engine_does(engine: VllmEngine) -> None:
+    with pytest.raises(ModelError, match=r'use workers\.engine = "torch"'):
+        engine.submit(0, requests_of(1)[0], hidden=True)
+    assert engine.running == 0
+
+
+def test_a_killed_engine_core_is_started_again_and_gives_the_same_answers(engine: VllmEngine, tiny: Path) -> None:
+    requests = requests_of(12)
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    done = list[Completion]()
+    while len(done) < 2:
+        done += engine.step()
+    core = engine._engine.engine_core.resources.engine_manager.processes[0]
+    os.kill(core.pid, signal.SIGKILL)
+    while engine.running:
+        done += engine.step()
+    assert any("vLLM died" in said for said in engine.said)  # type: ignore[attr-defined]
+    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+def start_with(folder: Path, **changes: Any) -> None:
+    VllmEngine(
+        folder, outline(folder), settings_of(**changes), origin="version 0", reader=lambda _: {}, say=lambda _: None
+    ).close()
+
+
+def test_a_cache_that_has_no_room_for_one_answer_is_an_error_that_says_what_to_change(tiny: Path) -> None:
+    with pytest.raises(ModelError, match=r"version 0: vLLM does not start with it: .*; .*workers.kv_cache_gb"):
+        start_with(tiny, kv_cache_gb=1e-5)
+
+
+def test_a_model_that_vllm_does_not_know_is_an_error_that_names_the_engine_that_may(tiny: Path, tmp_path: Path) -> None:
+    policy = load(tiny)
+    policy.model.config.architectures = ["NobodysForCausalLM"]
+    policy.model.config.save_pretrained(tmp_path)
+    write_weights(tmp_path, policy.weights())
+    policy.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r'NobodysForCausalLM.*set workers.engine = "torch"'):
+        start_with(tmp_path)
