@@ -3,7 +3,7 @@
 A version of a 32B model is 65 GB, so evidence keeps few. Only a file whose maker is blamed has its version kept: hard
 links to what the validator fetched, which take room once the validator prunes its own. Within the window in which a
 challenge may come, none goes, because an arbiter computes with them; of older ones the newest few stay. What is gone
-can be fetched again from whoever archives versions, and is believed by its root hash.
+can be fetched again from a relay or an archive that has it, and is believed by its root hash.
 """
 
 import shutil

@@ -5,7 +5,7 @@ found after as many files as one validator would need. That an honest node is ba
 1e-6 rests on the order in which files are counted: each bet is fair given all files that were counted before, if what a
 file shows has no part in when it is counted. Verdicts do not come in such an order, because a file that looks odd takes
 longer. So files are counted in the order of their uploads, and one that was judged early is held back until those
-before it are known; the account is then the one that a single validator would have, whoever judged which file.
+before it are known; the account is then the one that a single validator would have, no matter who judged which file.
 
 A file that is held back is still judged by what it shows itself. It only counts against its node later.
 """
