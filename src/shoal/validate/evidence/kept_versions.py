@@ -61,7 +61,7 @@ def find_version(version: Version, folder: Path) -> Path:
 def bring_version(folder: Path, weights: Path, version: Version) -> None:
     """Puts a version that was fetched again beside the bundles; a WeightsError if its root hash is another one."""
     if not weights.is_dir():
-        raise WeightsError(f"{weights}: is no directory; give the one with the files of version {version.number}")
+        raise WeightsError(f"{weights}: is not a directory; give the one with the files of version {version.number}")
     keep_version(folder, weights.resolve(), version)
     target = _place(folder, version)
     try:
