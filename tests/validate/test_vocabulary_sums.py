@@ -68,6 +68,17 @@ def test_a_drawn_token_has_no_shortfall_and_any_other_has_one(width: int) -> Non
     assert (others > 0).all()
 
 
+def test_the_last_bit_of_a_logarithm_makes_no_drawn_token_a_worse_one() -> None:
+    """Files in which more than a few tokens have any shortfall are dropped, so it must be 0 and not nearly 0."""
+    rows, vocab = 4000, 64
+    logits_RV = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(3))
+    bits = [NoiseStream(5, row, vocab).next() for row in range(rows)]
+    drawn_R, _ = choose(logits_RV, bits)
+    shortfalls_R = sums_of(logits_RV, drawn_R, 64, bits).shortfalls()
+    assert shortfalls_R is not None
+    assert np.count_nonzero(shortfalls_R) == 0
+
+
 def test_noise_that_only_one_token_in_four_billion_gets_still_wins() -> None:
     logits_RV = torch.zeros(ROWS, 300)
     logits_RV[:, 7] = 22.0

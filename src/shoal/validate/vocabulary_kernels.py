@@ -67,9 +67,10 @@ def gumbel(bits):
     return -math.log(-math.log((float(bits) + 0.5) / TWO32))
 
 
-@kept("void(f4[:,::1], f4[::1], u4[:,:], f8[::1])")
-def raise_best(block_RB, peaks_R, bits_RB, best_R):
-    """Raises each row's best logit + noise to that of the block, if it is higher.
+@kept("void(f4[:,::1], f4[::1], u4[:,:], i8, f8[::1], i8[::1])")
+def raise_best(block_RB, peaks_R, bits_RB, first, best_R, winner_R):
+    """Raises each row's best logit + noise to that of the block, if it is higher, and names the token that has it;
+    `first` is the block's first one.
 
     Logarithms are taken for few tokens: all others are so far below the best so far that only rare noise could lift
     them above it, which an integer comparison tells. Nothing is approximated.
@@ -80,6 +81,7 @@ def raise_best(block_RB, peaks_R, bits_RB, best_R):
             for v in range(block_RB.shape[1]):
                 if block_RB[row, v] == peaks_R[row]:
                     best = float(block_RB[row, v]) + gumbel(bits_RB[row, v])
+                    winner_R[row] = first + v
                     break
         near = best - NEAR
         for v in range(block_RB.shape[1]):
@@ -87,5 +89,6 @@ def raise_best(block_RB, peaks_R, bits_RB, best_R):
                 score = float(block_RB[row, v]) + gumbel(bits_RB[row, v])
                 if score > best:
                     best = score
+                    winner_R[row] = first + v
                     near = best - NEAR
         best_R[row] = best

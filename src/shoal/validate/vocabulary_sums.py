@@ -33,6 +33,7 @@ class VocabularySums:
         self._own_R = np.zeros(rows)
         self._bits_RV = np.stack(bits) if bits is not None else None
         self._best_R = np.full(rows, -np.inf)
+        self._winner_R = np.full(rows, -1, dtype=np.int64)
 
     def add(self, scaled_RB: Tensor, first: int = 0) -> None:
         """Adds the logits / temperature of the tokens from `first` on."""
@@ -43,7 +44,8 @@ class VocabularySums:
         add_powers(block_RB, peaks_R, self._powers_P, self._highest_R, self._sums_RP)
         width = block_RB.shape[1]
         if self._bits_RV is not None:
-            raise_best(block_RB, peaks_R, self._bits_RV[:, first : first + width], self._best_R)
+            bits_RB = self._bits_RV[:, first : first + width]
+            raise_best(block_RB, peaks_R, bits_RB, first, self._best_R, self._winner_R)
         here = np.flatnonzero((self._tokens_R >= first) & (self._tokens_R < first + width))
         self._own_R[here] = block_RB[here, self._tokens_R[here] - first]
 
@@ -61,8 +63,11 @@ class VocabularySums:
         return np.asarray(self._own_R - self.log_sums()[:, 0])
 
     def shortfalls(self) -> Floats | None:
-        """How far each token's logit + noise is below the best one's: 0 where it is what `sampling.choose` draws."""
+        """How far each token's logit + noise is below the best one's: 0 where it is what `sampling.choose` draws.
+
+        The token that won is compared by its name: two logarithms of the same noise may differ in the last bit.
+        """
         if self._bits_RV is None:
             return None
         own_R = self._own_R + gumbel(self._bits_RV[np.arange(len(self._own_R)), self._tokens_R])
-        return np.asarray(np.maximum(self._best_R - own_R, 0.0))
+        return np.where(self._winner_R == self._tokens_R, 0.0, np.maximum(self._best_R - own_R, 0.0))
