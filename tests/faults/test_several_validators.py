@@ -26,13 +26,13 @@ def verdicts(out: Path, name: str) -> list[tuple[int, int]]:
     return [(int(e["step"]), int(e["submission"])) for e in entries if e["event"] == "verdict"]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_two_validators_share_a_runs_files_and_one_that_is_killed_is_not_missed(calm: Path) -> None:
     config, out = calm.parent / "config.toml", calm.parent / "shared"
     changes = ["--set", "steps=8", "--set", "audit.count=2", "--set", "eval.every=8"]
     with Runs(calm.parent / "cache") as runs:
         run = runs.start(config, out, *changes)
-        until(lambda: len(verdicts(out, KILLED)) >= 3, 120)
+        until(lambda: len(verdicts(out, KILLED)) >= 3, 240)
         (pid,) = [status.pid for status in read_status(out) if status.role == KILLED]
         os.kill(pid, signal.SIGKILL)
         assert run.wait(300) == 0, out.with_suffix(".log").read_text()[-3000:]

@@ -117,7 +117,7 @@ def test_a_worker_has_at_most_two_versions_on_its_disk(
                         time.sleep(0.01)
                 found = channel.version(number)
                 assert found is not None
-                assert equal(read_weights(channel.fetch(found), "bfloat16"), trainer.weights)
+                assert equal(dict(read_weights(channel.fetch(found), "bfloat16")), trainer.weights)
     finally:
         ended.set()
         watcher.join()
@@ -168,7 +168,7 @@ def test_a_base_model_as_somebody_saved_it_is_the_base_of_a_delta(
     with channel.publish(0) as staging:
         write_base_version(saved, staging, "bfloat16")
     weights = {name: tensor.bfloat16() for name, tensor in tiny_policy.weights().items()}
-    assert equal(read_weights(tmp_path / "weights" / "v000000", "bfloat16"), weights)
+    assert equal(dict(read_weights(tmp_path / "weights" / "v000000", "bfloat16")), weights)
     next(iter(weights.values()))[0] += 1
     with channel.publish(1) as staging:
         write_weights(staging, weights)

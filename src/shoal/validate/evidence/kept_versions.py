@@ -3,7 +3,7 @@
 A version of a 32B model is 65 GB, so evidence keeps few. Only a file whose maker is blamed has its version kept: hard
 links to what the validator fetched, which take room once the validator prunes its own. Within the window in which a
 challenge may come, none goes, because an arbiter computes with them; of older ones the newest few stay. What is gone
-can be fetched again from anyone who archives versions, and is believed by its root hash.
+can be fetched again from a relay or an archive that has it, and is believed by its root hash.
 """
 
 import shutil
@@ -61,7 +61,7 @@ def find_version(version: Version, folder: Path) -> Path:
 def bring_version(folder: Path, weights: Path, version: Version) -> None:
     """Puts a version that was fetched again beside the bundles; a WeightsError if its root hash is another one."""
     if not weights.is_dir():
-        raise WeightsError(f"{weights}: not a directory; give the one with the files of version {version.number}")
+        raise WeightsError(f"{weights}: is not a directory; give the one with the files of version {version.number}")
     keep_version(folder, weights.resolve(), version)
     target = _place(folder, version)
     try:
