@@ -16,7 +16,7 @@ from shoal.doctor.report import command
 from shoal.doctor.report.child import run_step
 from shoal.doctor.report.command import chosen, report_config, this_machine
 from shoal.doctor.report.plan import STEPS, Step
-from shoal.doctor.report.private import cleaned, cleaned_tree
+from shoal.doctor.report.private import COMMON, cleaned, cleaned_tree, names
 from shoal.doctor.report.report_file import Report, StepResult
 from shoal.doctor.report.runner import Job, run_steps
 from shoal.doctor.report.table import table
@@ -104,16 +104,19 @@ def bad_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Step]:
     return Step
 
 
-def test_a_step_that_crashes_or_hangs_is_a_result_and_the_next_one_runs(bad_steps: type[Step], job: Job) -> None:
-    ends = {}
-    for name in ("crashes", "hangs", "fine"):
-        config = job.config.model_copy(update={"name": name})
-        step = bad_steps(name, 20.0 if name == "hangs" else 240.0, "")
-        (ran,) = run_steps([step], Job(config, job.model, "cpu"))
-        ends[name] = ran.result
-    assert (ends["crashes"].status, ends["crashes"].reason) == ("failed", "crashed: killed by SIGSEGV")
-    assert (ends["hangs"].status, ends["hangs"].reason) == ("failed", "took longer than 20 s and was ended")
-    assert (ends["fine"].status, ends["fine"].values) == ("passed", {"tokens": 5})
+ENDS = {
+    "crashes": ("failed", "crashed: killed by SIGSEGV", {}),
+    "hangs": ("failed", "took longer than 20 s and was ended", {}),
+    "fine": ("passed", "", {"tokens": 5}),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_step_that_crashes_or_hangs_is_a_result_like_any_other(bad_steps: type[Step], job: Job, name: str) -> None:
+    config = job.config.model_copy(update={"name": name})
+    step = bad_steps(name, 20.0 if name == "hangs" else 240.0, "")
+    (ran,) = run_steps([step], Job(config, job.model, "cpu"))
+    assert (ran.result.status, ran.result.reason, ran.result.values) == ENDS[name]
 
 
 @pytest.mark.parametrize(("name", "status"), [("fails", "failed"), ("skips", "skipped"), ("breaks", "failed")])
@@ -159,7 +162,7 @@ def made_report(*, rates: bool) -> Report:
             name="ranks",
             status="failed",
             seconds=2.0,
-            reason=f"no such file {Path.home()}/x on {socket.gethostname()} by {getpass.getuser()} at 10.1.2.3",
+            reason=f"no such file {Path.home()}/x on gpu-box-7 by jane at 10.1.2.3",
         ),
     ]
     shipped = default_rates()
@@ -176,13 +179,20 @@ def made_report(*, rates: bool) -> Report:
     return Report(shoal="0.1.0", model="m", machine=this_machine("cpu"), steps=steps, rates=found if rates else None)
 
 
-def test_a_written_report_names_neither_host_nor_user_nor_path_nor_address(tmp_path: Path) -> None:
+def test_the_names_that_are_private_here_are_those_of_host_and_user() -> None:
+    assert {socket.gethostname(), getpass.getuser()} - names() <= COMMON
+
+
+def test_a_written_report_names_neither_host_nor_user_nor_path_nor_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.doctor.report.private.names", lambda: {"gpu-box-7", "jane"})
     path = tmp_path / "report.json"
     made_report(rates=True).write(path)
     text = path.read_text()
-    for private in (socket.gethostname(), str(Path.home()) + "/", "10.1.2.3", str(tmp_path)):
+    for private in ("gpu-box-7", "jane", str(Path.home()) + "/", "10.1.2.3", str(tmp_path)):
         assert private not in text
-    assert Report.read(path).steps[1].reason.startswith("no such file PATH on")
+    assert Report.read(path).steps[1].reason == "no such file PATH on NAME by NAME at ADDRESS"
     assert Report.read(path).machine.torch
 
 

@@ -14,8 +14,8 @@ from typing import Any
 _PATH = re.compile(r"(?<![\w.*-])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/'\"`,;:()<>\[\]]+[\\/]?)+")
 _IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _IPV6 = re.compile(r"(?<![\w:])(?=[0-9a-fA-F:]*::|(?:[0-9a-fA-F]{1,4}:){4})[0-9a-fA-F:]{3,}(?![\w:])")
-# Shorter names are parts of ordinary words.
-MIN_NAME = 3
+# A single letter is part of ordinary texts.
+MIN_NAME = 2
 COMMON = {"root", "user", "localhost", "admin", "ubuntu"}
 
 
