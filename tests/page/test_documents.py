@@ -1,4 +1,4 @@
-"""Documents are made once per revision, no matter who asks; a flood of different ones is refused instead of queued."""
+"""Documents are made once per revision, however many ask; a flood of different ones is refused instead of queued."""
 
 import asyncio
 import threading
