@@ -273,4 +273,5 @@ def _file_row(lease: Lease, size: int, *, accept: bool, kept: bool = True) -> di
         "tokens": 40,
         "entered": False,
         "network": "203.0.113.0/24",
+        "ordinal": lease.submission + 1,
     }
