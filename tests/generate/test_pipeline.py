@@ -1,10 +1,12 @@
 """A worker's leases: no answer waits for another lease's, and versions change only where they may."""
 
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from shoal.generate.engine import Completion, Request
+from shoal.generate.engine import Completion, Engine, Request
 from shoal.generate.flights import Flight
 from shoal.generate.pipeline import Pipeline, can_be_met
 from shoal.protocol.spans import SpanLease, check_all_named, check_span_leases
@@ -170,3 +172,61 @@ def test_a_lease_that_cannot_be_done_in_time_is_not_asked_for() -> None:
     assert not can_be_met(unfinished=200, answer_tokens=100, lease_answers=10, tokens_per_s=100, lease_s=240)
     assert can_be_met(unfinished=200, answer_tokens=0, lease_answers=10, tokens_per_s=0, lease_s=240)
     assert can_be_met(unfinished=0, answer_tokens=100, lease_answers=10, tokens_per_s=100, lease_s=-3)
+
+
+class CountingEngine(Engine):
+    """Gives each of the first `max_batch` running requests a token per step, as a model's forward pass would."""
+
+    def __init__(self, max_batch: int) -> None:
+        self.max_batch = max_batch
+        self._left: dict[int, tuple[Request, int]] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._left)
+
+    def load(self, folder: Path, origin: str) -> None:
+        raise NotImplementedError
+
+    def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
+        self._left[key] = request, request.max_new_tokens
+
+    def abort(self) -> None:
+        self._left.clear()
+
+    def step(self) -> list[Completion]:
+        done = []
+        for key in list(self._left)[: self.max_batch]:
+            request, left = self._left[key]
+            self._left[key] = request, left - 1
+            if left == 1:
+                del self._left[key]
+                done.append(replace(piece(request), key=key))
+        return done
+
+
+def tokens_per_step(times: int) -> float:
+    """Of a pipeline whose leases each have one answer so many times as long as the others, once it is full."""
+    engine, held, pieces = CountingEngine(64), pipeline(max_batch=64), dict[int, tuple[Flight, int]]()
+    tokens = steps = done = begun = 0
+    while done < 60:
+        while held.ask_with(OLD, OLD) is not None:
+            own = flight(begun, answers=32, longest=32, every=1000)
+            own.answers[0].request = replace(own.answers[0].request, max_new_tokens=32 * times)
+            held.flights.append(own)
+            begun += 1
+        for own in held.flights:
+            for number in own.due(OLD):
+                engine.submit(key := len(pieces), own.ask(number))
+                pieces[key] = own, number
+        for completion in engine.step():
+            own, number = pieces[completion.key]
+            own.add(number, completion)
+            tokens += len(completion.tokens) * (done >= 30)
+        done += len(held.take_finished())
+        steps += done >= 30
+    return tokens / steps
+
+
+def test_one_long_answer_per_lease_leaves_no_place_of_the_engine_empty() -> None:
+    assert tokens_per_step(10) >= 0.85 * tokens_per_step(1)
