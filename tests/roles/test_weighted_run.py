@@ -67,10 +67,8 @@ def test_a_swarm_draws_by_tables_and_every_file_of_an_honest_worker_is_accepted(
     world.start()
     used: list[tuple[int, Table | None]] = []
     try:
-        worker = make_worker(run, tasks=build_source(config.tasks))
-        worker.name = key_of("a").address
-        worker.store = world.store(key_of("a"))
-        worker.maker.table_of = worker.store.table
+        own = world.store(key_of("a"))
+        worker = make_worker(run, tasks=build_source(config.tasks), store=own, node=key_of("a").address)
         roles = [Role(worker.run), Role(validator_of(run, world, used).run)]
         start_trainer(run, JoinOptions(join=world.url))
         for role in roles:
