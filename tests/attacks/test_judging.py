@@ -192,18 +192,18 @@ def test_a_file_whose_log_probs_the_trainer_finds_off_is_never_trained_on(
     )
     run = make_run(tmp_path / "run", config)
     worker = make_worker(run)
-    make = worker.maker.make
+    make = worker.maker.submission
     forged: list[int] = []
 
-    def forge(lease: Lease, version: Any) -> Submission:
-        made = make(lease, version)
+    def forge(*parts: Any) -> Submission:
+        made = make(*parts)
         if forged:
             return made
-        forged.append(lease.submission)
+        forged.append(made.lease.submission)
         first = changed(made.rollouts[0], logprobs=[-10_000.0] * len(made.rollouts[0].logprobs))
         return replace(made, rollouts=[first, *made.rollouts[1:]])
 
-    monkeypatch.setattr(type(worker.maker), "make", lambda _self, lease, version: forge(lease, version))
+    monkeypatch.setattr(type(worker.maker), "submission", lambda _self, *parts: forge(*parts))
     with working(run, worker):
         train(run)
     (step,) = entries(run, "trainer", "step")

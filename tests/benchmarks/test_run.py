@@ -15,7 +15,7 @@ from shoal.errors import BenchError
 
 
 def test_an_unknown_bench_is_answered_with_the_names_of_all() -> None:
-    with pytest.raises(BenchError, match="benchmark engin: unknown; give one of engine, loop"):
+    with pytest.raises(BenchError, match="benchmark engin: unknown; give one of engine, vllm, loop"):
         run_benchmark("engin", True, True, Console())
 
 

@@ -72,7 +72,9 @@ def config(tmp_path: Path) -> Path:
 def test_a_coordinator_prints_the_line_that_others_join_with(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, tls: str, scheme: str
 ) -> None:
-    def serve(_coordinator: Coordinator, listener: socket.socket, started: Callable[[], None], context: object) -> None:
+    def serve(
+        _coordinator: Coordinator, listener: socket.socket, started: Callable[[], None], context: object, _page: object
+    ) -> None:
         assert (context is not None) == (scheme == "https")
         started()
         listener.close()

@@ -78,34 +78,33 @@ def test_each_lease_has_a_beacon_of_its_own_which_nobody_knew_before(world: Worl
     assert len({lease.beacon for lease in leases}) == 6
 
 
-def test_a_node_holds_one_lease_and_more_with_stake(world: World) -> None:
+def leases_of(world: World, name: str) -> tuple[int, str]:
+    """How many leases a node gets side by side, and why no more."""
+    held: list[tuple[int, int]] = []
+    while True:
+        found = world.request(key_of(name), "POST", "/v1/leases", {"version": 0, "holding": held}).json()
+        if found["lease"] is None:
+            return len(held), found["reason"]
+        held.append((found["lease"]["lease"]["step"], found["lease"]["lease"]["submission"]))
+        assert len(held) < 9
+
+
+def test_a_node_with_a_record_holds_three_leases(world: World) -> None:
     world.announce()
-    key = key_of("a")
-
-    def ask(held: list[tuple[int, int]]) -> bool:
-        body = {"version": 0, "holding": held}
-        return world.request(key, "POST", "/v1/leases", body).json()["lease"] is not None
-
     for _ in range(2):
         world.hand_in("a", world.take("a"))
         judge_formats(world.validator, 0, 2)
-    first = world.take("a")
-    assert not ask([(first.step, first.submission)])  # whatever its record
-    world.ledger_writer._enter([Deposit(id="stake", node=key.address, amount=10**6)])
-    held: list[tuple[int, int]] = []
-    while len(held) < 9:
-        tree = world.request(key, "POST", "/v1/leases", {"version": 0, "holding": held}).json()["lease"]
-        if tree is None:
-            break
-        held.append((tree["lease"]["step"], tree["lease"]["submission"]))
-    assert len(held) == 3
-    first = world.take("new")
-    new = world.request(
-        key_of("new"), "POST", "/v1/leases", {"version": 0, "holding": [(first.step, first.submission)]}
-    )
-    assert new.json()["lease"] is None
-    assert "may hold 1 at once" in new.json()["reason"]
-    assert not ask(held)
+    assert leases_of(world, "a")[0] == 3
+
+
+def test_a_newcomer_holds_one_lease_and_more_with_stake(world: World) -> None:
+    world.announce()
+    world.take("plain")
+    held, reason = leases_of(world, "plain")
+    assert (held, "may hold 1 at once" in reason) == (1, True)
+    world.take("rich")
+    world.ledger_writer._enter([Deposit(id="stake", node=key_of("rich").address, amount=10**6)])
+    assert leases_of(world, "rich")[0] > 1
 
 
 def test_a_node_on_probation_waits_for_verdicts_before_it_gets_more(world: World) -> None:

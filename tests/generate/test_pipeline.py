@@ -175,7 +175,7 @@ def test_a_lease_that_cannot_be_done_in_time_is_not_asked_for() -> None:
 
 
 class CountingEngine(Engine):
-    """Gives each of the first `max_batch` running requests a token per step, as a model's forward pass would."""
+    """Gives each of the first `max_batch` running requests one token per step, as a model's forward pass would."""
 
     def __init__(self, max_batch: int) -> None:
         self.max_batch = max_batch

@@ -68,14 +68,19 @@ class Pipeline:
         self.flights = [flight for flight in self.flights if flight.unfinished]
         return done
 
-    def ask_with(self, loaded: Version | None, newest: Version) -> int | None:
+    def ask_with(self, loaded: Version | None, newest: Version, is_sending: bool = False) -> int | None:
         """The version to ask for a lease with, if there is room for one; None if not.
 
         While answers of an older version are still generated, the engine's free places are filled with leases of that
         version, as long as the run still takes it and one of those is under way that were when the newer one came: so
         one long answer idles nothing, and the newer version is not put off for ever. Where answers change versions
         themselves, the next lease is of the newest.
+
+        At async level 0 there is one lease at a time, until its file is handed in: nothing then depends on timing, and
+        two runs of one seed are equal to the bit.
         """
+        if self.async_level == 0 and (self.flights or is_sending):
+            return None
         if self.unfinished >= self.max_batch or any(flight.needs() - {loaded} for flight in self.flights):
             return None
         if loaded is None or not self.flights or newest.number <= loaded.number or self.in_flight:

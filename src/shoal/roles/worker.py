@@ -156,7 +156,7 @@ class Worker(WorkerBase):
         self.refused = (self.refused[0], now() + LOOK_FOR_LEASES_S)
 
     def _ask(self, newest: Version) -> None:
-        version = self.pipeline.ask_with(self.loaded, newest)
+        version = self.pipeline.ask_with(self.loaded, newest, bool(self.beside.sending))
         if version is None or self.beside.is_asking or not self._in_time():
             return
         holding = self.pipeline.holds(self.beside.sending)

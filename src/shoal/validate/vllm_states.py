@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import RunConfig
+from shoal.devices import is_cuda
 from shoal.errors import ConfigError, ModelError
 from shoal.models.adapter_files import is_adapter
 from shoal.protocol.rollout import Rollout
@@ -73,7 +74,7 @@ def vllm_for(config: RunConfig, device: torch.device) -> Path | None:
     """The interpreter whose vLLM computes states, or None for torch: as `audit.engine` says, and `auto` takes vLLM on a
     CUDA device where it is there."""
     engine = config.audit.engine
-    if engine == "torch" or (engine == "auto" and (device.type != "cuda" or config.train.lora is not None)):
+    if engine == "torch" or (engine == "auto" and (not is_cuda(device) or config.train.lora is not None)):
         return None
     python = vllm_python()
     if python is None and engine == "vllm":

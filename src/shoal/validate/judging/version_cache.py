@@ -25,7 +25,7 @@ class VersionCache:
     loaded: Version
     dtype: str
     size: int
-    on_load: Callable[[Path], None] = lambda _folder: None
+    on_load: Callable[[Path], None] | None = None
     """Told the directory of each version that is loaded."""
     kept: OrderedDict[Version, Weights] = field(default_factory=OrderedDict)
     _reader: VersionReader = field(init=False)
@@ -39,7 +39,8 @@ class VersionCache:
             return
         self.policy.set_weights(self._weights(version), f"version {version.number}")
         self.loaded = version
-        self.on_load(self.channel.fetch(version))
+        if self.on_load is not None:
+            self.on_load(self.channel.fetch(version))
 
     def own(self) -> Weights | None:
         """The weights of the version that is loaded, in their files; None if nobody has these any more."""
