@@ -24,7 +24,7 @@ PAGES = {
     "verdicts": ("/verdicts", "document.querySelectorAll('tbody tr').length === 50"),
     "verdict": (f"/verdicts/{STEP - 1}/3", "document.querySelector('.finding')"),
     "node": (f"/node/{address(3)}", "document.querySelector('.tile')"),
-    "ledger": ("/ledger", "document.querySelector('main .empty')"),
+    "ledger": ("/ledger", "document.querySelector('main h1') && document.querySelector('main .empty')"),
     "join": ("/join", "document.querySelector('#may')"),
 }
 
