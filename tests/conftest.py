@@ -50,19 +50,19 @@ WHOLE_RUNS = {
     "tests/attacks/test_run_under_attack.py": "calm",
     "tests/faults/test_kills.py": "calm",
     "tests/client/test_joining.py": "others",
+    "tests/faults/test_several_validators.py": "others",
     "tests/faults/test_storm.py": "others",
     "tests/page/test_real_run.py": "others",
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid.startswith(ALONE):
-            item.add_marker("alone")
-        elif group := WHOLE_RUNS.get(item.nodeid.partition("::")[0]):
-            item.add_marker("whole_run")
-            item.add_marker(pytest.mark.xdist_group(group))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks tests as they are found: xdist reads groups when all are."""
+    if item.nodeid.startswith(ALONE):
+        item.add_marker("alone")
+    elif group := WHOLE_RUNS.get(item.nodeid.partition("::")[0]):
+        item.add_marker("whole_run")
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
