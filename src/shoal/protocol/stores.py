@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shoal.errors import WeightsError
 from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import StepCount
@@ -48,6 +49,23 @@ class WeightSource(Protocol):
     def fetch(self, version: Version) -> Path:
         """A directory with the version's files, checked against its root hash."""
         ...
+
+
+def newest_of(source: WeightSource) -> Version:
+    """The newest version that is here.
+
+    Where all that were here have been taken back, as after a crash of the trainer, the one that is offered in their
+    place is waited for.
+    """
+    while (version := source.latest()) is None:
+        if (offered := source.offered()) is None:
+            raise WeightsError("no policy version is published; prepare the run with shoal run")
+        try:
+            source.fetch(offered)
+        except WeightsError:
+            if source.offered() == offered:  # otherwise it was taken back, too
+                raise
+    return version
 
 
 def roots_of(source: WeightSource) -> Callable[[int], str | None]:

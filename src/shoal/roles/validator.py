@@ -24,7 +24,7 @@ from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
 from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.rates.rates_table import RatesTable
-from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
+from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, newest_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NUMBERS, UNFETCHED, Finding
 from shoal.rundir import RunDir
@@ -114,9 +114,7 @@ class Validator:
         config = self.run_dir.config
         patience = Patience(self.metrics, config.patience_s)
         while True:
-            newest = self.channel.latest()
-            if newest is None:
-                raise WeightsError("no policy version is published; prepare the run with shoal run")
+            newest = newest_of(self.channel)
             if newest.number >= config.steps:
                 self._vote_on_the_last()
                 self.status.done("the run is complete")

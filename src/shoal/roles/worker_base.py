@@ -8,7 +8,7 @@ from shoal.config import RunConfig
 from shoal.errors import ModelError, WeightsError
 from shoal.generate.submission_builder import Maker
 from shoal.protocol.lease import Lease
-from shoal.protocol.stores import LeaseStore, Version, WeightSource
+from shoal.protocol.stores import LeaseStore, Version, WeightSource, newest_of
 from shoal.protocol.submission import Submission
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
@@ -33,10 +33,7 @@ class WorkerBase:
     loaded: Version | None
 
     def newest(self) -> Version:
-        version = self.channel.latest()
-        if version is None:
-            raise WeightsError("no policy version is published; prepare the run with shoal run")
-        return version
+        return newest_of(self.channel)
 
     def load(self, version: Version) -> bool:
         """Makes `version` the one in the engine; False if it vanished meanwhile, an error if it is damaged."""
