@@ -249,6 +249,8 @@ class Trainer:
                 text=f"step {step} was skipped: its loss, gradient or weights were not finite "
                 f"({bad} in a row, the run stops at {most})",
             )
+        if bad >= most:
+            self.ranks.finish_writing()  # a restart must find it in the checkpoint
         self._refuse_if_diverged()
 
     def _refuse_if_diverged(self) -> None:
