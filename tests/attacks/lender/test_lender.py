@@ -214,13 +214,15 @@ def test_a_node_with_other_versions_is_told_before_it_works(
     key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = {"source": "reasoning-gym/spell_backward"}
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[line]) as world:
-        card = packages_of([TaskConfig.model_validate(line)])
-        monkeypatch.setattr(coordinator, "packages_of", lambda tasks: card | {"reasoning-gym": "0.1.24", PYTHON: "3.9"})
-        with pytest.raises(
+    card = packages_of([TaskConfig.model_validate(line)])
+    monkeypatch.setattr(coordinator, "packages_of", lambda tasks: card | {"reasoning-gym": "0.1.24", PYTHON: "3.9"})
+    with (
+        world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", tasks=[line]) as world,
+        pytest.raises(
             SwarmError, match=r"run's: 0\.1\.24.*use Python 3\.9 and pip install shoal-rl 'reasoning-gym==0\.1\.24'"
-        ):
-            join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
+        ),
+    ):
+        join_run(world.url, key, tmp_path / "home", 5.0, lambda _: None, code=False)
     assert not (tmp_path / "home").exists()
 
 
