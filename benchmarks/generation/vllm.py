@@ -8,7 +8,7 @@ chunked prefill and cache hits are in every figure but that of cost.
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ import torch
 from benchmarks.common.configs import base_model, changed, checkout_config, hardly_trained, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure
+from benchmarks.generation import tail
 from benchmarks.generation.vllm_attacks import caught_on
-from benchmarks.generation.vllm_cost import measure_cost
+from benchmarks.generation.vllm_cost import PROMPT, measure_cost, prompt_of
 from benchmarks.generation.vllm_engines import started, written
 from benchmarks.validation.attack_testbed import Testbed, build_testbed
+from benchmarks.validation.several_validators import measure_validators
 from shoal.config import RunConfig
 from shoal.errors import BenchError
 from shoal.extras import require
 from shoal.generate.engine import Engine, Request
 from shoal.generate.torch_engine import TorchEngine
 from shoal.generate.vllm.engine import VllmEngine
-from shoal.models.load import load, load_as
+from shoal.models.load import load, load_as, outline
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 
@@ -78,6 +80,13 @@ def bench_vllm(quick: bool, progress: Progress) -> BenchResult:
         values |= caught_on(testbed, config, size.attack_files, Path(scratch), version, progress)
         values |= _blamed(config, folder, size.bf16_files, Path(scratch), progress)
     ratios["cost"] = measure_cost(folder, config, size.cost_answers, size.cost_tokens, values, progress)
+    ratios["tail"] = _tail(folder, config, tail.QUICK if quick else tail.SIZE, values, progress)
+    several, judged = measure_validators(quick, progress)
+    ratios["validators_2_vs_1"], ratios["validators_on_own_cores"] = (
+        several["validators_2_vs_1"],
+        several["on_own_cores"],
+    )
+    values |= {f"validators_{name}": figure for name, figure in judged.items()}
     bars: dict[str, Any] = {
         "tokens": (">=", 10_000),
         "tokens_differ": ("<=", 0),
@@ -85,6 +94,9 @@ def bench_vllm(quick: bool, progress: Progress) -> BenchResult:
         "files_rejected": ("<=", 0),
         "bf16_blamed": ("<=", 0),
         "cost": ("<=", 1.10),
+        "tail": (">=", 0.85),
+        "validators_2_vs_1": (">=", 1.7),
+        "validators_judged_twice": ("<=", 0),
     }
     bars |= {figure: (">=", 1.0) for figure in values if figure.startswith("caught.")}
     return BenchResult("vllm", ratios, values, bars)
@@ -125,6 +137,17 @@ def _files(testbed: Testbed, engine: VllmEngine, size: Size, values: dict[str, F
     verdicts = testbed.judged(files)
     values["files"] = len(files)
     values["files_rejected"] = sum(bool(verdict) for verdict in verdicts)
+
+
+def _tail(folder: Path, config: RunConfig, size: tail.TailSize, values: dict[str, Figure], progress: Progress) -> float:
+    """Tokens per second with one long answer per lease over those without, on vLLM."""
+    progress.stage("one long answer per lease")
+    endless = replace(outline(folder), eos_ids=frozenset())
+    room = {"max_batch": size.max_batch, "max_len": PROMPT + tail.TIMES * size.tokens, "kv_cache_gb": 1.0, "more": {}}
+    with started(folder, config, policy=endless, **room) as engine:
+        found = tail.measure_tail(engine, [prompt_of(number) for number in range(size.leases)], size)
+    values |= {"tail_tokens_per_s": found.tailed, "tail_in_turns_tokens_per_s": found.in_turns}
+    return found.ratio
 
 
 def _blamed(config: RunConfig, folder: Path, files: int, scratch: Path, progress: Progress) -> dict[str, Figure]:

@@ -18,6 +18,11 @@ BATCH = 32
 PROMPT = 48
 
 
+def prompt_of(number: int) -> tuple[int, ...]:
+    """Tokens that mean nothing, other ones for each number."""
+    return tuple((7 * number + 13 * place) % 5000 + 100 for place in range(PROMPT))
+
+
 def measure_cost(
     folder: Path, config: RunConfig, answers: int, tokens: int, values: dict[str, Figure], progress: Progress
 ) -> float:
@@ -26,10 +31,7 @@ def measure_cost(
     No answer ends before its limit, so that both sides generate as many tokens.
     """
     policy = replace(outline(folder), eos_ids=frozenset())
-    requests = [
-        Request(tuple((7 * n + 13 * place) % 5000 + 100 for place in range(PROMPT)), 11, n, tokens)
-        for n in range(answers)
-    ]
+    requests = [Request(prompt_of(n), 11, n, tokens) for n in range(answers)]
     settings = VllmSettings(
         max_batch=BATCH,
         max_len=PROMPT + tokens,

@@ -28,8 +28,8 @@ def written(folder: Path, policy: Policy, weights: dict[str, Tensor]) -> Path:
 
 
 @contextmanager
-def started(folder: Path, config: RunConfig, **changes: Any) -> Iterator[VllmEngine]:
-    """vLLM with a version, in a cache that is too small."""
+def started(folder: Path, config: RunConfig, policy: Policy | None = None, **changes: Any) -> Iterator[VllmEngine]:
+    """vLLM with a version, in a cache that is too small unless told otherwise."""
     settings = VllmSettings(
         max_batch=config.workers.max_batch,
         max_len=config.max_len,
@@ -43,7 +43,7 @@ def started(folder: Path, config: RunConfig, **changes: Any) -> Iterator[VllmEng
     )
     engine = VllmEngine(
         folder,
-        outline(folder),
+        policy or outline(folder),
         replace(settings, **changes),
         origin="version 1",
         reader=lambda _: {},
