@@ -95,7 +95,7 @@ class TaskConfig(_Table):
         default_factory=dict, description="For a table: which column is question, answer, tests or split."
     )
     reward: str | None = Field(
-        None, description="math, code, exact, format or python/FILE.py:FUNCTION; default: the source's own."
+        None, description="math, code, exact, contains, format or python/FILE.py:FUNCTION; default: the source's own."
     )
     rewards: list[RewardConfig] = Field(default_factory=list, description="Several rewards instead of one.")
     thinking: bool = Field(False, description="An answer must close its thinking part with </think>, or it earns 0.")

@@ -48,6 +48,26 @@ def test_several_rewards_are_one_sum_and_its_parts(tmp_path: Path) -> None:
     assert score(source, task, "<think>no end") == Score(0.0, parts={"math": 0.0, "format": 0.0, "polite": 0.0})
 
 
+@pytest.mark.parametrize(
+    ("answer", "earned"),
+    [
+        ("Abu Dhabi", 1.0),
+        ("  Abu\n Dhabi ", 1.0),
+        ("It is Abu Dhabi.", 9 / 16),
+        ("Abu Dhabi and Abu Dhabi", 9 / 23),
+        ("AbuDhabi", 0.0),
+        ("Abu Dhabian", 0.0),
+        ("abu dhabi", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_an_answer_that_contains_the_right_one_earns_the_share_that_it_is(
+    tmp_path: Path, answer: str, earned: float
+) -> None:
+    _, source, task = source_of(tmp_path, [{"question": "q", "answer": "Abu Dhabi"}], reward="contains")
+    assert score(source, task, answer).reward == pytest.approx(earned)
+
+
 def test_where_one_part_fails_the_whole_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def polite(entry, answer):\n    raise KeyError('tone')\n")
     rewards = [RewardConfig(kind="math"), RewardConfig(kind=f"python/{tmp_path}/own.py:polite", name="polite")]
@@ -127,7 +147,10 @@ def test_judging_programs_has_time_for_all_their_tests() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"reward": "luck"}, "reward 'luck': not one of own, exact, math, code, format and python/FILE.py:FUNCTION"),
+        (
+            {"reward": "luck"},
+            "reward 'luck': not one of own, exact, contains, math, code, format and python/FILE.py:FUNCTION",
+        ),
         ({"reward": "python/none.py:f"}, "python/none.py: no such file"),
         ({"reward": "python/none.py"}, "name a function"),
         ({"rewards": [RewardConfig(kind="math"), RewardConfig(kind="math")]}, "two rewards have the same name"),

@@ -1,8 +1,9 @@
 """Rewards by name, and several of them as one: a weighted sum whose parts are kept.
 
-All but a user's own are binary, for partial credit can be had without solving anything.
+All but `contains` and a user's own are binary, for partial credit can be had without solving anything.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from shoal.tasks.sources.user_python import load_function
 
 Reward = Callable[[Task, str], float | Score]
 OWN = "own"
-NAMES = (OWN, "exact", "math", "code", "format")
+NAMES = (OWN, "exact", "contains", "math", "code", "format")
 
 
 @dataclass(slots=True)
@@ -95,6 +96,8 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
             return source.score
         case ("exact", "", ""):
             return lambda task, answer: float(_final(answer, place) == " ".join(_known(task).split()))
+        case ("contains", "", ""):
+            return lambda task, answer: _share(" ".join(_known(task).split()), _final(answer, place) or "")
         case ("math", "", ""):
             import math_verify  # noqa: F401  (a second that no answer is to wait for)
 
@@ -108,6 +111,12 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
             function = load_function(where, config.files)
             return lambda task, answer: float(function(dict(task.entry), answer))
     raise TaskError(f"reward {kind!r}: not one of {', '.join(NAMES)} and python/FILE.py:FUNCTION")
+
+
+def _share(known: str, answer: str) -> float:
+    """How much of an answer the right one is, if it stands there as words of their own: 1 if nothing else does."""
+    held = re.search(rf"(?<!\w){re.escape(known)}(?!\w)", answer) if known else None
+    return len(known) / len(answer) if held else 0.0
 
 
 def _math(task: Task, answer: str, place: Place) -> float:
