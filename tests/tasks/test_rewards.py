@@ -163,7 +163,7 @@ def test_a_reward_that_is_none_is_named(changes: dict[str, Any], says: str, tmp_
 
 def test_a_table_without_a_reward_says_which_there_are(tmp_path: Path) -> None:
     _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}])
-    assert "set reward to math, code, exact or python/..." in score(source, task, "1").error
+    assert "set reward to math, code, exact, contains or python/..." in score(source, task, "1").error
 
 
 def test_one_reward_or_several_but_not_both() -> None:

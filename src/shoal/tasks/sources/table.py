@@ -69,7 +69,7 @@ class Rows:
     def score(self, task: Task, answer: str) -> float | Score:
         del answer
         raise TaskError(
-            f"{task.source}: a table has no score of its own; set reward to math, code, exact or python/..."
+            f"{task.source}: a table has no score of its own; set reward to math, code, exact, contains or python/..."
         )
 
 
