@@ -53,19 +53,18 @@ def test_several_rewards_are_one_sum_and_its_parts(tmp_path: Path) -> None:
     [
         ("Abu Dhabi", 1.0),
         ("  Abu\n Dhabi ", 1.0),
-        ("It is Abu Dhabi.", 9 / 16),
-        ("Abu Dhabi and Abu Dhabi", 9 / 23),
+        ("It is Abu Dhabi.", 1.0),
         ("AbuDhabi", 0.0),
         ("Abu Dhabian", 0.0),
         ("abu dhabi", 0.0),
         ("", 0.0),
     ],
 )
-def test_an_answer_that_contains_the_right_one_earns_the_share_that_it_is(
+def test_an_answer_that_holds_the_right_one_as_words_of_their_own_is_right(
     tmp_path: Path, answer: str, earned: float
 ) -> None:
     _, source, task = source_of(tmp_path, [{"question": "q", "answer": "Abu Dhabi"}], reward="contains")
-    assert score(source, task, answer).reward == pytest.approx(earned)
+    assert score(source, task, answer) == Score(earned)
 
 
 def test_where_one_part_fails_the_whole_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Rewards by name, and several of them as one: a weighted sum whose parts are kept.
 
-All but `contains` and a user's own are binary, for partial credit can be had without solving anything.
+All but a user's own are binary, for partial credit can be had without solving anything.
 """
 
 import re
@@ -97,7 +97,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
         case ("exact", "", ""):
             return lambda task, answer: float(_final(answer, place) == " ".join(_known(task).split()))
         case ("contains", "", ""):
-            return lambda task, answer: _share(" ".join(_known(task).split()), _final(answer, place) or "")
+            return lambda task, answer: float(_holds(_final(answer, place) or "", " ".join(_known(task).split())))
         case ("math", "", ""):
             import math_verify  # noqa: F401  (a second that no answer is to wait for)
 
@@ -113,10 +113,9 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
     raise TaskError(f"reward {kind!r}: not one of {', '.join(NAMES)} and python/FILE.py:FUNCTION")
 
 
-def _share(known: str, answer: str) -> float:
-    """How much of an answer the right one is, if it stands there as words of their own: 1 if nothing else does."""
-    held = re.search(rf"(?<!\w){re.escape(known)}(?!\w)", answer) if known else None
-    return len(known) / len(answer) if held else 0.0
+def _holds(answer: str, known: str) -> bool:
+    """Whether the right answer stands there as words of their own."""
+    return bool(known) and re.search(rf"(?<!\w){re.escape(known)}(?!\w)", answer) is not None
 
 
 def _math(task: Task, answer: str, place: Place) -> float:
