@@ -19,6 +19,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
 from shoal.rl.advantages import group_advantages
+from shoal.roles.turns import TurnWorker
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Task
@@ -231,6 +232,38 @@ def test_a_version_of_another_model_is_refused_by_number(run: RunDir, worker: Wo
         save_file({"foreign": torch.zeros(2)}, staging / WEIGHTS)
     with pytest.raises(ModelError, match="version 1: lacks"):
         worker.run()
+    assert not records_of(run.path).leases, "a lease that is held by a worker that cannot load its version is let go"
+
+
+def test_a_version_that_vanishes_while_it_is_loaded_leaves_no_lease_behind(
+    run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_version(run)
+    publish(run, 1)
+    engine = worker.maker.engine
+    load = engine.load
+
+    def load_half(folder: Path, origin: str) -> None:
+        if origin == "version 1":
+            run.channel().retract(0)
+            raise ModelError("version 1: the engine's weights are not the version's")
+        load(folder, origin)
+
+    monkeypatch.setattr(engine, "load", load_half)
+    work_until_sent(run, worker)
+    assert "version 1: the engine's weights are not the version's" in notes(run, worker.name)
+    assert worker.loaded == base
+    assert {lease.version for lease in records_of(run.path).leases.values()} == {base.number}
+
+
+def test_a_worker_in_turns_loads_the_version_before_it_asks_for_a_lease(run: RunDir) -> None:
+    with run.channel().publish(1) as staging:
+        save_file({"foreign": torch.zeros(2)}, staging / WEIGHTS)
+    honest = make_worker(run)
+    parts = (honest.config, honest.channel, honest.store, honest.maker, honest.status, honest.metrics, honest.loaded)
+    with pytest.raises(ModelError, match="version 1: lacks"):
+        TurnWorker(honest.name, *parts).run()
+    assert not records_of(run.path).leases
 
 
 def test_a_worker_without_a_trainer_fills_what_it_may_then_waits_and_says_so(tmp_path: Path, tiny_dir: Path) -> None:

@@ -83,8 +83,8 @@ class Worker(WorkerBase):
         if newest.number >= self.config.steps:
             return False
         self._hear(newest)
-        self._ask(newest)
         self._change_version(newest)
+        self._ask(newest)
         if self._submit():
             self._generate()
             self.patience.progressed()
@@ -183,8 +183,9 @@ class Worker(WorkerBase):
         for flight in pipeline.flights:
             if (first := flight.unleased()) is not None and not self.beside.is_asking_for(flight):
                 self.beside.ask_span(flight, first, pipeline.span_version(flight, self.loaded, newest))
-        version = pipeline.to_load(self.loaded, self.maker.engine.running)
+        version = pipeline.to_load(self.loaded, newest, self.maker.engine.running, self.beside.is_asking)
         if version is not None and not self.load(version):
+            self.look_at = -inf  # it was taken back: another one is the newest by now
             for flight in [own for own in pipeline.flights if version in own.needs()]:
                 self._let_go(flight, f"{flight.lease}: {not_here(version.number)}")
 
