@@ -16,6 +16,7 @@ from shoal.errors import ModelError, RolloutError, TaskError, WeightsError
 from shoal.models.load import Policy
 from shoal.models.weights import WEIGHTS, read_weights
 from shoal.protocol.lease import Lease
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
 from shoal.rl.advantages import group_advantages
@@ -388,3 +389,21 @@ def test_work_for_a_step_that_is_over_is_dropped(run: RunDir, worker: Worker) ->
     assert f"{lease}: its step is over" in notes(run, worker.name)
     assert lease not in files_of(run)
     assert all(flight is not None for flight, _ in worker.pieces.values())
+
+
+def test_work_that_was_to_go_on_with_a_version_that_is_taken_back_is_dropped(tmp_path: Path, tiny_dir: Path) -> None:
+    long = {"max_new_tokens": 120, "group_size": 2}
+    config = make_config(
+        tiny_dir, async_level=2, sampling=long, workers={"in_flight": True}, train={"token_budget": 512}
+    )
+    run = make_run(tmp_path / "run", config)
+    worker = make_worker(run)
+    while not worker.pipeline.flights:
+        assert worker.turn()
+    flight, gone = worker.pipeline.flights[0], publish(run, 1)
+    flight.later.append(SpanLease(32, gone.number, gone.root, beacon=1))
+    worker.seen, worker.look_at = gone, 0.0
+    run.channel().retract(0)
+    assert worker.turn()
+    assert f"{flight.lease}: its step is over, or its version was taken back" in notes(run, worker.name)
+    assert flight not in worker.pipeline.flights

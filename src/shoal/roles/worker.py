@@ -106,8 +106,11 @@ class Worker(WorkerBase):
         return newest
 
     def _is_over(self, flight: Flight, newest: Version) -> bool:
-        known = self.channel.version(flight.version.number)  # None: it is no longer kept here, and loaded all the same
-        return flight.lease.step < newest.number or (known is not None and known != flight.version)
+        return flight.lease.step < newest.number or any(map(self._was_taken_back, flight.versions))
+
+    def _was_taken_back(self, version: Version) -> bool:
+        known = self.channel.version(version.number)  # None: it was, or is no longer kept here and loaded all the same
+        return known != version if known is not None else self.channel.was_retracted(version)
 
     def _hear(self, newest: Version) -> None:
         """Takes what the threads have found."""
