@@ -52,6 +52,7 @@ WHOLE_RUNS = {
     "tests/client/test_joining.py": "others",
     "tests/faults/test_several_validators.py": "others",
     "tests/faults/test_storm.py": "others",
+    "tests/page/test_real_run.py": "pages",
 }
 
 

@@ -1,5 +1,8 @@
 """Every attack is caught by the check that is there for it; honest work is not."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from shoal.errors import ConfigError
 from shoal.generate.engine import Completion, Request
 from tests.support.model_and_checks import VERSIONS, World, build_world, lease_of, weights
 
+DOCS = Path(__file__).parents[2] / "docs" / "validation.md"
 LEASES = {"short": 3, "long": 2}
 OTHER_DRAWS = {"sampling"}
 OTHER_STATES = {"sampling", "logprobs", "computation"}
@@ -101,6 +105,14 @@ def test_an_attack_that_does_not_exist_is_named_with_its_nearest_neighbour() -> 
 
 def test_every_attack_says_in_its_first_line_what_it_does() -> None:
     assert all(kind.__doc__ and kind.__doc__.strip() for kind in ATTACKS.values())
+
+
+def test_the_documented_table_has_a_row_per_attack_with_the_checks_that_catch_it() -> None:
+    section = DOCS.read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", section, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(ATTACKS)
+    for name, caught_by in rows:
+        assert set(re.findall(r"[a-z]+", caught_by)) <= CAUGHT_BY[name], name
 
 
 def test_two_workers_of_one_attack_share_nothing(world: World) -> None:

@@ -52,7 +52,7 @@ def market(
     path: Path, likes: Likes, monkeypatch: pytest.MonkeyPatch, rounds: int = ROUNDS, *, spoils: bool = False
 ) -> Market:
     """A run with the Sybil's keys in one network and an honest node in another, played to its end."""
-    monkeypatch.setattr("shoal.coordinator.leases.secrets.randbits", random.Random(1).getrandbits)
+    monkeypatch.setattr("shoal.coordinator.grants.secrets.randbits", random.Random(1).getrandbits)
     train, workers = {"groups_per_step": 400, "oversample": 3.0}, {"groups_per_submission": 2, "lease_s": 240.0}
     config = make_config(steps=2000, train=train, workers=workers)
     terms = Terms.of(config, TRAINER.address, frozenset([VALIDATOR.address]))

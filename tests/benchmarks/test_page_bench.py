@@ -39,7 +39,7 @@ def test_viewers_hold_streams_and_fetch_the_run_at_each_new_step(
         asked.append(files.history.steps_done)
         return {"done": files.history.steps_done}
 
-    monkeypatch.setattr("shoal.page.app.run_document", counted)
+    monkeypatch.setattr("shoal.page.data_routes.run_document", counted)
     run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=128, answer_bytes=100)
     with serving_pages(run) as url:
         command = [sys.executable, "-m", "benchmarks.page.viewers", url.rpartition(":")[2], "5"]

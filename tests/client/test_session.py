@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from shoal.cli.lend import lend, machine, on_device
+from shoal.cli import app
+from shoal.cli.lend import as_own_machine, judging, lend, machine, on_device
 from shoal.cli.options import ConfigFlags, JoinFlags
 from shoal.client.announce import AnnouncedChannel
 from shoal.client.client import CoordinatorClient
@@ -20,7 +22,7 @@ from shoal.roles.session import Heartbeat, join_run
 from shoal.roles.supervisor import ports_of
 from shoal.rundir import RunDir
 from shoal.telemetry.status import StatusFile
-from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
+from tests.support.coordinator_in_process import TRAINER, World, key_of, make_config, world_at
 from tests.support.until import until
 
 
@@ -210,6 +212,39 @@ def test_a_machine_that_is_not_like_the_others_says_so(run: RunDir) -> None:
         machine(run, None, None, "int8")
     with pytest.raises(ConfigError, match=r"--dtype bfloat16: honest workers would be rejected.*leave it out"):
         machine(run, None, None, "bfloat16")
+
+
+def test_a_machine_that_joins_takes_no_engine_from_the_run_card(tmp_path: Path) -> None:
+    """The owner's machines have vLLM on two devices; this one may have neither."""
+    workers = {"engine": "vllm", "engines": ["vllm", "torch"], "tensor_parallel": 2, "kv_cache_gb": 40.0}
+    card = make_config(workers=workers, audit={"engine": "vllm"})
+    own = as_own_machine(RunDir(tmp_path, card)).config
+    assert (own.workers.engine, own.workers.engine_of(0)) == ("auto", "auto")
+    assert (own.workers.tensor_parallel, own.workers.kv_cache_gb, own.audit.engine) == (1, None, "auto")
+    assert own.workers.groups_per_submission == card.workers.groups_per_submission, "what is the run's stays"
+    asked = machine(RunDir(tmp_path, own), None, None, None, "vllm", 4, kv_cache_gb=8.0).config.workers
+    assert (asked.engine, asked.tensor_parallel, asked.kv_cache_gb) == ("vllm", 4, 8.0)
+    assert judging(RunDir(tmp_path, own), "torch").config.audit.engine == "torch"
+    assert judging(RunDir(tmp_path, own), None).config == own
+
+
+def test_engines_that_are_unknown_or_contradict_each_other_are_refused_by_name(tmp_path: Path) -> None:
+    run = RunDir(tmp_path, make_config())
+    with pytest.raises(ConfigError, match="--engine sglang: unknown; give one of auto, torch, vllm"):
+        machine(run, None, None, None, "sglang")
+    with pytest.raises(ConfigError, match="--engine vllm-server: unknown; give one of auto, torch, vllm"):
+        judging(run, "vllm-server")
+    with pytest.raises(ConfigError, match="--engine vllm-server: this machine's server is not known; give --server"):
+        machine(run, None, None, None, "vllm-server")
+    with pytest.raises(ConfigError, match=r"--engine torch: --server http://127.0.0.1:8000 is an engine of its own"):
+        machine(run, None, None, None, "torch", server="http://127.0.0.1:8000")
+
+
+def test_help_says_whose_machine_an_engine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for command in ("worker", "validator"):
+        text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+        assert "auto on a machine that joins" in text
 
 
 def test_ports_are_those_of_the_last_time_if_they_are_free(run: RunDir) -> None:

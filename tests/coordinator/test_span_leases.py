@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
+from shoal.coordinator.db.schema import LeaseStatus, leases, nodes
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 from shoal.protocol.spans import SpanLease
@@ -60,6 +62,21 @@ def test_a_newer_version_draws_the_rest_once_it_is_announced_and_never_an_older_
         RolloutError, match=r"version 0 cannot draw its span from token 64 on; announced versions 1\.\.1"
     ):
         span(world, lease, 64, 0, node)
+
+
+def test_a_lease_whose_answers_were_to_go_on_with_a_version_that_is_taken_back_ends_and_nobody_owes_it(
+    world: World,
+) -> None:
+    lease = late_lease(world)
+    node = next(name for name in ("a", *(f"n{n}" for n in range(20))) if key_of(name).address == lease.node)
+    world.announce(1)
+    assert span(world, lease, 32, 1, node).version == 1
+    world.trainer._link.retract(0)
+    world.clock.ahead = 10_000.0
+    world.lease("z")  # by then leases that are open have expired
+    query = select(leases.c.status, nodes.c.owed).join(nodes, nodes.c.address == leases.c.node)
+    row = world.database.ask(lambda db: db.execute(query.where(leases.c.node == lease.node)).one())
+    assert (row.status, row.owed) == (LeaseStatus.VOID, 0)
 
 
 @pytest.mark.parametrize("first", [0, 1, 33, 128, 96_000])

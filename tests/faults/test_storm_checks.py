@@ -15,7 +15,7 @@ from rich.console import Console
 from sqlalchemy import Connection, update
 
 from shoal.config_io import check_config
-from shoal.coordinator import leases, nodes, verdicts
+from shoal.coordinator import grants, leases, nodes, verdicts
 from shoal.coordinator.archive import HOME, STATE, UPLOADS
 from shoal.coordinator.db import schema
 from shoal.coordinator.db.database import Database
@@ -86,8 +86,8 @@ def history(tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def hand_in(db: Connection, key: Key, weights: str, *judged: Verdict) -> None:
         node = nodes.known(db, key.address)
-        granted = leases.grant(db, terms, COORDINATOR, node, 0, [], 1, NOW + 1)
-        assert not isinstance(granted, leases.NoLease)
+        granted = grants.grant(db, terms, COORDINATOR, node, 0, [], 1, NOW + 1)
+        assert not isinstance(granted, grants.NoLease)
         lease = granted.lease
         submission = make_submission(lease, version=0, weights=weights)
         data = write_rollouts(submission, lease.groups)

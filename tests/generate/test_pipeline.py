@@ -76,7 +76,7 @@ def test_however_far_the_answers_have_come_each_span_is_drawn_by_its_version_in_
         if own.unleased() is not None:
             version = held.span_version(own, loaded, newest)
             grant(own, next(known for known in (OLD, NEW, NEWER) if known.number == version))
-        loaded = held.to_load(loaded, len(under_way)) or loaded
+        loaded = held.to_load(loaded, newest, len(under_way)) or loaded
         for number in own.due(loaded):
             under_way[number] = own.ask(number)
             drawn[number, under_way[number].position] = loaded
@@ -95,17 +95,17 @@ def test_an_answer_that_is_behind_is_waited_for_before_the_versions_change() -> 
     own.add(0, piece(ahead))
     grant(own, NEW)
     assert own.due(OLD) == []
-    assert held.to_load(OLD, under_way=1) is None
+    assert held.to_load(OLD, NEW, under_way=1) is None
     own.add(1, piece(behind))
-    assert held.to_load(OLD, under_way=0) == NEW
+    assert held.to_load(OLD, NEW, under_way=0) == NEW
     assert own.due(NEW) == [0, 1]
 
 
 def test_a_lease_that_still_needs_the_older_version_comes_first() -> None:
     one, other = flight(0, answers=1, version=NEW), flight(1, answers=1, version=OLD)
     held = pipeline(one, other, in_flight=True)
-    assert held.to_load(NEWER, under_way=0) == OLD
-    assert held.to_load(OLD, under_way=0) is None
+    assert held.to_load(NEWER, NEWER, under_way=0) == OLD
+    assert held.to_load(OLD, NEWER, under_way=0) is None
     assert held.ask_with(OLD, NEW) is None, "one of them waits for its version"
 
 
@@ -125,7 +125,7 @@ def test_without_in_flight_a_lease_keeps_its_version_to_the_end() -> None:
     request = own.ask(0)
     held.notice(OLD, NEW)
     assert own.unleased() is None
-    assert held.to_load(OLD, under_way=1) is None
+    assert held.to_load(OLD, NEW, under_way=1) is None
     own.add(0, piece(request))
     assert held.take_finished() == [own]
     assert own.later == []
@@ -143,7 +143,31 @@ def test_free_places_are_filled_while_a_long_answer_ends_and_not_for_ever() -> N
     held.notice(OLD, NEW)
     assert held.ask_with(OLD, NEW) is None, "what was there when version 4 came has ended: now it is version 4's turn"
     held.flights.remove(short)
-    assert held.ask_with(OLD, NEW) == 4
+    assert held.ask_with(OLD, NEW) is None
+    assert held.to_load(OLD, NEW, under_way=0) == NEW
+    assert held.ask_with(NEW, NEW) == 4
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_no_lease_is_asked_for_with_a_version_before_it_is_loaded(in_flight: bool) -> None:
+    held = pipeline(in_flight=in_flight)
+    for loaded in (None, OLD, NEWER):  # a newer one than the newest was taken back
+        assert held.ask_with(loaded, NEW) is None
+        assert held.to_load(loaded, NEW, under_way=0) == NEW
+        assert held.to_load(loaded, NEW, under_way=0, is_asking=True) is None, "its lease would name the other one"
+    assert held.ask_with(NEW, NEW) == 4
+    assert held.to_load(NEW, NEW, under_way=0) is None
+
+
+def test_where_answers_change_versions_the_next_lease_waits_until_they_have() -> None:
+    own = flight(answers=1)
+    held = pipeline(own, in_flight=True)
+    request = own.ask(0)
+    assert held.ask_with(OLD, NEW) is None
+    own.add(0, piece(request))
+    grant(own, NEW)
+    assert held.to_load(OLD, NEW, under_way=0) == NEW
+    assert held.ask_with(NEW, NEW) == 4
 
 
 def test_a_version_that_is_too_old_for_any_step_gets_no_lease() -> None:
@@ -158,13 +182,13 @@ def test_a_lease_of_another_version_waits_until_the_engine_is_free() -> None:
     held = pipeline(running, waiting)
     under_way = [running.ask(number) for number in running.due(NEW)]
     assert waiting.due(NEW) == []
-    assert held.to_load(NEW, len(under_way)) is None
+    assert held.to_load(NEW, NEW, len(under_way)) is None
     assert held.ask_with(NEW, NEW) is None
     assert held.holds([make_lease(step=9, submission=2)]) == [(5, 0), (5, 1), (9, 2)]
     for number, request in enumerate(under_way):
         running.add(number, piece(request))
     assert held.take_finished() == [running]
-    assert held.to_load(NEW, under_way=0) == OLD
+    assert held.to_load(NEW, NEW, under_way=0) == OLD
 
 
 def test_a_lease_that_cannot_be_done_in_time_is_not_asked_for() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from shoal.coordinator.archive import HOME, STATE
 from shoal.errors import ConfigError
-from shoal.page.app import HEADERS, MAX_STREAMS, Pages, is_loopback_name
+from shoal.page.app import HEADERS, MAX_STREAMS, is_loopback_name
+from shoal.page.pages import Pages
 from shoal.page.serve import serve_page
 from shoal.page.source import RunFiles
 from tests.support.large_run import HOSTILE, SECRET, address, append_step, write_large_run

@@ -16,9 +16,11 @@ from shoal.errors import ModelError, RolloutError, TaskError, WeightsError
 from shoal.models.load import Policy
 from shoal.models.weights import WEIGHTS, read_weights
 from shoal.protocol.lease import Lease
+from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, read_rollouts, write_rollouts
 from shoal.rl.advantages import group_advantages
+from shoal.roles.turns import TurnWorker
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Task
@@ -231,6 +233,38 @@ def test_a_version_of_another_model_is_refused_by_number(run: RunDir, worker: Wo
         save_file({"foreign": torch.zeros(2)}, staging / WEIGHTS)
     with pytest.raises(ModelError, match="version 1: lacks"):
         worker.run()
+    assert not records_of(run.path).leases, "a lease that is held by a worker that cannot load its version is let go"
+
+
+def test_a_version_that_vanishes_while_it_is_loaded_leaves_no_lease_behind(
+    run: RunDir, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_version(run)
+    publish(run, 1)
+    engine = worker.maker.engine
+    load = engine.load
+
+    def load_half(folder: Path, origin: str) -> None:
+        if origin == "version 1":
+            run.channel().retract(0)
+            raise ModelError("version 1: the engine's weights are not the version's")
+        load(folder, origin)
+
+    monkeypatch.setattr(engine, "load", load_half)
+    work_until_sent(run, worker)
+    assert "version 1: the engine's weights are not the version's" in notes(run, worker.name)
+    assert worker.loaded == base
+    assert {lease.version for lease in records_of(run.path).leases.values()} == {base.number}
+
+
+def test_a_worker_in_turns_loads_the_version_before_it_asks_for_a_lease(run: RunDir) -> None:
+    with run.channel().publish(1) as staging:
+        save_file({"foreign": torch.zeros(2)}, staging / WEIGHTS)
+    honest = make_worker(run)
+    parts = (honest.config, honest.channel, honest.store, honest.maker, honest.status, honest.metrics, honest.loaded)
+    with pytest.raises(ModelError, match="version 1: lacks"):
+        TurnWorker(honest.name, *parts).run()
+    assert not records_of(run.path).leases
 
 
 def test_a_worker_without_a_trainer_fills_what_it_may_then_waits_and_says_so(tmp_path: Path, tiny_dir: Path) -> None:
@@ -355,3 +389,21 @@ def test_work_for_a_step_that_is_over_is_dropped(run: RunDir, worker: Worker) ->
     assert f"{lease}: its step is over" in notes(run, worker.name)
     assert lease not in files_of(run)
     assert all(flight is not None for flight, _ in worker.pieces.values())
+
+
+def test_work_that_was_to_go_on_with_a_version_that_is_taken_back_is_dropped(tmp_path: Path, tiny_dir: Path) -> None:
+    long = {"max_new_tokens": 120, "group_size": 2}
+    config = make_config(
+        tiny_dir, async_level=2, sampling=long, workers={"in_flight": True}, train={"token_budget": 512}
+    )
+    run = make_run(tmp_path / "run", config)
+    worker = make_worker(run)
+    while not worker.pipeline.flights:
+        assert worker.turn()
+    flight, gone = worker.pipeline.flights[0], publish(run, 1)
+    flight.later.append(SpanLease(32, gone.number, gone.root, beacon=1))
+    worker.seen, worker.look_at = gone, 0.0
+    run.channel().retract(0)
+    assert worker.turn()
+    assert f"{flight.lease}: its step is over, or its version was taken back" in notes(run, worker.name)
+    assert flight not in worker.pipeline.flights

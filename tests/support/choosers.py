@@ -18,6 +18,7 @@ from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import verdicts as judging
 from shoal.coordinator.db.database import Database
+from shoal.coordinator.grants import grant
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Signed
@@ -114,7 +115,7 @@ class Market:
         node = registry.known(db, key_of(name).address)
         registry._hear(db, node, self.now)
         try:
-            answer = leasing.grant(db, self.terms, COORDINATOR, node, self.version, [], 1, self.now, None, network)
+            answer = grant(db, self.terms, COORDINATOR, node, self.version, [], 1, self.now, None, network)
         except Refusal as refusal:
             if refusal.code != "suspended":
                 raise

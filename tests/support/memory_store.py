@@ -78,6 +78,10 @@ class MemoryStore:
         self._clock = clock
         self._yielded: set[Place] = set()
 
+    @property
+    def signer(self) -> str:
+        return ""  # in memory nothing is signed
+
     def lease(self, node: str, version: int, holding: Collection[Place] = ()) -> Lease | None:
         with self.records.lock:
             return self._lease(node, version, holding)

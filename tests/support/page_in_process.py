@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.coordinator.http.server import bind, url_of, uvicorn_server
-from shoal.page.app import Pages, make_app
+from shoal.page.app import make_app
+from shoal.page.pages import Pages
 from shoal.page.source import RunFiles
 
 END_S = 10.0

@@ -71,7 +71,7 @@ def judged(court: Court, attack: str) -> Path:
 
 def replayed(path: Path, weights: Path | None = None) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), width=400)
-    agrees = replay_bundle(path, console, weights)
+    agrees = replay_bundle(path, console, [weights] if weights else [])
     assert isinstance(console.file, io.StringIO)
     return agrees, console.file.getvalue()
 

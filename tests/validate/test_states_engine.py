@@ -57,6 +57,37 @@ def test_adapters_are_not_given_to_vllm(tmp_path: Path, monkeypatch: pytest.Monk
             engine.states([])
 
 
+# Speaks as `vllm_script` does, gives states of zeros, and dies of the first request if its version says so.
+INTERPRETER = f"""#!{HERE}
+import json, os, sys
+from pathlib import Path
+mortal = Path(json.loads(sys.stdin.readline())["model"]) / "mortal"
+print('{{"vllm": "0"}}', flush=True)
+for line in sys.stdin:
+    if mortal.exists():
+        mortal.unlink()
+        os._exit(9)
+    asked = json.loads(line)
+    shapes = [[len(s) - begin, 2] for s, begin in zip(asked["sequences"], asked["begins"])]
+    sys.stdout.write(json.dumps({{"states": shapes}}) + "\\n")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"".join(bytes(4 * rows * width) for rows, width in shapes))
+    sys.stdout.buffer.flush()
+"""
+
+
+def test_a_process_that_dies_costs_one_try_and_the_next_file_gets_another(tmp_path: Path, honest: Submission) -> None:
+    (program := tmp_path / "python").write_text(INTERPRETER)
+    program.chmod(0o700)
+    (tmp_path / "mortal").touch()
+    with VllmStates(program, 64, 64) as engine:
+        engine.use(tmp_path)
+        with pytest.raises(ModelError, match="vLLM"):
+            engine.states(honest.rollouts)
+        lengths = [len(states_TD) for states_TD in engine.states(honest.rollouts)]
+    assert lengths == [len(rollout.completion) for rollout in honest.rollouts]
+
+
 def test_given_states_take_the_place_of_the_policys(world: World, honest: Submission) -> None:
     """Whatever order samples are packed in, each gets its own."""
     policy = world.checks.policy

@@ -16,6 +16,7 @@ from shoal import toploc
 from shoal.errors import ModelError
 from shoal.generate.engine import Completion, Request
 from shoal.generate.torch_engine import TorchEngine
+from shoal.generate.vllm.death_watch import watch_for_death
 from shoal.generate.vllm.engine import VllmEngine
 from shoal.models.load import Policy, load, outline
 from shoal.models.weights import write_weights
@@ -170,12 +171,55 @@ def test_a_killed_engine_core_is_started_again_and_gives_the_same_answers(engine
     done = list[Completion]()
     while len(done) < 2:
         done += engine.step()
-    core = engine._engine.engine_core.resources.engine_manager.processes[0]
-    os.kill(core.pid, signal.SIGKILL)
+    os.kill(core_of(engine), signal.SIGKILL)
     while engine.running:
         done += engine.step()
     assert any("vLLM died" in said for said in engine.said)  # type: ignore[attr-defined]
     assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+def core_of(engine: VllmEngine) -> int:
+    return int(engine._engine.engine_core.resources.engine_manager.processes[0].pid)
+
+
+def test_an_engine_core_that_is_killed_while_it_is_started_again_is_started_once_more(
+    engine: VllmEngine, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(6)
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    engine.step()
+    killed = list[int]()
+
+    def kill_first(client: Any) -> None:
+        watch_for_death(client)
+        if not killed:
+            killed.append(core_of(engine))
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr("shoal.generate.vllm.engine.watch_for_death", kill_first)
+    os.kill(core_of(engine), signal.SIGKILL)
+    done = list[Completion]()
+    while engine.running:
+        done += engine.step()
+    assert killed
+    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+def test_a_prefix_cache_that_is_not_emptied_never_answers_for_another_version(
+    engine: VllmEngine, tiny: Path, tmp_path: Path
+) -> None:
+    """A request that vLLM knows and the engine does not holds blocks, as one would that was not aborted in time."""
+    requests, core = requests_of(6), core_of(engine)
+    engine.submit(0, Request((5, 6, 7), 1, 0, 150))
+    engine.step()
+    engine._submitted.clear()
+    other = nudged(tiny, tmp_path / "v1", 1)
+    engine.load(other, "version 1")
+    assert any("did not empty its prefix cache" in said for said in engine.said)  # type: ignore[attr-defined]
+    assert core_of(engine) != core
+    assert_same(answers(engine, requests), ours(load(other), requests))
+    engine.load(tiny, "version 0")
 
 
 def start_with(folder: Path, **changes: Any) -> None:

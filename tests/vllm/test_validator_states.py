@@ -1,12 +1,15 @@
 """`audit.engine = "vllm"`: a validator whose states vLLM computes comes to the verdicts that torch comes to."""
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from shoal.errors import ModelError
 from shoal.validate.recompute import replay
 from shoal.validate.vllm_process import VARIABLE, vllm_python
 from shoal.validate.vllm_states import VllmStates
@@ -46,6 +49,16 @@ def test_states_of_vllm_are_those_of_torch_up_to_rounding(world: World, engine: 
         assert len(other.states_TD) == len(sample.completion)
         torch.testing.assert_close(one.states_TD, other.states_TD, atol=2e-3, rtol=1e-4)
         assert abs(one.logprobs_T - other.logprobs_T).max() < 2e-4
+
+
+def test_a_killed_process_costs_one_try_and_is_started_again(world: World, engine: VllmStates) -> None:
+    samples = world.honest().rollouts[:1]
+    before = engine.states(samples)
+    assert engine._process is not None
+    os.kill(engine._process._child.pid, signal.SIGKILL)
+    with pytest.raises(ModelError, match="vLLM"):
+        engine.states(samples)
+    assert torch.equal(engine.states(samples)[0], before[0])
 
 
 def test_honest_files_are_accepted_and_attacks_caught(

@@ -33,11 +33,24 @@ def worker(
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What generates: auto, torch or vllm; default: the config's, or auto.")
+        str | None,
+        typer.Option(help="What generates: auto, torch or vllm. Default: the config's; auto on a machine that joins."),
     ] = None,
     tensor_parallel: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="Devices that vLLM splits the model over; default: the config's, or 1."),
+        typer.Option(
+            min=1,
+            max=64,
+            help="Devices that vLLM splits the model over. Default: the config's; 1 on a machine that joins.",
+        ),
+    ] = None,
+    kv_cache_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="GiB per device for vLLM's KV cache. Default: the config's; on a machine that joins, what is free on "
+            "a CUDA device and 1 on a CPU.",
+        ),
     ] = None,
     profile: Annotated[
         str | None,
@@ -52,12 +65,13 @@ def worker(
 ) -> None:
     """Generate rollouts with the newest policy version, in this process.
 
-    To lend this machine to a run: shoal worker --join URL. Everything else comes from the run card.
+    To lend this machine to a run: shoal worker --join URL. Everything else comes from the run card, but for what
+    describes the owner's machines: --device, --engine, --tensor-parallel, --kv-cache-gb and --server are this one's.
     """
     from shoal.cli.lend import lend, machine, on_device
 
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    machined = machine(located, batch, threads, dtype, engine, tensor_parallel, server)
+    machined = machine(located, batch, threads, dtype, engine, tensor_parallel, server, kv_cache_gb)
     located = on_device(machined, "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile
@@ -78,6 +92,12 @@ def validator(
     name: Annotated[
         str, typer.Option(help="This validator's name in tables and in the run's directory, if there are several.")
     ] = "validator",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What computes states: auto, torch or vllm. Default: the config's; auto on a machine that joins."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Check rollouts before the trainer may use them, in this process.
@@ -85,10 +105,10 @@ def validator(
     With --join, any machine can validate once the run's owner has added its address (shoal identity show) to
     swarm.validators.
     """
-    from shoal.cli.lend import lend, on_device
+    from shoal.cli.lend import judging, lend, on_device
 
     located, options = lend("validator", run, joining, console, changes, allow_code)
-    located = on_device(located, "audit", device)
+    located = on_device(judging(located, engine), "audit", device)
     from shoal.roles.validator_process import start_validator
 
     start_validator(located, options, name)

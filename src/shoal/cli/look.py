@@ -79,8 +79,10 @@ def page(
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence file: RUN/evidence/step-....json.")],
     weights: Annotated[
-        Path | None,
-        typer.Option(help="Directory with the version's files, fetched again; default: those that evidence keeps."),
+        list[Path] | None,
+        typer.Option(
+            help="Directory with a version's files, fetched again; repeatable. Default: those that evidence keeps."
+        ),
     ] = None,
 ) -> None:
     """Recompute a rejection from its evidence, and say whether it holds and what ties it to a run.
@@ -91,7 +93,7 @@ def replay(
         raise ConfigError(f"replay {bundle}: no such file; give a bundle from a run's evidence directory")
     from shoal.validate.evidence.replay import replay_bundle
 
-    sys.exit(0 if replay_bundle(bundle, console, weights) else 1)
+    sys.exit(0 if replay_bundle(bundle, console, weights or ()) else 1)
 
 
 @app.command(rich_help_panel=PANEL)

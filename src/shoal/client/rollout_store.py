@@ -70,6 +70,10 @@ class SwarmStore:
         self._roots: dict[int, str] = {}
         self._tables: dict[int, SignedTable] = {}
 
+    @property
+    def signer(self) -> str:
+        return self._link.card.coordinator
+
     def lease(self, node: str, version: int, holding: Collection[tuple[int, int]] = ()) -> Lease | None:
         """Asks no more often than the coordinator wishes while it has no work for this version beside these leases."""
         if node != self._link.key.address:
@@ -163,7 +167,7 @@ class SwarmStore:
         self._fetch(upload, sha256, size)
         submission = read_rollouts(upload.path, upload.lease, self._limits)
         for span in submission.later:
-            span.check(upload.lease, self._link.card.coordinator)
+            span.check(upload.lease, self.signer)
         return submission, sha256
 
     def judge(self, upload: Upload, verdict: Verdict, note: JudgeNote | None = None) -> None:

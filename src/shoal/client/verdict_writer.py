@@ -167,7 +167,9 @@ class VerdictWriter:
             table = self._table_of(submission)
             whole = whole and has_room(folder)
             rates = self.checks.rates if finding.check in (NUMBERS, ROUNDING) else None
-            bundle = bundle_of(config, upload.path, upload.lease, submission, finding, table, whole=whole, rates=rates)
+            who = self.store.signer
+            about = (config, upload.path, upload.lease, submission, finding, table)
+            bundle = bundle_of(*about, whole=whole, rates=rates, coordinator=who)
             write_bundle(bundle, target)
             if judged.audited and submission is not None and is_blame(finding):
                 for span in submission.spans:

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact
-from shoal.coordinator.db.schema import leases, nodes, plants, submissions
+from shoal.coordinator.db.schema import leases, nodes, plants, span_leases, submissions
 from shoal.coordinator.draws import standing
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.rates_table import FACT
@@ -18,6 +18,7 @@ from shoal.coordinator.uploads import object_name
 from shoal.errors import ConfigError, StorageError, first_line
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable, SignedRates
+from shoal.protocol.spans import SpanLease
 from shoal.rundir import RunDir
 
 HOME = "coordinator"
@@ -45,6 +46,8 @@ class HandedIn:
     """How its node said that it computes; empty if it did not say, or was forgotten since."""
     planted: bool
     """Whether it is the planter's."""
+    spans: tuple[SpanLease, ...] = ()
+    """What its answers went on with, as it was given, without signatures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,15 @@ def handed_in(run: RunDir, step: int, submission: int) -> HandedIn | None:
         .outerjoin(plants, (plants.c.step == leases.c.step) & (plants.c.submission == leases.c.submission))
         .where(submissions.c.step == step, submissions.c.submission == submission)
     )
+    own = (span_leases.c.step == step) & (span_leases.c.submission == submission)
     with reading(run) as db:
         row = db.execute(query).first()
+        given = db.execute(select(span_leases).where(own).order_by(span_leases.c.first)).all()
     if row is None:
         return None
-    return HandedIn(lease_of(run.config.name, row), row.sha256, row.profile or "", planted=row.letter is not None)
+    lease, planted = lease_of(run.config.name, row), row.letter is not None
+    spans = tuple(SpanLease(span.first, span.version, span.weights, span.beacon) for span in given)
+    return HandedIn(lease, row.sha256, row.profile or "", planted, spans)
 
 
 def node_of(db: Connection, address: str) -> OnRecord | None:

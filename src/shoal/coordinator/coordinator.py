@@ -23,10 +23,11 @@ from shoal.coordinator import leases, nodes, rates_table, retention, spans, verd
 from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.draws import standing
+from shoal.coordinator.grants import NoLease, grant
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.judging_turns import Pace, Turns, opened_secret
 from shoal.coordinator.latencies import Latencies, latencies
-from shoal.coordinator.leases import NoLease, Ticket
+from shoal.coordinator.leases import Ticket
 from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.node_states import State
 from shoal.coordinator.nodes import Node
@@ -197,7 +198,7 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> SignedLease | NoLease:
             may_hold = self._leases_of(node.address)
-            return leases.grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
+            return grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
         retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, exists, select, update
 
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.queries import FILES_PER_DRAW
-from shoal.coordinator.db.schema import LeaseStatus, leases, nodes
+from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, span_leases
 from shoal.coordinator.node_states import RECENT, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
 from shoal.protocol.verdict import UNFETCHED, Finding
@@ -140,9 +140,12 @@ def refused(db: Connection, row: LeaseRow, finding: Finding | None) -> None:
 
 
 def void(db: Connection, after_version: int) -> None:
-    """Ends the leases of versions that are taken back; nobody let anything go."""
+    """Ends the leases of versions that are taken back, and those whose answers were to go on with one; nobody let
+    anything go."""
     live = leases.c.status.in_((LeaseStatus.OPEN, LeaseStatus.EXPIRED))
-    gone = live & (leases.c.version > after_version)
+    own = (span_leases.c.step == leases.c.step) & (span_leases.c.submission == leases.c.submission)
+    goes_on = exists().where(own & (span_leases.c.version > after_version))
+    gone = live & ((leases.c.version > after_version) | goes_on)
     for row in db.execute(select(leases).where(gone)).all():
         _forgive(db, row)
         if row.status == LeaseStatus.EXPIRED:

@@ -1,12 +1,10 @@
-"""Lease allocation and uploads: which node gets work for which step, and which file fulfils a lease (idempotent).
+"""Versions, leases and uploads: what is announced, what steps have, and which file fulfils a lease (idempotent).
 
 Functions of a transaction and a time; each decides before it writes.
 """
 
 import hashlib
-import secrets
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, select
 
@@ -14,34 +12,17 @@ from shoal.coordinator import draws
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact, write_fact
 from shoal.coordinator.db.schema import LeaseStatus, versions, weights
-from shoal.coordinator.honeypots import Plants
-from shoal.coordinator.node_states import Event, State, after, may_lease
-from shoal.coordinator.nodes import Node, known
+from shoal.coordinator.nodes import Node
 from shoal.coordinator.outbox import remember_end, remember_steps
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.protocol.lease import Lease
-from shoal.protocol.pacing import StepCount, next_grant
+from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.task_weights import SignedTable
 
-# Signal rates are judged by this many steps before the newest version's.
-MEMORY = 4
 ASKED = "versions asked"  # when the last request that changed versions was signed
-# What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
-# disk that they fill, and leaves room for an honest one among many.
-MAX_NEWCOMERS = 16
-# Leases that a node with a record may hold without stake: one whose answers are generated, one that takes the places
-# of answers that have ended, and one that is scored and sent.
-PIPELINE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class NoLease:
-    """There is no work for a node now, and why."""
-
-    reason: str
 
 
 def announce(
@@ -178,152 +159,8 @@ def count_of(db: Connection, terms: Terms, step: int, now: float) -> StepCount:
     return count
 
 
-def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: float) -> str:
-    """Why a newcomer of a network gets nothing for now; empty if it does.
-
-    Newcomers of one network share what one newcomer may have under way: free keys on one machine are one newcomer. Each
-    node there that has shown that it works makes room for one more, so that a thousand behind one router are all in
-    after ten rounds of doubling. Where the run has a list of nodes, or on this machine, keys are not free.
-
-    A file that was refused keeps its room for as long as a lease lasts: rubbish that is found out at once would
-    otherwise come as fast as it is judged, with a new key each time, and fill the tables and the validator's time.
-    """
-    if not network or terms.allow is not None:
-        return ""
-    lately = {"lately": now - terms.lease_s, "recent": newest - MEMORY}
-    where = {"network": network, "now": now, "first": newest}
-    out = db.execute(queries.NEWCOMERS_LEASES, where).scalar_one()
-    unjudged = db.execute(queries.NEWCOMERS_FILES, where).scalar_one()
-    most = terms.probation_files + db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one()
-    refused = db.execute(queries.NEWCOMERS_REFUSED, {"network": network, **lately}).scalar_one()
-    if out + unjudged + refused < most:
-        return ""
-    return (
-        f"new nodes of network {network} have {out} leases, {unjudged} files without a verdict, and {refused} refused "
-        f"in the last {terms.lease_s:.0f} s; {most} may be"
-    )
-
-
-def grant(
-    db: Connection,
-    terms: Terms,
-    key: Key,
-    node: Node,
-    version: int,
-    holding: Collection[tuple[int, int]],
-    may_hold: int,
-    now: float,
-    plants: Plants | None = None,
-    network: str = "",
-) -> SignedLease | NoLease:
-    """The node's own open lease, if it does not name it, so that a restarted node goes on; then a draw that was let go
-    (`draws`); a new one otherwise.
-
-    `version` is the one that the node would begin with, and the one that a new lease names. `may_hold` is how many
-    leases its stake allows, `network` where it asks from, empty for this machine.
-    """
-    newest = newest_version(db)
-    if draws.expire(db, now):
-        node = known(db, node.address)
-    if node.role != "worker":
-        raise Refusal("not-allowed", f"{node.address}: joined as {node.role}; only workers get leases")
-    state = after(State(node.state), Event.SEEN)
-    if not may_lease(state):
-        raise Refusal("suspended", f"{node.address}: is {state} because it {node.reason}; it gets no leases for now")
-    if newest is None or version > newest:
-        return NoLease(f"version {version} is not announced by the trainer yet")
-    last = min(version + terms.async_level, terms.steps - 1)
-    first = max(version, newest)
-    held = db.execute(queries.OWN_LEASES, {"who": node.address}).all()
-    idle = [row for row in held if (row.step, row.submission) not in holding]
-    for row in idle:
-        if row.step >= newest:
-            return _signed(db, terms, key, row)
-    missed = draws.missed(idle, newest)
-    own = [row for row in held if row not in missed]
-    record = record_of(node)
-    if record == 2:
-        may_hold = max(may_hold, min(PIPELINE, terms.leases))
-    if len(own) >= may_hold:
-        return NoLease(f"{node.address} holds {len(own)} leases, and may hold {may_hold} at once")
-    # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
-    trust = max(terms.probation_files, node.accepted)
-    unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
-    if unjudged >= trust:
-        return NoLease(f"{unjudged} files of {node.address} wait for a verdict, and {trust} may; they come first")
-    if record < 2 and (crowded := _is_crowded(db, terms, network, newest, now)):
-        return NoLease(crowded)
-    found = counts(db, max(0, newest - MEMORY), last, now, 2, (network, record), bad_too=False)
-    granted = next_grant(
-        found,
-        version=version,
-        async_level=terms.async_level,
-        steps=terms.steps,
-        needed=terms.groups_per_step,
-        max_seen=terms.max_groups,
-        submission_groups=terms.groups_per_submission,
-        first_step=newest,
-        online_filter=terms.online_filter,
-    )
-    if granted is None:
-        return NoLease(f"steps {first}..{last} are provided for; version {newest + 1} brings more work")
-    if record < 2 and network:
-        all_of = counts(db, granted.step, granted.step, now).get(granted.step, StepCount())
-        if all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.max_groups:
-            return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
-    here = found.get(granted.step, StepCount())
-    room = terms.max_groups - here.seen - here.leased
-    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, now)
-    if again is None:
-        if why := draws.why_no_other(db, terms, node, own, network, now):
-            return NoLease(why)
-        # Drawn now: nobody can choose an address, or a lease, that suits it.
-        drawn = draws.Draw(secrets.randbits(63), granted.groups)
-    else:
-        drawn = draws.give_again(db, again, node.address, network, room)
-        if again.node == node.address and again.version >= granted.step - terms.async_level:
-            version = again.version  # another one would answer otherwise, and be waited for if these do not suit
-    return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)
-
-
-def _issue(
-    db: Connection,
-    terms: Terms,
-    key: Key,
-    node: Node,
-    network: str,
-    plants: Plants | None,
-    step: int,
-    version: int,
-    drawn: draws.Draw,
-    beside: int,
-    now: float,
-) -> SignedLease:
-    number = db.execute(queries.LAST_NUMBER, {"at_step": step}).scalar()
-    lasts_s = terms.lease_for(drawn.groups, node.tokens, node.busy_s, drawn.given, beside)
-    lease = Lease(
-        run=terms.run,
-        node=node.address,
-        step=step,
-        submission=0 if number is None else number + 1,
-        version=version,
-        groups=drawn.groups,
-        beacon=drawn.beacon,
-        deadline=now + lasts_s,
-        draw_of=drawn.draw_of,
-    )
-    fields = {name: value for name, value in asdict(lease).items() if name != "run"}
-    times = {"issued": now, "until": lease.deadline, "given": drawn.given}
-    db.execute(queries.ADD_LEASE, {**fields, **times, "status": LeaseStatus.OPEN, "network": network})
-    if node.network != network:
-        db.execute(queries.MOVED, {"who": node.address, "network": network})
-    letter = plants.letter_of(lease.node, lease.step, lease.submission) if plants else "."
-    if letter != ".":
-        db.execute(queries.ADD_PLANT, {"step": lease.step, "submission": lease.submission, "letter": letter})
-    return _sign(db, key, lease)
-
-
-def _sign(db: Connection, key: Key, lease: Lease) -> SignedLease:
+def sign_lease(db: Connection, key: Key, lease: Lease) -> SignedLease:
+    """A lease with the root hash of its version as it is announced now."""
     return SignedLease.sign(lease, db.execute(queries.ROOT, {"number": lease.version}).scalar() or "", key)
 
 
@@ -342,8 +179,9 @@ def lease_of(run: str, row: Row[tuple[object, ...]]) -> Lease:
     )
 
 
-def _signed(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]) -> SignedLease:
-    return _sign(db, key, lease_of(terms.run, row))
+def signed_row(db: Connection, terms: Terms, key: Key, row: Row[tuple[object, ...]]) -> SignedLease:
+    """The lease in a row, signed again."""
+    return sign_lease(db, key, lease_of(terms.run, row))
 
 
 def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -> SignedLease:
@@ -351,7 +189,7 @@ def issued(db: Connection, terms: Terms, key: Key, step: int, submission: int) -
     row = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).first()
     if row is None:
         raise Refusal("unknown", f"lease step {step} submission {submission}: was never issued")
-    return _signed(db, terms, key, row)
+    return signed_row(db, terms, key, row)
 
 
 @dataclass(frozen=True, slots=True)

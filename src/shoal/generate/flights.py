@@ -69,6 +69,11 @@ class Flight:
         """Step and number of its lease."""
         return self.lease.step, self.lease.submission
 
+    @property
+    def versions(self) -> set[Version]:
+        """All that its answers are drawn with, so far as it is known."""
+        return {self._version(span) for span in range(len(self.later) + 1)}
+
     def needs(self) -> set[Version]:
         """The versions that answers wait for of which the engine is not asked for anything."""
         spans = {self._span(number) for number in self.idle}

@@ -2,7 +2,8 @@
 
 A worker holds several leases at once: while the last answers of one are generated, those of the next take the places of
 answers that have ended, and those of the one before are scored and sent. A lease keeps the version that it began with
-unless the run lets answers go on with newer ones.
+unless the run lets answers go on with newer ones. A lease is asked for only with the version that is loaded: one that
+cannot be loaded, or fails its fingerprint, leaves no lease behind that nobody fulfils.
 
 No input or output: `Pipeline` is what the worker holds, its methods say what follows from it.
 """
@@ -48,13 +49,20 @@ class Pipeline:
         elif not self._before:
             self._before = list(self.flights)
 
-    def to_load(self, loaded: Version | None, under_way: int) -> Version | None:
-        """The version to load now: when nothing is generated and nothing can be with the one that is there, the oldest
-        that answers wait for, so that each lease comes to the end of a span before the next one; None for no other."""
+    def to_load(
+        self, loaded: Version | None, newest: Version, under_way: int, is_asking: bool = False
+    ) -> Version | None:
+        """The version to load now, when nothing is generated and nothing can be with the one that is there; None for no
+        other.
+
+        It is the oldest that answers wait for, so that each lease comes to the end of a span before the next one. A
+        worker without leases loads the newest, before it asks for one; not while it asks with the one that is there.
+        """
         if under_way or any(flight.due(loaded) for flight in self.flights):
             return None
-        needed = {version for flight in self.flights for version in flight.needs()}
-        return min(needed, key=lambda version: version.number) if needed else None
+        if needed := {version for flight in self.flights for version in flight.needs()}:
+            return min(needed, key=lambda version: version.number)
+        return None if self.flights or is_asking or loaded == newest else newest
 
     def span_version(self, flight: Flight, loaded: Version | None, newest: Version) -> int:
         """The version to ask for a lease's next span with: the newest, if its step takes it."""
@@ -69,12 +77,12 @@ class Pipeline:
         return done
 
     def ask_with(self, loaded: Version | None, newest: Version, is_sending: bool = False) -> int | None:
-        """The version to ask for a lease with, if there is room for one; None if not.
+        """The version to ask for a lease with, which is the one that is loaded, if there is room for one; None if not.
 
         While answers of an older version are still generated, the engine's free places are filled with leases of that
         version, as long as the run still takes it and one of those is under way that were when the newer one came: so
         one long answer idles nothing, and the newer version is not put off for ever. Where answers change versions
-        themselves, the next lease is of the newest.
+        themselves, the next lease is of the newest, once the answers under way have changed to it.
 
         At async level 0 there is one lease at a time, until its file is handed in: nothing then depends on timing, and
         two runs of one seed are equal to the bit.
@@ -83,9 +91,9 @@ class Pipeline:
             return None
         if self.unfinished >= self.max_batch or any(flight.needs() - {loaded} for flight in self.flights):
             return None
-        if loaded is None or not self.flights or newest.number <= loaded.number or self.in_flight:
+        if loaded == newest:
             return newest.number
-        if newest.number > loaded.number + self.async_level:
+        if loaded is None or self.in_flight or not 0 < newest.number - loaded.number <= self.async_level:
             return None
         return loaded.number if any(flight in self._before for flight in self.flights) else None
 

@@ -137,6 +137,11 @@ class LeaseStore(Protocol):
 class RolloutStore(LeaseStore, Protocol):
     """Moves submissions from workers through judgement to the trainer, under leases."""
 
+    @property
+    def signer(self) -> str:
+        """The address whose key signs leases and span leases."""
+        ...
+
     def count(self, step: int) -> StepCount: ...
 
     def is_out(self, version: int) -> bool:

@@ -16,7 +16,8 @@ from shoal.telemetry.waiting import Patience
 
 @dataclass(slots=True)
 class TurnWorker(WorkerBase):
-    """Takes a lease, makes its file with the version that it names, hands it in; again until the run is done."""
+    """Loads the newest version, takes a lease, makes its file with the version that it names, hands it in; again until
+    the run is done."""
 
     def run(self) -> None:
         """Works until the last version is out."""
@@ -25,6 +26,8 @@ class TurnWorker(WorkerBase):
             if version.number >= self.config.steps:
                 self.status.done("the run is complete")
                 return
+            if not self.load(version):
+                continue  # it was taken back: another one is the newest by now
             lease = self.store.lease(self.name, version.number)
             if lease is None:
                 self._wait_for_work(version)

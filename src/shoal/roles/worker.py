@@ -83,8 +83,8 @@ class Worker(WorkerBase):
         if newest.number >= self.config.steps:
             return False
         self._hear(newest)
-        self._ask(newest)
         self._change_version(newest)
+        self._ask(newest)
         if self._submit():
             self._generate()
             self.patience.progressed()
@@ -106,8 +106,11 @@ class Worker(WorkerBase):
         return newest
 
     def _is_over(self, flight: Flight, newest: Version) -> bool:
-        known = self.channel.version(flight.version.number)  # None: it is no longer kept here, and loaded all the same
-        return flight.lease.step < newest.number or (known is not None and known != flight.version)
+        return flight.lease.step < newest.number or any(map(self._was_taken_back, flight.versions))
+
+    def _was_taken_back(self, version: Version) -> bool:
+        known = self.channel.version(version.number)  # None: it was, or is no longer kept here and loaded all the same
+        return known != version if known is not None else self.channel.was_retracted(version)
 
     def _hear(self, newest: Version) -> None:
         """Takes what the threads have found."""
@@ -183,8 +186,9 @@ class Worker(WorkerBase):
         for flight in pipeline.flights:
             if (first := flight.unleased()) is not None and not self.beside.is_asking_for(flight):
                 self.beside.ask_span(flight, first, pipeline.span_version(flight, self.loaded, newest))
-        version = pipeline.to_load(self.loaded, self.maker.engine.running)
+        version = pipeline.to_load(self.loaded, newest, self.maker.engine.running, self.beside.is_asking)
         if version is not None and not self.load(version):
+            self.look_at = -inf  # it was taken back: another one is the newest by now
             for flight in [own for own in pipeline.flights if version in own.needs()]:
                 self._let_go(flight, f"{flight.lease}: {not_here(version.number)}")
 

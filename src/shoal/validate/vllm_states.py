@@ -39,16 +39,24 @@ class VllmStates:
 
     def use(self, folder: Path) -> None:
         """Computes with the version in this directory from now on."""
+        self._end()
+        self._folder = folder
+
+    def _end(self) -> None:
         self._held.close()
-        self._process, self._folder = None, folder
+        self._process = None
 
     def states(self, samples: Sequence[Rollout]) -> list[Tensor]:
         """The states that the tokens of each answer were drawn from, T x D each."""
         sequences = [[*sample.prompt.tolist(), *sample.completion.tolist()[:-1]] for sample in samples]
         begins = [len(sample.prompt) - 1 for sample in samples]
         process = self._started()
-        shapes = process.ask({"sequences": sequences, "begins": begins})["states"]
-        found = [process.tensor(shape, torch.float32) for shape in shapes]
+        try:
+            shapes = process.ask({"sequences": sequences, "begins": begins})["states"]
+            found = [process.tensor(shape, torch.float32) for shape in shapes]
+        except ModelError:
+            self._end()  # it is dead or late: the next file, or this one again, gets a new one
+            raise
         for sample, states_TD in zip(samples, found, strict=True):
             if len(states_TD) != len(sample.completion):
                 raise ModelError(

@@ -1,122 +1,33 @@
 """Challenges end to end: whatever a challenger writes, the arbiter rules by the file that the ledger names."""
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from safetensors.torch import save_file
 
-from shoal.client.challenge import Rulings, arbitrate, challenge
-from shoal.client.rollout_store import SwarmStore
+from shoal.client.challenge import Rulings
 from shoal.client.verdict_writer import Judged
-from shoal.client.voting import Juror
 from shoal.coordinator.retention import drop_rejected
 from shoal.errors import RolloutError
-from shoal.ledger.acts import Deposit
-from shoal.ledger.state import State
-from shoal.models.load import load
 from shoal.protocol.lease import Lease
-from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.protocol.verdict import Finding
-from shoal.roles.validator import Validator
-from shoal.rundir import RunDir, limits_of
-from shoal.tasks.source import InProcess
 from shoal.validate.audit import Audits
-from shoal.validate.checks.all_checks import Checks
 from shoal.validate.evidence import replay as again
 from shoal.validate.evidence.arbiter import Arbiter
 from shoal.validate.evidence.bundle import bundle_name, read_bundle
 from shoal.validate.evidence.replay import replay_bundle
-from shoal.validate.evidence.vote_log import Vote, Votes
-from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, key_of, world_at
-from tests.support.coordinator_in_process import World as Swarm
-from tests.support.model_and_checks import SAMPLING, TASKS, World, build_world, gym, model_dir, weights, with_sample
-from tests.support.roles_in_process import base_version, make_run
+from shoal.validate.evidence.vote_log import Vote
+from tests.support.challenge_trial import Trial, open_trial
+from tests.support.coordinator_in_process import VALIDATOR, key_of
+from tests.support.model_and_checks import World, build_world, with_sample
 from tests.support.validator_in_process import InThisProcess
 
 PASSWORD = "hunter2-and-more"
-
-
-@dataclass
-class Trial:
-    """A coordinator with its ledger, the run's directory, its validator and its arbiter, all real."""
-
-    swarm: Swarm
-    run: RunDir
-    world: World
-    validator: Validator
-    votes: Votes
-    juror: Juror
-    said: io.StringIO
-
-    def version(self, number: int) -> Version:
-        found = self.run.channel().version(number)
-        assert found is not None
-        return found
-
-    def announce(self, number: int) -> None:
-        """The two versions there are, and then numbers alone."""
-        root = self.version(number).root if number < 2 else f"{number:064x}"
-        self.swarm.trainer._link.announce(number, root)
-
-    def lease(self, name: str) -> Lease:
-        return self.swarm.take(name, version=1)
-
-    def honest(self, name: str) -> Submission:
-        return self.world.maker().make(self.lease(name), self.version(1))
-
-    def hand_in(self, name: str, submission: Submission) -> Lease:
-        data = write_rollouts(submission, groups_with_signal(submission))
-        self.swarm.store(key_of(name)).put(submission.lease, data)
-        node = key_of(name).address
-        if node not in self.state.accounts:  # with something to lose
-            self.swarm.ledger_writer._enter([Deposit(id=f"stake-of-{name}", node=node, amount=5000)])
-        return submission.lease
-
-    def judge(self) -> None:
-        self.validator.judge(self.validator.store.waiting(0, 9))
-
-    def settle(self) -> None:
-        """The step is over; votes are given and counted."""
-        for number in (2, 3):
-            self.announce(number)
-        for _ in range(3):
-            self.swarm.ledger_writer.keep(self.swarm.database)
-            self.juror.work()
-        self.swarm.ledger_writer.keep(self.swarm.database)
-
-    def challenge(self, who: str, lease: Lease, claim: str, evidence: Path | None = None) -> None:
-        place = f"{lease.step}/{lease.submission}"
-        challenge(self.swarm.url, place, claim, evidence, key_of(who), Console(file=self.said))
-
-    def arbitrate(self) -> Rulings:
-        arbiter = Arbiter(self.run, load(self.run.base_model), gym(), InProcess(gym()))
-        console = Console(file=self.said, width=400)
-        return arbitrate(self.swarm.url, self.run, COORDINATOR, arbiter.judge, console)
-
-    def bundle(self, lease: Lease) -> Path:
-        return self.run.path / "evidence" / bundle_name(lease.step, lease.submission)
-
-    @property
-    def state(self) -> State:
-        return self.swarm.ledger_writer.look(lambda state: state)
-
-    def outcome(self, lease: Lease) -> str:
-        for batch in self.state.batches:
-            for index, leaf in enumerate(batch.leaves):
-                if (batch.step, leaf.submission) == (lease.step, lease.submission):
-                    return batch.outcomes[index]
-        raise AssertionError(f"{lease} is not on the ledger")
-
-    def slashed(self, name: str) -> int:
-        return self.state.accounts[key_of(name).address].slashed
 
 
 @pytest.fixture(autouse=True)
@@ -132,38 +43,11 @@ def world() -> World:
 
 @pytest.fixture
 def trial(tmp_path: Path, world: World) -> Iterator[Trial]:
-    changes: dict[str, Any] = {
-        "model": {"source": str(model_dir("short"))},
-        "sampling": SAMPLING["short"],
-        "tasks": [TASKS],
-        "train": {"groups_per_step": 64, "token_budget": 256},
-        "swarm": {"leases": 4, "relays": ["http://127.0.0.1:1"], "store_options": {"secret_access_key": PASSWORD}},
-        "cheaters": [{"attack": "int4"}],
-        "ledger": {"slash_files": 20},
-    }
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", **changes) as swarm:
-        run = make_run(tmp_path / "run", swarm.config)
-        with run.channel().publish(1) as staging:
-            save_file(weights("short")[1], staging / "model.safetensors")
-        swarm.config = swarm.coordinator._config = run.config  # tasks are pinned when a run is prepared
-        policy = load(run.base_model)
-        channel = run.channel()
-
-        def root_of(number: int) -> str | None:
-            version = channel.version(number)
-            return version.root if version else None
-
-        judge = swarm.link(VALIDATOR)
-        judge.join("validator")
-        store = SwarmStore(judge, tmp_path / "fetched", limits_of(run.config, policy.vocab), root_of)
-        checks = Checks(run.config, policy, gym(), InProcess(gym()), root_of)
-        audits, votes = Audits(run.config.audit), Votes(tmp_path / "votes.jsonl")
-        status, metrics = run.status("validator"), run.metrics("validator")
-        validator = Validator(run, channel, store, checks, audits, status, metrics, base_version(run), votes=votes)
-        found = Trial(swarm, run, world, validator, votes, Juror(judge, votes, tmp_path / "head.json"), io.StringIO())
-        for number in range(2):
-            found.announce(number)
-        yield found
+    secret = {"leases": 4, "relays": ["http://127.0.0.1:1"], "store_options": {"secret_access_key": PASSWORD}}
+    many = {"groups_per_step": 64, "token_budget": 256}
+    with open_trial(tmp_path, world, train=many, swarm=secret, cheaters=[{"attack": "int4"}]) as trial:
+        trial.announce(1)
+        yield trial
 
 
 def bad(submission: Submission) -> Submission:
@@ -207,23 +91,15 @@ def test_a_bundle_with_other_thresholds_or_another_lease_never_slashes_an_honest
     def moved(tree: dict[str, Any]) -> None:
         tree["lease"]["submission"] = honest.submission
 
+    trial.keep_records()
     # Under the name that the honest file's own bundle would have: where a validator would have put it.
     for change, reason in ((strict, "thresholds.logprob"), (moved, "its lease is")):
         forged = edited(trial.bundle(cheat), change, bundle_name(honest.step, honest.submission))
         with pytest.raises(RolloutError, match=reason):
-            replay_bundle(_beside_the_coordinators_records(trial, forged), Console(file=trial.said))
+            replay_bundle(forged, Console(file=trial.said))
     trial.challenge("cheat", honest, "reject", forged)
     assert trial.arbitrate() == Rulings(refuted=1)
     assert (trial.outcome(honest), trial.slashed("victim")) == ("a", 0)
-
-
-def _beside_the_coordinators_records(trial: Trial, bundle: Path) -> Path:
-    """As it is stored in a run whose coordinator keeps its records there."""
-    home = trial.run.path / "coordinator"
-    home.mkdir(exist_ok=True)
-    for file in trial.swarm.path.glob("state.db*"):
-        (home / file.name).write_bytes(file.read_bytes())
-    return bundle
 
 
 def test_a_broken_bundle_or_file_blocks_no_other_ruling(

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from shoal.coordinator.coordinator import Coordinator
+from shoal.coordinator.grants import NoLease
 from shoal.coordinator.http.body_limits import PAUSE_S, App, Bounded, Scope
 from shoal.coordinator.http.rate_limit import SIGNED, Guard, neighbours_of
-from shoal.coordinator.leases import NoLease
 from shoal.coordinator.status import Overview
 from shoal.crypto.signed_request import (
     BODY,

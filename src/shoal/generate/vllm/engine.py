@@ -92,11 +92,15 @@ class VllmEngine(Engine):
             self._start(folder, origin)
             return
         try:
-            self._engine.reset_prefix_cache()
+            if not self._engine.reset_prefix_cache():
+                # Keys and values of the version before would go into answers of this one.
+                self._say(f"vLLM did not empty its prefix cache for {origin}; it is started again")
+                self._stop()
+                self._start(folder, origin)
+                return
             self._all_ranks("shoal_load", str(folder), self._settings.held, origin)
         except _DEAD() as error:
-            self._died(str(error))
-            self._start(folder, origin)
+            self._start_again(str(error), folder, origin)
             return
         self._loaded = folder, origin
 
@@ -111,7 +115,7 @@ class VllmEngine(Engine):
         try:
             self._add(number, request)
         except _DEAD() as error:
-            self._start_again(str(error))
+            self._recover(str(error))
 
     def step(self) -> list[Completion]:
         if not self._submitted:
@@ -121,7 +125,7 @@ class VllmEngine(Engine):
             ended = [(number, output.outputs[0]) for number, output in outputs if number in self._submitted]
             proofs = self._proofs([(number, len(answer.token_ids)) for number, answer in ended])
         except _DEAD() as error:
-            self._start_again(str(error))
+            self._recover(str(error))
             return []
         if ended:
             self._deaths = 0
@@ -142,7 +146,7 @@ class VllmEngine(Engine):
             self._engine.abort_request([str(number) for number in numbers])
             self._engine.collective_rpc("shoal_drop", args=(numbers,))
         except _DEAD() as error:
-            self._start_again(str(error))
+            self._recover(str(error))
 
     def close(self) -> None:
         self._stop()
@@ -178,12 +182,23 @@ class VllmEngine(Engine):
             )
         self._say(f"vLLM died ({why}); it is started again, with what was running")
 
-    def _start_again(self, said: str) -> None:
+    def _recover(self, said: str) -> None:
         assert self._loaded is not None
-        self._died(said)
-        self._start(*self._loaded)
-        for number, submitted in self._submitted.items():
-            self._add(number, submitted.request)
+        self._start_again(said, *self._loaded)
+
+    def _start_again(self, said: str, folder: Path, origin: str) -> None:
+        """Starts an engine that died, and gives it what was running; one that dies at that is started again, too."""
+        self._loaded = None
+        while True:
+            self._died(said)
+            try:
+                self._start(folder, origin)
+                for number, submitted in self._submitted.items():
+                    self._add(number, submitted.request)
+            except _DEAD() as error:
+                said = str(error)
+            else:
+                return
 
     def _add(self, number: int, request: Request) -> None:
         from vllm import SamplingParams

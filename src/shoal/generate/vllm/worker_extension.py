@@ -6,10 +6,6 @@ An error is returned as its text, because an exception in a rank ends the engine
 # vLLM is an extra that type checks and most machines do not have.
 # mypy: disable-error-code="import-not-found,import-untyped,no-any-unimported"
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,8 @@ from torch import Tensor
 from shoal.errors import ModelError, ShoalError, first_line
 from shoal.generate.vllm.captured_states import CAPTURED
 from shoal.generate.vllm.fingerprint import first_difference
+from shoal.generate.vllm.parent_watch import end_with
 from shoal.models.weights import read_weights
-
-PARENT_CHECK_S = 1.0
 
 
 class WorkerExtension:
@@ -32,7 +27,7 @@ class WorkerExtension:
 
     def shoal_prepare(self, front: int) -> None:
         """Once, before the first request, by the process `front`. Only the first rank's proofs are asked for."""
-        _end_with(front)
+        end_with(front)
         CAPTURED.watch(self.model_runner.get_model(), builds=self.rank == 0)
 
     def shoal_load(self, folder: str, dtype: str, origin: str) -> str:
@@ -68,30 +63,6 @@ class WorkerExtension:
     def shoal_counts(self) -> tuple[int, int]:
         """The most states that a request's proof has held, and how often preempted requests came back."""
         return CAPTURED.most_held, CAPTURED.resumed
-
-
-def _end_with(front: int) -> None:
-    """Ends vLLM soon after the process that started it: one that was killed must not leave an engine on its devices.
-
-    This is that process's child, or a child of vLLM's engine core, which is then ended as well.
-    """
-
-    def watch() -> None:
-        while _is_there(front):
-            time.sleep(PARENT_CHECK_S)
-        if os.getppid() > 1:
-            os.kill(os.getppid(), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def reload(runner: Any, weights: Mapping[str, Tensor]) -> None:

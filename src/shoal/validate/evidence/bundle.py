@@ -28,7 +28,8 @@ from shoal.files import (
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.rollout import Rollout
-from shoal.protocol.spans import SpanLease, read_span_leases, write_span_leases
+from shoal.protocol.spans import SpanLease, read_span_leases, spans_of, write_span_leases
+from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.rollout_size import MAX_BYTES
@@ -43,6 +44,7 @@ MAX_BYTES_OF_BUNDLES = 1 << 30
 # Old bundles go some steps at a time: looking for them takes as long as there are bundles.
 PRUNE_EVERY = 8
 ROOT = re.compile(r"[0-9a-f]{64}|")
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,21 @@ class Bundle:
     """The version of the run's honest rates that its numbers were judged by, where it is about these."""
     later: tuple[SpanLease, ...] = ()
     """What the file's answers went on with, span by span."""
+    coordinator: str = ""
+    """Address of the coordinator that the validator knows, whose signature span leases must have."""
 
     @property
     def submission(self) -> Submission:
         assert self.lease is not None
         assert self.version is not None
         return Submission(self.lease, self.version, self.root, self.rollouts, self.later)
+
+    @property
+    def versions(self) -> list[Version]:
+        """The versions that the file's answers were drawn with; none of a file that could not be read."""
+        if self.version is None:
+            return []
+        return [Version(span.version, span.weights) for span in spans_of(self.version, self.root, self.later)]
 
 
 def bundle_of(
@@ -84,6 +95,7 @@ def bundle_of(
     *,
     whole: bool = True,
     rates: RatesTable | None = None,
+    coordinator: str = "",
 ) -> Bundle:
     """What is worth keeping of a rejected file; the finding and what it is about alone if not `whole`."""
     sha256 = ""
@@ -93,7 +105,7 @@ def bundle_of(
         data = None
         with suppress(OSError):
             data = read_regular(path, MAX_FILE) if whole else None
-        return Bundle(config, finding, sha256, lease, None, "", 0, [], data)
+        return Bundle(config, finding, sha256, lease, None, "", 0, [], data, coordinator=coordinator)
     first, rollouts = 0, submission.rollouts if whole else []
     if whole and finding.sample is not None:
         group = rollouts[finding.sample].group
@@ -101,7 +113,9 @@ def bundle_of(
         rollouts = [sample for sample in rollouts if sample.group == group]
     lease, version, root = submission.lease, submission.version, submission.weights
     later = submission.later
-    return Bundle(config, finding, sha256, lease, version, root, first, rollouts, None, table, rates, later)
+    return Bundle(
+        config, finding, sha256, lease, version, root, first, rollouts, None, table, rates, later, coordinator
+    )
 
 
 def write_bundle(bundle: Bundle, target: Path) -> None:
@@ -114,6 +128,7 @@ def write_bundle(bundle: Bundle, target: Path) -> None:
         "version": bundle.version,
         "root": bundle.root,
         "later": write_span_leases(bundle.later),
+        "coordinator": bundle.coordinator,
         "first": bundle.first,
         "rollouts": write_samples(bundle.rollouts, target),
         "file": base64.b64encode(bundle.file).decode() if bundle.file is not None else None,
@@ -143,11 +158,14 @@ def read_bundle(path: Path) -> Bundle:
             table=Table.model_validate(tree["table"]) if tree.get("table") is not None else None,
             rates=RatesTable.model_validate(tree["rates"]) if tree.get("rates") is not None else None,
             later=read_span_leases(str(path), tree["later"]),
+            coordinator=str(tree["coordinator"]),
         )
         if not 0 <= bundle.first < MAX_SAMPLES:
             raise ValueError(f"first is sample {bundle.first}, a file has at most {MAX_SAMPLES}")
         if not ROOT.fullmatch(bundle.root):
             raise ValueError(f"root {bundle.root[:80]!r} is not a valid hash")
+        if not ADDRESS.fullmatch(bundle.coordinator):
+            raise ValueError(f"coordinator {bundle.coordinator[:80]!r} is not an address")
         if bundle.finding.check != "format" and not (bundle.lease and bundle.version is not None):
             raise ValueError(f"a finding of {bundle.finding.check} without a lease and a version")
         return bundle

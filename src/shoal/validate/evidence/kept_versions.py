@@ -7,6 +7,7 @@ can be fetched again from a relay or an archive that has it, and is believed by 
 """
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,17 +59,30 @@ def find_version(version: Version, folder: Path) -> Path:
     )
 
 
-def bring_version(folder: Path, weights: Path, version: Version) -> None:
-    """Puts a version that was fetched again beside the bundles; a WeightsError if its root hash is another one."""
+def bring_version(folder: Path, weights: Path, versions: Sequence[Version]) -> None:
+    """Puts a version that was fetched again beside the bundles: the one of these that is not there and has its root
+    hash. A WeightsError if none has; if all are there, nothing is done."""
+    missing = [version for version in versions if not _is_kept(folder, version)]
+    which = " or ".join(str(version.number) for version in missing)
     if not weights.is_dir():
-        raise WeightsError(f"{weights}: is not a directory; give the one with the files of version {version.number}")
-    keep_version(folder, weights.resolve(), version)
-    target = _place(folder, version)
+        raise WeightsError(f"{weights}: is not a directory; give one with the files of version {which}")
+    for version in missing:
+        place = _place(folder, version).parent
+        shutil.rmtree(place, ignore_errors=True)  # one that is there is damaged
+        keep_version(folder, weights.resolve(), version)
+        if _is_kept(folder, version):
+            return
+        shutil.rmtree(place, ignore_errors=True)
+    if missing:
+        raise WeightsError(f"{weights}: is not version {which} of this bundle: its files have another root hash")
+
+
+def _is_kept(folder: Path, version: Version) -> bool:
     try:
-        DirectoryChannel(target.parent, keep=1).fetch(version)
-    except WeightsError as error:
-        shutil.rmtree(target.parent, ignore_errors=True)
-        raise WeightsError(f"{weights}: is not version {version.number} of this bundle ({error})") from error
+        DirectoryChannel(_place(folder, version).parent, keep=1).fetch(version)
+    except WeightsError:
+        return False
+    return True
 
 
 def _place(folder: Path, version: Version) -> Path:

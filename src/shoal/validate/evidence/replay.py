@@ -5,6 +5,7 @@ records have. One that is bound to nothing shows what a check says of these samp
 challenge is ruled on by the file itself (`arbiter`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from shoal.models.version_reader import VersionReader
 from shoal.protocol.rollout_rules import Limits, check_samples
 from shoal.protocol.spans import check_span_leases
 from shoal.protocol.stores import Version
-from shoal.protocol.submission import read_rollouts
+from shoal.protocol.submission import Submission, read_rollouts
 from shoal.protocol.verdict import MARGIN, NUMBERS, ROUNDING, Finding
 from shoal.protocol.version_directory import DirectoryChannel
 from shoal.rundir import DECIDES_NO_VERDICT, RUN_FILE, changes, limits_of, open_run
@@ -34,18 +35,16 @@ from shoal.validate.evidence.kept_versions import bring_version, find_version
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", NUMBERS, ROUNDING, MARGIN)
 
 
-def replay_bundle(path: Path, console: Console, weights: Path | None = None) -> bool:
+def replay_bundle(path: Path, console: Console, weights: Sequence[Path] = ()) -> bool:
     """Prints what the bundle says, what it is bound to and what its check says now; whether they agree.
 
-    `weights` are those of its version, fetched again after they were removed here.
+    `weights` are those of its versions, fetched again after they were removed here.
     """
     bundle = read_bundle(path)
-    if weights is not None:
-        if bundle.version is None:
-            raise RolloutError(
-                f"{path}: is about a file that could not be read, and names no version; leave --weights out"
-            )
-        bring_version(path.parent, weights, Version(bundle.version, bundle.root))
+    if weights and not bundle.versions:
+        raise RolloutError(f"{path}: is about a file that could not be read, and names no version; leave --weights out")
+    for folder in weights:
+        bring_version(path.parent, folder, bundle.versions)
     console.print(bound_to(bundle, path.parent.parent), markup=False, highlight=False, soft_wrap=True)
     console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
@@ -88,6 +87,9 @@ def bound_to(bundle: Bundle, run: Path) -> str:
         raise RolloutError(f"{whose}: its lease is {bundle.lease}, the run gave {lease}, or with other terms")
     if sha256 != bundle.sha256:
         raise RolloutError(f"{whose}: {lease} was submitted with file {sha256[:12]}; the bundle is about another file")
+    for span in bundle.later:
+        if span not in (replace(given, signature=span.signature) for given in found.spans):
+            raise RolloutError(f"{whose}: its answers go on from token {span.first} on as the run never said")
     return f"{whose}: bound to config, lease and hash of the run's record; its samples are as the validator copied them"
 
 
@@ -108,6 +110,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     check_samples(f"{whose},", bundle.rollouts, limits, bundle.first)
     assert bundle.lease is not None
     check_span_leases(whose, bundle.later, bundle.lease, limits.span_tokens, limits.max_new_tokens)
+    _check_signed(bundle, bundle.submission)
     roots = {span.version: span.weights for span in bundle.submission.spans}  # that they were published is as written
     with Scorer(bundle.config.tasks) as judge:
         checks = Checks(bundle.config, policy, judge.tasks, judge, roots.get, lambda _: bundle.table)
@@ -158,7 +161,13 @@ def _read_again(bundle: Bundle, limits: Limits) -> Finding | None:
         path = Path(scratch) / f"{bundle.lease.submission:04d}.parquet"  # no name that a stranger's bundle gives
         path.write_bytes(bundle.file)
         try:
-            read_rollouts(path, bundle.lease, limits)
+            _check_signed(bundle, read_rollouts(path, bundle.lease, limits))
         except RolloutError as error:
             return replace(bundle.finding, found=str(error))
     return None
+
+
+def _check_signed(bundle: Bundle, submission: Submission) -> None:
+    """A RolloutError unless the coordinator that the bundle names gave all span leases."""
+    for span in submission.later:
+        span.check(submission.lease, bundle.coordinator)

@@ -1,0 +1,128 @@
+"""A run's pages while they are served: its files, followed by one thread, and the documents made of them."""
+
+import asyncio
+import hashlib
+import mimetypes
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from importlib import resources
+from typing import Any
+
+from shoal.coordinator.archive import has_records, reading
+from shoal.errors import ShoalError
+from shoal.page.documents import Busy, Documents
+from shoal.page.rollouts import RolloutQuery, StepIndex, rollouts_document
+from shoal.page.run import live_document
+from shoal.page.source import RunFiles
+from shoal.shardcast.serve.rate_limit import Rates
+
+LOOK_S = 0.5
+BEAT_S = 15.0
+# Of one network, where it is not this machine itself; a page that is opened asks about ten times.
+REQUESTS_PER_S, BURST = 20.0, 200.0
+TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+Document = Mapping[str, object]
+
+
+class Missing(ShoalError):
+    """What was asked for is not there; the text says why."""
+
+
+class Pages:
+    """A run's pages: its files, followed by one thread, and the documents made of them."""
+
+    def __init__(self, files: RunFiles, *, public: bool = False) -> None:
+        self.files = files
+        self.public = public
+        self.documents = Documents()
+        self.index = StepIndex()
+        self.streams = 0
+        self.rates = Rates(REQUESTS_PER_S, BURST)
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self.static = _static_files()
+
+    async def follow(self) -> None:
+        """Looks for news for as long as the server runs. A file that cannot be read now may be readable later."""
+        seen: tuple[int, ...] = ()
+        while True:
+            with suppress(OSError, ShoalError):
+                await asyncio.to_thread(self.files.refresh)
+            if (now := self.revision) != seen:
+                seen = now
+                changed, self._changed = self._changed, asyncio.Event()
+                changed.set()
+            await asyncio.sleep(LOOK_S)
+
+    async def warm(self) -> None:
+        """Reads the newest rollouts before anybody asks: the process that decodes them takes seconds to start."""
+        make = self.recorded(lambda db: rollouts_document(db, self.files, self.index, RolloutQuery()))
+        with suppress(ShoalError, Busy):
+            await self.documents.get("/data/rollouts?", self.revision[2], make)
+
+    @property
+    def revision(self) -> tuple[int, int, int]:
+        revision = self.files.revision
+        return revision.steps, revision.roles, revision.records
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events: what changed, with the live part of the run's page; a comment when nothing does."""
+        self.streams += 1
+        try:
+            while not self._stopping:
+                changed = self._changed
+                live = await self.documents.get("live", self.revision, lambda: self.live())
+                yield b"event: news\ndata: " + live + b"\n\n"
+                try:
+                    await asyncio.wait_for(changed.wait(), BEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self.streams -= 1
+
+    def stop(self) -> None:
+        """Ends all event streams, so that a server that is stopped need not cut them off."""
+        self._stopping = True
+        self._changed.set()
+
+    def live(self) -> Document:
+        steps, roles, records = self.revision
+        return {"revision": {"steps": steps, "roles": roles, "records": records}, **live_document(self.files)}
+
+    def recorded(self, make: Callable[[Any], Document | None]) -> Callable[[], Document]:
+        """A document that is made of the coordinator's records."""
+
+        def made() -> Document:
+            run = self.files.run
+            if run is None:
+                raise Missing(self.files.refused or "this run's config is not here")
+            if not has_records(run):
+                raise Missing(
+                    "the coordinator's records are not here: it has not started yet, or it ran on another machine"
+                )
+            with reading(run) as db:
+                document = make(db)
+            if document is None:
+                raise Missing("it is not on record: it never was, or its bytes were removed after training")
+            return document
+
+        return made
+
+
+def _static_files() -> dict[str, tuple[bytes, str, str]]:
+    """(bytes, type, ETag) by name: read once, so that no request reaches the disk."""
+    found = {}
+    for folder in (resources.files("shoal.page") / "static", resources.files("shoal.page") / "static" / "vendor"):
+        for file in folder.iterdir():
+            suffix = f".{file.name.rpartition('.')[2]}"
+            if file.is_file() and suffix in TYPES:
+                data = file.read_bytes()
+                kind = TYPES.get(suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+                found[file.name] = data, kind, f'"{hashlib.sha256(data).hexdigest()[:24]}"'
+    return found
