@@ -6,6 +6,7 @@ from shoal.cli import (
     join,
     doctor,
     look,
+    talk,
     tasks,
     weights,
     ledger,
@@ -14,4 +15,4 @@ from shoal.cli import (
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "doctor", "join", "ledger", "look", "main", "run", "tasks", "weights"]
+__all__ = ["app", "doctor", "join", "ledger", "look", "main", "run", "talk", "tasks", "weights"]
