@@ -68,7 +68,8 @@ def test_a_chat_is_answered_by_the_newest_version_and_the_seed_fixes_it(client: 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
     settings: Any = {"model": "test", "messages": HI, "seed": 9, "max_tokens": 40, "n": 3, "temperature": 0.9}
     whole = client.chat.completions.create(**settings)
-    texts, finishes, usage = ["", "", ""], {}, None
+    texts, finishes = ["", "", ""], dict[int, str]()
+    usage: Any = None
     for chunk in client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         for choice in chunk.choices:

@@ -251,7 +251,7 @@ def test_requests_with_settings_of_their_own_and_streamed_ones_are_as_with_our_e
     ]
     for key, request in enumerate(requests):
         engine.submit(key, request)
-    done, told = [], dict[int, list[int]]()
+    done, told = list[Completion](), dict[int, list[int]]()
     while engine.running:
         done += engine.step()
         for key, tokens, logprobs in engine.so_far():
