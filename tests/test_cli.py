@@ -21,7 +21,20 @@ steps = 3
 source = "reasoning-gym/spell_backward"
 options = { min_word_len = 3 }
 """
-COMMANDS = ["run", "trainer", "worker", "model", "eval", "status", "rollouts", "bench"]
+COMMANDS = [
+    "run",
+    "trainer",
+    "worker",
+    "runs",
+    "invite",
+    "model",
+    "eval",
+    "status",
+    "rollouts",
+    "bench",
+    "serve",
+    "chat",
+]
 
 
 @pytest.fixture

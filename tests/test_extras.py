@@ -168,6 +168,7 @@ def test_help_needs_no_extra(tmp_path: Path, arguments: list[str]) -> None:
         (["coordinator", "run.toml"], "coordinator"),
         (["run", "run.toml"], "coordinator"),
         (["rollouts", "."], "coordinator"),
+        (["serve", "."], "coordinator"),
         (["relay", "--join", "http://127.0.0.1:1"], "relay"),
         (["origin", "."], "relay"),
         (["ledger", "gas", "run.toml", "--set", "ledger.rpc=http://127.0.0.1:1"], "chain"),

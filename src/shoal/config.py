@@ -574,7 +574,12 @@ class SwarmConfig(_Table):
     origin: str = Field("", description="Address that signs versions; if empty, the run's own origin.")
     relays: list[str] = Field(default_factory=list, description="URLs from which versions can be fetched.")
     allow: list[str] = Field(
-        default_factory=list, description="Allow-list of addresses that may join; if empty, anyone may."
+        default_factory=list,
+        description="Allow-list of addresses that may join, beside nodes with an invite; if empty, anyone may, unless "
+        "the run is closed.",
+    )
+    closed: bool = Field(
+        False, description="Whether only nodes of the allow-list and nodes with an invite (shoal invite) may join."
     )
     leases: Positive = Field(
         4,
@@ -598,6 +603,11 @@ class SwarmConfig(_Table):
         description="Rate limit (token bucket) per node, and per IP address for all strangers together; bursts "
         "of twenty times as many.",
     )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a stranger needs an invite."""
+        return self.closed or bool(self.allow)
 
     @property
     def public_host(self) -> str:

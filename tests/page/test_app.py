@@ -11,8 +11,9 @@ import httpx2
 import pytest
 
 from shoal.coordinator.archive import HOME, STATE
+from shoal.coordinator.http.loopback import is_loopback_name
 from shoal.errors import ConfigError
-from shoal.page.app import HEADERS, MAX_STREAMS, is_loopback_name
+from shoal.page.app import HEADERS, MAX_STREAMS
 from shoal.page.pages import Pages
 from shoal.page.serve import serve_page
 from shoal.page.source import RunFiles

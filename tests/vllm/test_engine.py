@@ -14,6 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it
 
 from shoal import toploc
 from shoal.errors import ModelError
+from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Completion, Request
 from shoal.generate.torch_engine import TorchEngine
 from shoal.generate.vllm.death_watch import watch_for_death
@@ -241,3 +242,25 @@ def test_a_model_that_vllm_does_not_know_is_an_error_that_names_the_engine_that_
     policy.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r'NobodysForCausalLM.*set workers.engine = "torch"'):
         start_with(tmp_path)
+
+
+def test_requests_with_settings_of_their_own_and_streamed_ones_are_as_with_our_engine(engine: Any, tiny: Path) -> None:
+    settings = [Decoding(0.0), Decoding(0.7), Decoding(1.0, 0.5), None]
+    requests = [
+        replace(request, decoding=settings[n % 4], streamed=n % 3 > 0) for n, request in enumerate(requests_of(12, 40))
+    ]
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    done, told = list[Completion](), dict[int, list[int]]()
+    while engine.running:
+        done += engine.step()
+        for key, tokens, logprobs in engine.so_far():
+            before = told.get(key, [])
+            assert len(tokens) == len(logprobs)
+            assert list(tokens[: len(before)]) == before
+            told[key] = list(tokens)
+    found = sorted(done, key=lambda c: c.key)
+    assert_same(found, ours(load(tiny), requests))
+    assert set(told) == {key for key, request in enumerate(requests) if request.streamed}
+    assert any(1 < len(tokens) < len(found[key].tokens) for key, tokens in told.items())
+    assert all(found[key].tokens[: len(tokens)] == tokens for key, tokens in told.items())

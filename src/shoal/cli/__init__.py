@@ -4,8 +4,10 @@
 from shoal.cli import (
     run,
     join,
+    discover,
     doctor,
     look,
+    talk,
     tasks,
     weights,
     ledger,
@@ -14,4 +16,4 @@ from shoal.cli import (
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "doctor", "join", "ledger", "look", "main", "run", "tasks", "weights"]
+__all__ = ["app", "discover", "doctor", "join", "ledger", "look", "main", "run", "talk", "tasks", "weights"]

@@ -123,7 +123,8 @@ class CoordinatorClient:
 
     def join(self, role: str, name: str = "", url: str = "", profile: str = "") -> None:
         """Joins the run, or says that the node is still there."""
-        self._joined = {"role": role, "name": name, "url": url, "profile": profile}
+        invite = {"invite": self.join_at.invite} if self.join_at.invite else {}
+        self._joined = {"role": role, "name": name, "url": url, "profile": profile, **invite}
         self.send("POST", "/v1/nodes", self._joined)
 
     def heartbeat(self, doing: str = "", waits_on: str = "", version: int | None = None) -> dict[str, Any]:

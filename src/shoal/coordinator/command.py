@@ -47,8 +47,9 @@ def open_coordinator(
         checked_address(address)
     plants = Plants(role_key(run, "planter"), config.name) if config.ledger.plants else None
     key, terms = role_key(run, "coordinator"), Terms.of(config, trainer, validators)
-    if plants and terms.allow is not None:
-        terms = replace(terms, allow=terms.allow | plants.addresses)
+    if terms.closed:
+        own = (role_key(run, name).address for name in own_nodes(config))
+        terms = replace(terms, allow=frozenset((*(terms.allow or ()), *own, *(plants.addresses if plants else ()))))
     database = Database(swarm.database or f"sqlite:///{home / STATE}")
     try:
         closed = database.ask(closed_at)
@@ -117,6 +118,12 @@ def _serve(
     finally:
         coordinator.ledger_writer.close()
         database.close()
+
+
+def own_nodes(config: RunConfig) -> list[str]:
+    """Names of the nodes that `shoal run` starts itself: a closed run admits them without an invite."""
+    workers = [f"worker-{number}" for number in range(config.workers.count)]
+    return ["relay", *workers, *(f"cheater-{number}" for number in range(len(config.cheaters)))]
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
 from shoal.config_io import public_tree
-from shoal.coordinator import leases, nodes, rates_table, retention, spans, verdicts
+from shoal.coordinator import invites, leases, nodes, rates_table, retention, spans, verdicts
 from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
 from shoal.coordinator.draws import standing
 from shoal.coordinator.grants import NoLease, grant
 from shoal.coordinator.honeypots import Plants
+from shoal.coordinator.invites import InviteRecord
 from shoal.coordinator.judging_turns import Pace, Turns, opened_secret
 from shoal.coordinator.latencies import Latencies, latencies
 from shoal.coordinator.leases import Ticket
@@ -39,7 +40,9 @@ from shoal.coordinator.verdicts import Explanation, Filed
 from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Nonces, Signed
 from shoal.crypto.tls import vouched
+from shoal.errors import SwarmError
 from shoal.ledger.entry import Statement
+from shoal.protocol.invite import Invite
 from shoal.protocol.judge_note import FiledNote, JudgeNote
 from shoal.protocol.messages import Role
 from shoal.protocol.pacing import StepCount
@@ -157,8 +160,11 @@ class Coordinator:
 
     # Requests of nodes
 
-    async def join(self, signed: Signed, role: Role, name: str, url: str, network: str = "", profile: str = "") -> None:
+    async def join(
+        self, signed: Signed, role: Role, name: str, url: str, network: str = "", profile: str = "", invite: str = ""
+    ) -> None:
         now = self.clock()
+        brought = self._checked(invite)
         if role == "worker" and (reason := self.rates.rates.refusal(profile, self.terms.profiles)):
             raise Refusal("not-allowed", f"{signed.node}: {reason}")
         is_full = signed.node not in self.members and len(self.members) >= self.terms.max_nodes
@@ -167,11 +173,43 @@ class Coordinator:
                 "full", f"run {self.terms.run}: is full, and network {network or 'here'} asks for room too often"
             )
         forgotten = await self._do(
-            lambda db: nodes.join(db, self.terms, signed, role, name, url, now, network, profile)
+            lambda db: nodes.join(db, self.terms, signed, role, name, url, now, network, profile, brought)
         )
         if forgotten is not None:
             self.members.discard(forgotten)
         self.members.add(signed.node)
+
+    def _checked(self, text: str) -> Invite | None:
+        """An invite whose signature is this coordinator's, for this run; None where there is no invite."""
+        if not text:
+            return None
+        try:
+            invite = Invite.parse(text)
+        except SwarmError as error:
+            raise Refusal("malformed", str(error)) from None
+        if not invite.is_from(self.terms.run, self.key.address):
+            raise Refusal(
+                "not-allowed",
+                f"invite {invite.id[:8]}: was not signed by the coordinator of run {self.terms.run} for it, or was "
+                "changed; it may be one of another run",
+            )
+        return invite
+
+    async def revoke_invite(self, signed: Signed, number: str) -> bool:
+        """Makes an invite useless; the run's owner asks for it with the coordinator's own key."""
+        self._must_own(signed)
+        return await self._do(lambda db: invites.revoke(db, number, self.clock()))
+
+    async def invites(self, signed: Signed) -> list[InviteRecord]:
+        """Invites that were used or revoked."""
+        self._must_own(signed)
+        return await self._do(invites.on_record)
+
+    def _must_own(self, signed: Signed) -> None:
+        if signed.node != self.key.address:
+            raise Refusal(
+                "not-allowed", f"{signed.node}: only the run's owner, with the coordinator's key, may do this"
+            )
 
     async def heartbeat(self, signed: Signed, doing: str, waits_on: str, version: int | None) -> Order:
         def work(db: Connection, node: Node, _now: float) -> Order:

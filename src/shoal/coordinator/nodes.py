@@ -5,12 +5,13 @@ Functions of a transaction and a time; each decides before it writes.
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, update
 
-from shoal.coordinator import draws
+from shoal.coordinator import draws, invites
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import LeaseStatus, bans, leases, nodes, submissions, versions
 from shoal.coordinator.node_states import LOST_S, QUIET_S, SUSPENDED_S, Event, State, after
 from shoal.coordinator.policy import Terms
 from shoal.crypto.signed_request import Signed
+from shoal.protocol.invite import Invite
 from shoal.protocol.messages import Role
 from shoal.protocol.refusal import Refusal
 
@@ -29,10 +30,12 @@ def join(
     now: float,
     network: str = "",
     profile: str = "",
+    invite: Invite | None = None,
 ) -> str | None:
     """Makes the signer a node of the run. A second time changes nothing but its role, name, URL and profile.
 
-    Gives the address of the node that had to be forgotten for it, if any.
+    An invite, whose signature was checked, is used up by a node that a closed run would not admit otherwise. Gives the
+    address of the node that had to be forgotten for it, if any.
     """
     address = signed.node
     found = find(db, address)
@@ -43,10 +46,18 @@ def join(
     if role == "validator" and address not in terms.validators:
         raise Refusal("not-allowed", f"{address}: is not one of this run's validators; ask the run's owner to add it")
     trusted = address == terms.trainer or address in terms.validators
-    if terms.allow is not None and not trusted and address not in terms.allow:
-        raise Refusal("not-allowed", f"{address}: is not on this run's allow-list; ask the run's owner to add it")
+    needs = not trusted and _needs_invite(db, terms, address)
+    if needs:
+        if invite is None:
+            raise Refusal(
+                "not-allowed",
+                f"{address}: is not on this run's allow-list and brings no invite; ask the run's owner for one",
+            )
+        invites.check_invite(db, invite, address, now)
     if found is not None:
         use_nonce(db, signed)
+        if needs and invite is not None:
+            invites.use_invite(db, invite, address, now)
         db.execute(
             nodes.update().where(nodes.c.address == address).values(role=role, name=name, url=url, profile=profile)
         )
@@ -60,6 +71,8 @@ def join(
                 "full", f"run {terms.run}: has {terms.max_nodes} nodes, which is the maximum (swarm.max_nodes)"
             )
     use_nonce(db, signed)
+    if needs and invite is not None:
+        invites.use_invite(db, invite, address, now)
     counts = dict.fromkeys(("accepted", "rejected", "samples", "tokens", "busy_s", "expired", "abandoned", "owed"), 0)
     fresh = {**counts, "version": None, **dict.fromkeys(("reason", "refused", "doing", "waits_on"), "")}
     times = {"joined": now, "seen": now, "since": now}
@@ -67,6 +80,11 @@ def join(
     row = {"address": address, "role": role, "state": State.JOINED, **place, **fresh, **times}
     db.execute(queries.ADD_NODE, row)
     return forgotten
+
+
+def _needs_invite(db: Connection, terms: Terms, address: str) -> bool:
+    is_closed = terms.closed or terms.allow is not None
+    return is_closed and address not in (terms.allow or ()) and not invites.is_invited(db, address)
 
 
 def _make_room(db: Connection, terms: Terms, network: str) -> str | None:

@@ -52,6 +52,8 @@ class Terms:
     span_tokens: int = 0
     """Tokens of a span of an answer; 0 where answers keep their version."""
     max_new_tokens: int = 0
+    closed: bool = False
+    """Whether others than those in `allow` need an invite."""
     tables: int = 0
     """Versions whose tables of weights are kept; 0 where all tasks are asked alike and there are none."""
 
@@ -93,6 +95,7 @@ class Terms:
             quorum=config.ledger.quorum,
             seats=config.ledger.drawn if config.ledger.quorum > 1 else 1,
             allow=frozenset(address.lower() for address in swarm.allow) or None,
+            closed=swarm.is_closed,
             probation=config.audit.probation,
             probation_files=swarm.probation_files,
             leases=swarm.leases,

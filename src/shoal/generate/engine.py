@@ -14,6 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from shoal.errors import ModelError
+from shoal.generate.decoding import Decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Request:
     max_new_tokens: int
     position: int = 0
     """Place in the answer of the first token to generate: the tokens before it are the end of `prompt`."""
+    decoding: Decoding | None = None
+    """How its tokens are drawn, if not as the engine draws all others."""
+    streamed: bool = False
+    """Whether `so_far` tells of it while it is running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,11 @@ class Engine(ABC):
     def drop(self, key: int) -> None:
         """Drops one request for which nobody waits any more; an engine that cannot finishes it."""
         del key
+
+    def so_far(self) -> Iterator[tuple[int, Sequence[int], Sequence[float]]]:
+        """Key, tokens and log-probs of the streamed requests that are running; an engine that gives whole answers only
+        tells of none. The lists grow with the next step: read them before it."""
+        return iter(())
 
     def close(self) -> None:
         """Ends what the engine has started: processes of its own, if it has any."""

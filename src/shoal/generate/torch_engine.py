@@ -5,7 +5,7 @@ forward pass, and equal prompts that wait side by side are prefilled once.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.config import NoiseName
 from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
+from shoal.generate.decoding import Decoding, draw_rows
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.kv_cache import NextToken, SlotCache
 from shoal.generate.noise_kinds import Noise, open_noise
@@ -105,10 +106,12 @@ class TorchEngine(Engine):
 
     def submit(self, key: int, request: Request, *, hidden: bool = False) -> None:
         check_request(key, request, self.max_len)
-        greedily = self.temperature == 0
-        noise = None if greedily else self._stream(request)
+        noise = None if self._decoding(request).is_greedy else self._stream(request)
         proof = ProofBuilder() if self._proofs else None
         self._waiting.append(_Sequence(key, request, hidden, noise, proof, len(request.prompt)))
+
+    def _decoding(self, request: Request) -> Decoding:
+        return request.decoding or Decoding(self.temperature)
 
     def _stream(self, request: Request) -> Noise:
         vocab, prompt = self.policy.vocab, len(request.prompt)
@@ -120,6 +123,9 @@ class TorchEngine(Engine):
         for slot in (slot for slot, sequence in enumerate(self._running) if sequence.key == key):
             self._retire(slot)
             return
+
+    def so_far(self) -> Iterator[tuple[int, Sequence[int], Sequence[float]]]:
+        return ((r.key, r.tokens, r.logprobs) for r in self._running if r.request.streamed)
 
     def abort(self) -> None:
         self._waiting.clear()
@@ -176,12 +182,7 @@ class TorchEngine(Engine):
     def _draw(self, first: int, hidden_BD: Tensor) -> list[Completion]:
         """Draws a token for running[first:] from their final states, and retires those that ended."""
         drawn = self._running[first:]
-        logits_BV = self.policy.head(hidden_BD).float()
-        if self.temperature == 0:
-            tokens_B, logp_B = greedy(logits_BV)
-        else:
-            bits = [r.noise.next() for r in drawn if r.noise is not None]
-            tokens_B, logp_B = choose(self.scaled(logits_BV), bits)
+        tokens_B, logp_B = self._chosen(drawn, self.policy.head(hidden_BD).float())
         tokens, logps = to_numpy(tokens_B).tolist(), to_numpy(logp_B).tolist()
         for r, token, logp in zip(drawn, tokens, logps, strict=True):
             r.tokens.append(token)
@@ -195,6 +196,14 @@ class TorchEngine(Engine):
                 self._retire(slot)
                 done.append(r.finished("eos" if ended else "length"))
         return done
+
+    def _chosen(self, drawn: list[_Sequence], logits_BV: Tensor) -> tuple[Tensor, Tensor]:
+        bits = [None if r.noise is None else r.noise.next() for r in drawn]
+        if any(r.request.decoding is not None for r in drawn):
+            return draw_rows(logits_BV, [self._decoding(r.request) for r in drawn], bits)
+        if self.temperature == 0:
+            return greedy(logits_BV)
+        return choose(self.scaled(logits_BV), [own for own in bits if own is not None])
 
     def _keep(self, drawn: list[_Sequence], hidden_BD: Tensor) -> None:
         """States go into proofs; where all of them were asked for, they wait on the host, which has room for them."""

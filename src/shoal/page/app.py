@@ -5,7 +5,6 @@ browser run nothing but our own files, and talk to nobody but this server.
 """
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from shoal.coordinator.http.loopback import is_loopback, is_loopback_name
 from shoal.coordinator.http.rate_limit import network_of
 from shoal.page.data_routes import Handler, data_handlers, problem
 from shoal.page.pages import REQUESTS_PER_S, Pages
@@ -108,24 +108,11 @@ class Protected:
         if not self._pages.public and not is_loopback_name(host):
             return problem(421, f"host {host:.80}: this page is served on loopback only; open it as 127.0.0.1")
         network = network_of(scope)
-        if not _is_loopback(network) and not self._pages.rates.take(network, time.monotonic()):
+        if not is_loopback(network) and not self._pages.rates.take(network, time.monotonic()):
             return problem(
                 429, f"more than {REQUESTS_PER_S:g} requests per second; wait a second", {"Retry-After": "1"}
             )
         return None
-
-
-def is_loopback_name(host: str) -> bool:
-    """Whether a Host header names this machine's loopback, with any port."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return name.strip("[]").lower() == "localhost" or _is_loopback(name.strip("[]"))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _shell(pages: Pages) -> Handler:

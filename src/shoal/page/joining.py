@@ -2,13 +2,12 @@
 
 from pathlib import PurePath
 
+from shoal.client.join_line import coordinator_port
 from shoal.config import RunConfig
-from shoal.files import parse_json, read_regular
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.tasks.files import code_of
 
-PORTS = "ports.json"  # what `shoal run` wrote
 MAY = (
     "Fetch policy versions from relays. Each piece is checked against what the run's origin signed.",
     "Generate answers with its own threads or GPU, and upload them as files that its key has signed.",
@@ -30,7 +29,7 @@ def join_document(files: RunFiles) -> dict[str, object]:
     if files.run is None:
         return {"line": "", "why": files.refused or "The run's config is not here.", "may": MAY, "never": NEVER}
     config, state = files.run.config, files.ledger.state
-    port = _port(files, config)
+    port = coordinator_port(files.run)
     if state is None or port is None:
         return {"line": "", "why": "The coordinator has not started yet.", **_needs(config)}
     swarm = config.swarm
@@ -41,7 +40,7 @@ def join_document(files: RunFiles) -> dict[str, object]:
         "why": "The run is over: there are no more leases." if is_over else "",
         "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
         "coordinator": state.coordinator,
-        "allowed": len(swarm.allow) if swarm.allow else None,
+        "closed": swarm.is_closed,
         **_needs(config),
     }
 
@@ -62,12 +61,3 @@ def _needs(config: RunConfig) -> dict[str, object]:
         "may": MAY,
         "never": NEVER,
     }
-
-
-def _port(files: RunFiles, config: RunConfig) -> int | None:
-    if config.swarm.port:
-        return config.swarm.port
-    try:
-        return int(parse_json(read_regular(files.path / PORTS))["coordinator"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None

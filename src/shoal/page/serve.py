@@ -9,10 +9,11 @@ from types import FrameType
 
 from rich.console import Console
 
+from shoal.coordinator.http.loopback import is_loopback_name
 from shoal.coordinator.http.server import bind, url_of, uvicorn_server
 from shoal.crypto.tls import server_context
 from shoal.errors import ConfigError
-from shoal.page.app import MAX_STREAMS, is_loopback_name, make_app
+from shoal.page.app import MAX_STREAMS, make_app
 from shoal.page.pages import Pages
 from shoal.page.source import RunFiles
 from shoal.rundir import role_key

@@ -58,6 +58,9 @@ class JoinIn(_In):
     profile: ProfileName = Field(
         "", description="How a worker computes: hardware/engine/attention/dtype/tpN; some runs admit only some."
     )
+    invite: Annotated[str, Field(max_length=200, pattern=r"^[0-9A-Za-z_.-]*$")] = Field(
+        "", description="Admits a node to a closed run, once."
+    )
 
 
 class HeartbeatIn(_In):
@@ -144,6 +147,16 @@ class Done(BaseModel):
 class JoinOut(BaseModel):
     address: Address
     heartbeat_s: float
+
+
+class InviteOut(BaseModel):
+    id: str
+    node: str = Field(description="Who used it; empty if it was revoked.")
+    at: float = Field(description="When, in seconds since 1970.")
+
+
+class InviteList(BaseModel):
+    invites: list[InviteOut]
 
 
 class OrderOut(BaseModel):

@@ -15,6 +15,7 @@ from shoal.crypto.keys import Key, checked_address, signer_of
 from shoal.crypto.signed import canonical, message
 from shoal.errors import ConfigError, IdentityError, SwarmError, first_line
 from shoal.files import parse_json
+from shoal.protocol.invite import Invite
 from shoal.text import one_line
 
 DOMAIN = "shoal run card 2"
@@ -64,17 +65,21 @@ class SignedCard(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Where to join: a URL, and the coordinator's address if it was given as URL#0xADDRESS."""
+    """Where to join: a URL, the coordinator's address if it was given as URL#0xADDRESS, and an invite after a plus."""
 
     url: str
     coordinator: str | None
+    invite: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        url, _, address = text.strip().partition("#")
+        url, _, fragment = text.strip().partition("#")
+        address, _, invite = fragment.partition("+")
         if not url.startswith(("http://", "https://")):
             raise SwarmError(f"--join {text}: must be the URL of a coordinator, as in https://HOST:7000#0xADDRESS")
-        return cls(url.rstrip("/"), checked_address(address) if address else None)
+        if invite:
+            Invite.parse(invite)  # a damaged one is told before anything is sent
+        return cls(url.rstrip("/"), checked_address(address) if address else None, invite)
 
     @property
     def is_secure(self) -> bool:

@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "9"
+SCHEMA_VERSION = "10"
 metadata = MetaData()
 
 
@@ -196,6 +196,16 @@ bans = Table(
     Column("node", String(42), nullable=False),
     Column("judge", String(42), nullable=False),
     PrimaryKeyConstraint("node", "judge"),
+)
+
+# Invites that were used, and those that were revoked, whose node is empty.
+invites = Table(
+    "invites",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("node", String(42), nullable=False),
+    Column("at", Double, nullable=False),
+    Index("invites_of_node", "node"),
 )
 
 # Leases whose files the planter hands in to see who judges them right; nobody but the coordinator is told of them.

@@ -114,6 +114,7 @@ def make_app(coordinator: Coordinator, pause_s: float = PAUSE_S, page: str | Non
     _open_routes(app, coordinator)
     _node_routes(app, coordinator)
     _own_routes(app, coordinator)
+    _invite_routes(app, coordinator)
     _ledger_routes(app, coordinator)
     if page is not None:
         app.add_route("/", lambda _: RedirectResponse(page, 307), ["GET"], include_in_schema=False)
@@ -253,7 +254,8 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.post("/v1/nodes", summary="Join the run; again after a crash, with the same key.")
     async def join(request: Request, body: m.JoinIn, by: Signed = signed) -> m.JoinOut:
-        await coordinator.join(by, body.role, body.name, body.url, neighbours_of(request.scope), body.profile)
+        network = neighbours_of(request.scope)
+        await coordinator.join(by, body.role, body.name, body.url, network, body.profile, body.invite)
         return m.JoinOut(address=by.node, heartbeat_s=coordinator.terms.heartbeat_s)
 
     @app.post("/v1/heartbeats", summary="Say that the node is there; the answer says what to do.")
@@ -338,6 +340,20 @@ async def _drain(request: Request) -> None:
     """Takes what a node is still sending: one whose connection is cut cannot read why it was refused."""
     async for _ in request.stream():
         pass
+
+
+def _invite_routes(app: FastAPI, coordinator: Coordinator) -> None:
+    """What the run's owner asks, with the coordinator's own key."""
+    signed = Depends(_signer(coordinator))
+
+    @app.get("/v1/invites", summary="Invites that were used or revoked.")
+    async def on_record(by: Signed = signed) -> m.InviteList:
+        records = await coordinator.invites(by)
+        return m.InviteList(invites=[m.InviteOut.model_validate(asdict(record)) for record in records])
+
+    @app.delete("/v1/invites/{number}", summary="Revoke an invite that nobody has used.")
+    async def revoke(number: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], by: Signed = signed) -> m.Done:
+        return m.Done(changed=await coordinator.revoke_invite(by, number))
 
 
 def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:

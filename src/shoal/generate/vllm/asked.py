@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from shoal.generate.decoding import Decoding
+
 NAME = "shoal"
 
 
@@ -18,6 +20,11 @@ class Asked:
     proof: bool
     first: int = 0
     """Place in the answer of the first token that is drawn."""
+    top_p: float = 1.0
+
+    @property
+    def decoding(self) -> Decoding:
+        return Decoding(self.temperature, self.top_p)
 
     @property
     def extra_args(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.devices import is_cuda
+from shoal.generate.decoding import draw_rows
 from shoal.generate.sampling import NoiseStream, Words, choose
 from shoal.generate.vllm.asked import Asked
 
@@ -65,6 +66,11 @@ def draw(logits_BV: Tensor, rows: Sequence[Row]) -> Tensor:
 def drawn(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """Tokens and log-probs: in one kernel on a CUDA device, in numpy elsewhere."""
     asked = [row.noise.asked for row in rows]
+    if any(one.decoding.is_greedy or one.top_p < 1 for one in asked):  # never a worker's: the host is fast enough
+        bits = [
+            None if one.decoding.is_greedy else row.noise.at(row.place) for one, row in zip(asked, rows, strict=True)
+        ]
+        return draw_rows(logits_RV, [one.decoding for one in asked], bits)
     if is_cuda(logits_RV.device):
         from shoal.generate.vllm.noise_kernel import draw_on_device
 

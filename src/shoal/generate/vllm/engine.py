@@ -11,14 +11,15 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
 from shoal.errors import ModelError
+from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.vllm.asked import Asked
 from shoal.generate.vllm.death_watch import watch_for_death
@@ -34,10 +35,13 @@ MAX_DEATHS = 3
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Submitted:
     key: int
     request: Request
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """What there is so far, if it is streamed."""
 
 
 class VllmEngine(Engine):
@@ -121,8 +125,11 @@ class VllmEngine(Engine):
         if not self._submitted:
             return []
         try:
-            outputs = [(int(output.request_id), output) for output in self._engine.step() if output.finished]
-            ended = [(number, output.outputs[0]) for number, output in outputs if number in self._submitted]
+            outputs = [(int(output.request_id), output) for output in self._engine.step()]
+            known = [(number, output) for number, output in outputs if number in self._submitted]
+            for number, output in known:
+                self._note(self._submitted[number], output.outputs[0])
+            ended = [(number, output.outputs[0]) for number, output in known if output.finished]
             proofs = self._proofs([(number, len(answer.token_ids)) for number, answer in ended])
         except _DEAD() as error:
             self._recover(str(error))
@@ -130,6 +137,16 @@ class VllmEngine(Engine):
         if ended:
             self._deaths = 0
         return [self._completion(number, answer, proof) for (number, answer), proof in zip(ended, proofs, strict=True)]
+
+    def so_far(self) -> Iterator[tuple[int, Sequence[int], Sequence[float]]]:
+        running = self._submitted.values()
+        return ((own.key, own.tokens, own.logprobs) for own in running if own.request.streamed)
+
+    def _note(self, submitted: _Submitted, answer: Any) -> None:
+        """Keeps what a streamed request has so far; one that was started again comes to the same tokens."""
+        if submitted.request.streamed and len(answer.token_ids) > len(submitted.tokens):
+            submitted.tokens = list(answer.token_ids)
+            submitted.logprobs = [float(logp) for logp in answer.logprobs.logprobs]
 
     def drop(self, key: int) -> None:
         self._forget([number for number, submitted in self._submitted.items() if submitted.key == key])
@@ -205,16 +222,19 @@ class VllmEngine(Engine):
         from vllm.sampling_params import RequestOutputKind
 
         settings = self._settings
-        asked = Asked(number, request.seed, request.sample, self.temperature, settings.proofs, first=request.position)
+        how = request.decoding or Decoding(self.temperature)
+        asked = Asked(
+            number, request.seed, request.sample, how.temperature, settings.proofs, request.position, how.top_p
+        )
         params = SamplingParams(
-            temperature=0.0 if settings.noise else self.temperature,
+            temperature=0.0 if settings.noise else how.temperature,
             max_tokens=request.max_new_tokens,
             stop_token_ids=sorted(self._outline.eos_ids),
             ignore_eos=True,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if request.streamed else RequestOutputKind.FINAL_ONLY,
             extra_args=asked.extra_args if settings.noise else None,
         )
         self._engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, params)
