@@ -18,7 +18,7 @@ from shoal.coordinator.policy import KEPT_LEASES, Terms
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease
 from shoal.protocol.verdict import MARGIN, ROUNDING, UNFETCHED, Finding, Verdict
-from tests.support.choosers import MEAN, SPREAD, SYBIL, Likes, Market, reward
+from tests.support.choosers import MEAN, SPREAD, SYBIL, Drops, Likes, Market, reward
 from tests.support.coordinator_in_process import TRAINER, VALIDATOR, World, good_file, key_of, make_config, world_at
 from tests.support.strangers import Stranger
 from tests.support.submissions import make_submission
@@ -49,7 +49,7 @@ def draw_of(lease: Lease | dict[str, object]) -> tuple[object, int]:
 
 
 def market(
-    path: Path, likes: Likes, monkeypatch: pytest.MonkeyPatch, rounds: int = ROUNDS, *, spoils: bool = False
+    path: Path, likes: Likes, monkeypatch: pytest.MonkeyPatch, rounds: int = ROUNDS, drops: Drops = "expire"
 ) -> Market:
     """A run with the Sybil's keys in one network and an honest node in another, played to its end."""
     monkeypatch.setattr("shoal.coordinator.grants.secrets.randbits", random.Random(1).getrandbits)
@@ -57,7 +57,7 @@ def market(
     config = make_config(steps=2000, train=train, workers=workers)
     terms = Terms.of(config, TRAINER.address, frozenset([VALIDATOR.address]))
     keys = [f"key-{n}" for n in range(KEYS)]
-    played = Market(Database(f"sqlite:///{path / 'state.db'}"), terms, likes, keys, spoils)
+    played = Market(Database(f"sqlite:///{path / 'state.db'}"), terms, likes, keys, drops)
     played.start()
     played.join(played.keys, SYBIL)
     for _ in range(rounds):
@@ -74,14 +74,16 @@ def patient(deviations: float) -> Likes:
     return lambda _market, _key, lease: bool(lease.draw_of) or reward(lease) >= MEAN + deviations * SPREAD
 
 
-CHOOSERS: dict[str, tuple[Likes, bool]] = {
-    "drops 1 in 60": (above(-2.13), False),
-    "drops 1 in 30": (above(-1.83), False),
-    "drops 1 in 5": (above(-0.84), False),
-    "drops every other one": (above(0.0), False),
-    "puts off every other one": (patient(0.0), False),
-    "spoils 1 in 30": (above(-1.83), True),
-    "spoils every other one": (above(0.0), True),
+CHOOSERS: dict[str, tuple[Likes, Drops]] = {
+    "drops 1 in 60": (above(-2.13), "expire"),
+    "drops 1 in 30": (above(-1.83), "expire"),
+    "drops 1 in 5": (above(-0.84), "expire"),
+    "drops every other one": (above(0.0), "expire"),
+    "puts off every other one": (patient(0.0), "expire"),
+    "spoils 1 in 30": (above(-1.83), "spoil"),
+    "spoils every other one": (above(0.0), "spoil"),
+    "hands back 1 in 30": (above(-1.83), "hand back"),
+    "hands back every other one": (above(0.0), "hand back"),
 }
 
 
@@ -91,8 +93,8 @@ def test_a_sybil_with_fifty_keys_gains_nothing_by_letting_draws_go(
 ) -> None:
     """Over 60 files per key, the mean of what it hands in is less than 2 % above that of its draws; or it has given up
     nearly all of its work for the choice, and what it brought in would not move the mean of its share by 2 %."""
-    likes, spoils = CHOOSERS[chooser]
-    played = market(tmp_path, likes, monkeypatch, spoils=spoils)
+    likes, drops = CHOOSERS[chooser]
+    played = market(tmp_path, likes, monkeypatch, drops=drops)
     could = KEYS * len(played.of_honest())
     gain, error = played.gain()
     handed_in = played.of_sybil()

@@ -11,9 +11,11 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sqlalchemy import Connection
 
+from shoal.coordinator import draws
 from shoal.coordinator import leases as leasing
 from shoal.coordinator import nodes as registry
 from shoal.coordinator import verdicts as judging
@@ -44,6 +46,7 @@ def reward(lease: Lease) -> float:
     return MEAN + SPREAD * (math.sqrt(KEPT) * drawn + math.sqrt(1 - KEPT) * own)
 
 
+Drops = Literal["expire", "spoil", "hand back"]
 Likes = Callable[["Market", str, Lease], bool]
 
 
@@ -56,8 +59,9 @@ class Market:
     likes: Likes
     """Whether the Sybil hands in a lease with one of its keys."""
     keys: list[str]
-    spoils: bool = False
-    """Whether it hands in what it does not like so that it is rejected without blame, instead of letting it go."""
+    drops: Drops = "expire"
+    """What becomes of a draw that it does not like: it expires, its file is rejected without blame, it is handed
+    back."""
     now: float = 1e6
     version: int = 0
     rounds: int = 0
@@ -106,8 +110,10 @@ class Market:
             if name != HONEST_NODE:
                 self.seen.setdefault(lease.seed, reward(lease))
                 if not self.likes(self, name, lease):
-                    if self.spoils:
+                    if self.drops == "spoil":
                         self._hand_in(db, name, lease, OFF_BY_LITTLE)
+                    elif self.drops == "hand back":
+                        draws.hand_back(db, key_of(name).address, self.now)
                     continue
             self._hand_in(db, name, lease)
 

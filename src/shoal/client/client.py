@@ -131,6 +131,10 @@ class CoordinatorClient:
         said = {"doing": one_line(doing)[:200], "waits_on": one_line(waits_on)[:64], "version": version}
         return self.ask(m.OrderOut, "POST", "/v1/heartbeats", said).model_dump()
 
+    def hand_back(self) -> list[tuple[int, int]]:
+        """Ends all leases that this node holds and cannot finish, as step and submission; their draws come again."""
+        return self.ask(m.HandedBack, "DELETE", "/v1/leases").leases
+
     def announce(self, number: int, root: str, table: Table | None = None) -> None:
         """Makes a policy version known; leases for it are given from then on, and draw tasks by its table."""
         weights = {} if table is None else {"table": table.model_dump(mode="json")}

@@ -19,10 +19,9 @@ from sqlalchemy import Connection, select
 
 from shoal.config import RunConfig
 from shoal.config_io import public_tree
-from shoal.coordinator import invites, leases, nodes, rates_table, retention, spans, verdicts
+from shoal.coordinator import draws, invites, leases, nodes, rates_table, retention, spans, verdicts
 from shoal.coordinator.db import queries, schema
 from shoal.coordinator.db.database import Database, read_fact, write_fact
-from shoal.coordinator.draws import standing
 from shoal.coordinator.grants import NoLease, grant
 from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.invites import InviteRecord
@@ -76,6 +75,8 @@ MIN_RETRY_S = 0.2
 MAX_RELAYS = 64
 # What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
 STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
+# How often a node may hand its leases back: each time leaves a row per lease.
+HAND_BACKS_PER_S, MAX_HAND_BACKS = 1 / 60, 20
 # How often a full run looks for room for a newcomer, per network: it looks at all nodes for that.
 ROOMS_PER_S, MAX_ROOMS = 0.2, 20
 # Of one lease at once: one that was cut off, and is not given up here yet, and the next try.
@@ -133,6 +134,7 @@ class Coordinator:
         self._tables: dict[int, bytes] = {}
         self._workers = 0
         self._statements = Rates(STATEMENTS_PER_S, MAX_STATEMENTS)
+        self._hand_backs = Rates(HAND_BACKS_PER_S, MAX_HAND_BACKS)
         self._rooms = Rates(ROOMS_PER_S, MAX_ROOMS)
         self._changed: set[asyncio.Event] = set()
         self._orphans = Orphans(objects, lambda names: self._do(lambda db: unnamed(db, names)))
@@ -222,7 +224,7 @@ class Coordinator:
                 return Order("stop", "the run is complete", node.state, *news)
             if node.state == State.SUSPENDED:
                 return Order("wait", node.reason, node.state, *news)
-            return Order("work", standing(node.accepted, node.rejected, node.owed), State.HEALTHY, *news)
+            return Order("work", draws.standing(node.accepted, node.rejected, node.owed), State.HEALTHY, *news)
 
         return await self._act(signed, work)
 
@@ -241,6 +243,19 @@ class Coordinator:
         granted = await self._act(signed, work)
         retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
         return granted, retry
+
+    async def hand_back(self, signed: Signed) -> list[tuple[int, int]]:
+        """Ends the leases that a node holds and cannot finish; says which."""
+        # Bounded before the database is asked; a node without leases uses up nothing but its own quota.
+        if not self._hand_backs.take(signed.node, time.monotonic()):
+            raise Refusal(
+                "too-often",
+                f"{signed.node}: handed leases back more than {MAX_HAND_BACKS} times, and then once every "
+                f"{1 / HAND_BACKS_PER_S:.0f} s; keep them, and finish or let them expire",
+            )
+        back = await self._act(signed, lambda db, node, now: draws.hand_back(db, node.address, now))
+        self._tell_waiters()
+        return back
 
     async def span(self, signed: Signed, step: int, submission: int, first: int, version: int) -> SpanLease:
         """What the answers of a node's lease go on with from a token on."""

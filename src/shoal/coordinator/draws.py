@@ -73,6 +73,19 @@ def _note_expired(db: Connection, address: str, count: int, now: float) -> None:
     db.execute(nodes.update().where(nodes.c.address == address).values(**counts, **changed))
 
 
+def hand_back(db: Connection, address: str, now: float) -> list[tuple[int, int]]:
+    """Ends a node's open leases because it cannot finish them, as when its owner needs the machine; says which.
+
+    Their groups are free for others at once. Each draw waits for its node as one that expired would, and is owed until
+    it is done, so there is nothing to choose by. It is not held against the node otherwise: nobody waited for it.
+    """
+    held = [(row.step, row.submission) for row in db.execute(queries.OWN_LEASES, {"who": address}).all()]
+    for step, submission in held:
+        db.execute(queries.HAND_BACK, {"at_step": step, "at_submission": submission, "now": now})
+        db.execute(queries.OWES, {"who": address})
+    return held
+
+
 def missed(idle: Sequence[LeaseRow], newest: int) -> list[LeaseRow]:
     """Those of a node's leases that it does not work on and nobody waits for, because their step is over: their draws
     are given again at once, and not for ever."""
@@ -91,10 +104,14 @@ def give_again(db: Connection, row: LeaseRow, node: str, network: str, room: int
     groups as the step has room for."""
     if row.status == LeaseStatus.OPEN:
         status = LeaseStatus.VOID  # its step was over
+    elif row.node == node or row.network == network:
+        status = LeaseStatus.RETAKEN if row.status == LeaseStatus.RETURNED else LeaseStatus.AGAIN
     else:
-        status = LeaseStatus.AGAIN if row.node == node or row.network == network else LeaseStatus.LOST
+        status = LeaseStatus.LOST
     db.execute(queries.ENDS, {"at_step": row.step, "at_submission": row.submission, "as": status})
-    return Draw(row.beacon, min(row.groups, room), row.draw_of or f"{row.step}/{row.submission}", row.given + 1)
+    # One that was handed back did not make its worker crash, and needs no more time than before.
+    given = row.given + (row.status != LeaseStatus.RETURNED)
+    return Draw(row.beacon, min(row.groups, room), row.draw_of or f"{row.step}/{row.submission}", given)
 
 
 def why_no_other(
@@ -142,13 +159,13 @@ def refused(db: Connection, row: LeaseRow, finding: Finding | None) -> None:
 def void(db: Connection, after_version: int) -> None:
     """Ends the leases of versions that are taken back, and those whose answers were to go on with one; nobody let
     anything go."""
-    live = leases.c.status.in_((LeaseStatus.OPEN, LeaseStatus.EXPIRED))
+    live = leases.c.status.in_((LeaseStatus.OPEN, LeaseStatus.EXPIRED, LeaseStatus.RETURNED))
     own = (span_leases.c.step == leases.c.step) & (span_leases.c.submission == leases.c.submission)
     goes_on = exists().where(own & (span_leases.c.version > after_version))
     gone = live & ((leases.c.version > after_version) | goes_on)
     for row in db.execute(select(leases).where(gone)).all():
         _forgive(db, row)
-        if row.status == LeaseStatus.EXPIRED:
+        if row.status != LeaseStatus.OPEN:
             db.execute(queries.MADE_GOOD, {"who": row.node})
     db.execute(update(leases).where(gone).values(status=LeaseStatus.VOID))
 
@@ -181,6 +198,12 @@ def became_of(db: Connection, row: LeaseRow) -> str:
         return (
             f"{name}: expired and nothing was handed in; its draw is given again, to this node and its network first "
             "and a day or more later to anybody. Until then the node owes it"
+        )
+    if row.status == LeaseStatus.RETURNED:
+        return f"{name}: was handed back; its draw is given again, to this node and its network first"
+    if row.status == LeaseStatus.RETAKEN:
+        return (
+            f"{name}: was handed back; its draw was given again, and is owed until its network has done it"
         )
     place = {"first": row.draw_of or f"{row.step}/{row.submission}", "times": row.given + 1}
     following = db.execute(queries.GIVEN_NEXT, place).first()

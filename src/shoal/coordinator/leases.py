@@ -216,10 +216,12 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network, status)
+    if now > row.until and status == LeaseStatus.RETURNED:
+        raise Refusal("expired", f"{draws.became_of(db, row)}; ask for a lease to make it good")
     if now > row.until:
         late = f"expired {now - row.until:.0f} s ago; its draw is given again, to this node and its network first"
         raise Refusal("expired", f"{name}: {late}; ask for a lease to make it good")
-    if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED):
+    if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED, LeaseStatus.RETURNED):
         raise Refusal("expired", draws.became_of(db, row))
     if step < (newest_version(db) or 0):  # no verdict comes any more: what does not suit is not handed in late instead
         raise Refusal("expired", f"{name}: step {step} is over; its draw is given again, ask for a lease")
@@ -266,7 +268,7 @@ def take_upload(
         },
     )
     db.execute(queries.ENDS, {"at_step": step, "at_submission": submission, "as": LeaseStatus.USED})
-    if ticket.status == LeaseStatus.EXPIRED:  # it came in time, and was long on its way
+    if ticket.status != LeaseStatus.OPEN:  # it came in time, and was long on its way
         db.execute(queries.MADE_GOOD, {"who": node.address})
     if node.expired:
         db.execute(queries.WORKED, {"who": node.address})

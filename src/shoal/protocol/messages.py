@@ -210,6 +210,10 @@ class NewestOut(BaseModel):
     newest: int | None = Field(description="Number of the newest policy version; null before there is one.")
 
 
+class HandedBack(BaseModel):
+    leases: list[tuple[int, int]] = Field(description="Step and submission of each lease that was open.")
+
+
 class Numbers(BaseModel):
     numbers: list[int]
 

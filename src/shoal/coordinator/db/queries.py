@@ -29,6 +29,8 @@ def _counts(record: ColumnElement[int], work: Table) -> ColumnElement[bool]:
     return or_(record >= bindparam("record"), near)
 
 
+# What says nothing about whether a node lets leases expire.
+_NOT_DONE_NOR_EXPIRED = (LeaseStatus.OPEN, LeaseStatus.VOID, LeaseStatus.RETURNED, LeaseStatus.RETAKEN)
 _HOLDERS = [state.value for state in State if holds_leases(state)]
 _own = nodes.c.address == bindparam("who")
 _of_steps = leases.c.step.between(bindparam("first"), bindparam("last"))
@@ -96,14 +98,15 @@ LAST_NUMBER = select(func.max(leases.c.submission)).where(leases.c.step == bindp
 ADD_LEASE = leases.insert()
 LEASE = select(leases).where(_lease)
 ENDS = leases.update().where(_lease).values(status=bindparam("as"))
+HAND_BACK = leases.update().where(_lease).values(status=LeaseStatus.RETURNED, until=bindparam("now"))
 ENDED = (
     select(leases.c.status)
-    .where(leases.c.node == bindparam("who"), leases.c.status.not_in((LeaseStatus.OPEN, LeaseStatus.VOID)))
+    .where(leases.c.node == bindparam("who"), leases.c.status.not_in(_NOT_DONE_NOR_EXPIRED))
     .order_by(leases.c.issued.desc())
     .limit(bindparam("most"))
 )
 _mine, _near = leases.c.node == bindparam("who"), leases.c.network == bindparam("network")
-_waits = select(leases).where(leases.c.status == LeaseStatus.EXPIRED).limit(1)
+_waits = select(leases).where(leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.RETURNED))).limit(1)
 _oldest_first = leases.c.until, leases.c.step, leases.c.submission
 # Draws that were let go, in the order in which a node gets them: its own, those of its network, those kept long enough.
 LET_GO = (
@@ -114,7 +117,9 @@ LET_GO = (
 _draw = or_(leases.c.draw_of == bindparam("first"), _lease)
 GIVEN_NEXT = select(leases).where(leases.c.draw_of == bindparam("first"), leases.c.given == bindparam("times"))
 # Who let a draw go before its network did it after all.
-DEBTORS = select(leases.c.node).where(_draw, leases.c.status == LeaseStatus.AGAIN, or_(_mine, _near))
+DEBTORS = select(leases.c.node).where(
+    _draw, leases.c.status.in_((LeaseStatus.AGAIN, LeaseStatus.RETAKEN)), or_(_mine, _near)
+)
 OWES = nodes.update().where(_own).values(owed=nodes.c.owed + 1)
 MADE_GOOD = nodes.update().where(_own, nodes.c.owed > 0).values(owed=nodes.c.owed - 1)
 # Of one network lately: draws that it took and did not do, and those that it handed in.
@@ -125,7 +130,7 @@ UNDONE = (
     .where(
         _near_lately,
         or_(
-            leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.LOST, LeaseStatus.REFUSED)),
+            leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.RETURNED, LeaseStatus.LOST, LeaseStatus.REFUSED)),
             (leases.c.status == LeaseStatus.OPEN) & (leases.c.draw_of != ""),
         ),
     )

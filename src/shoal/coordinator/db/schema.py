@@ -33,6 +33,10 @@ class LeaseStatus(StrEnum):
     """Let go; its draw was given again to its node, or to another of its network."""
     LOST = "lost"
     """Let go; its draw was given to another network, or given up."""
+    RETURNED = "returned"
+    """Handed back by its node; its draw waits to be given again."""
+    RETAKEN = "retaken"
+    """Handed back by its node; its draw was given again to that node, or to another of its network."""
     VOID = "void"
     """Ended by nobody's fault: its version was taken back, or its step was over and its draw was given again."""
 

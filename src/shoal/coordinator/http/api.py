@@ -270,6 +270,10 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
             return m.LeaseOut(lease=None, reason=granted.reason, retry_s=retry_s)
         return m.LeaseOut(lease=granted.to_tree())
 
+    @app.delete("/v1/leases", summary="Hand back all leases that the node holds and cannot finish.")
+    async def hand_back(by: Signed = signed) -> m.HandedBack:
+        return m.HandedBack(leases=await coordinator.hand_back(by))
+
     @app.put(
         "/v1/leases/{step}/{submission}/spans/{first}",
         summary="What the answers of a lease go on with from a token on. Asked again, it is the same.",
