@@ -13,6 +13,10 @@ class ConfigError(ShoalError):
     """A run's description is wrong."""
 
 
+class LimitError(ConfigError):
+    """A limit of a lent machine is too small for what the run needs; to start again changes nothing."""
+
+
 class MissingExtraError(ConfigError):
     """An optional package that is not installed; the message says which extra of shoal-rl has it."""
 

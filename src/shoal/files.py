@@ -104,6 +104,19 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def tree_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory; what vanishes meanwhile is not counted."""
+    total = 0
+    with suppress(OSError):
+        if not path.is_dir():
+            return path.stat().st_size
+        for entry in os.scandir(path):
+            with suppress(OSError):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                total += tree_bytes(Path(entry.path)) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return total
+
+
 def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = False, private: bool = False) -> None:
     """Writes a file that readers see whole or not at all, whichever process is killed meanwhile.
 

@@ -30,6 +30,9 @@ EXIT_REFUSED = 3
 # A worker that ends with this code gets no more leases; the run goes on without it.
 EXIT_BANNED = 4
 
+# A worker that ends with this code met a limit of a lent machine that is too small for the run.
+EXIT_LIMIT = 5
+
 # glibc gives large freed tensors back to the kernel and faults them in again at the next step. With these variables it
 # keeps them, which makes a training step of a small model 6 to 20 % faster. Benchmarks give them to both sides.
 KEEP_FREED_MEMORY = {
@@ -72,8 +75,12 @@ class Child:
         is_service: bool = False,
         environment: Mapping[str, str] | None = None,
         fork_server: ForkServer | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """The fork server starts it, if there is one and as long as that lives. The environment is added to ours."""
+        """The fork server starts it, if there is one and as long as that lives. The environment is added to ours.
+
+        `prefix` is a command that turns into the role, such as one that sets limits.
+        """
         self.name = name
         self.arguments = list(arguments)
         self.threads = threads
@@ -82,6 +89,7 @@ class Child:
         """A service works for the others and has no end of its own."""
         self._environment = dict(environment or {})
         self._fork_server = fork_server
+        self._prefix = list(prefix)
         self._start()
 
     def _start(self) -> None:
@@ -107,7 +115,7 @@ class Child:
                 own = {OMP_THREADS: str(self.threads), **self._environment}
                 return self._fork_server.start(self.arguments, own, log, pipes)
         return subprocess.Popen(
-            [sys.executable, "-m", "shoal", *self.arguments],
+            [*self._prefix, sys.executable, "-m", "shoal", *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -79,7 +79,8 @@ def test_a_machine_that_is_paused_often_is_neither_suspended_nor_loses_its_draw(
     run.clock.ahead += 601.0  # and one expires after all
     run.database.ask(run.coordinator.sweep)
     state, _, expired, abandoned = standing(run, "a")
-    assert (state, expired, abandoned) == ("healthy", 1, 1)
+    assert (state, expired, abandoned) == ("gone", 1, 1)
+    assert same_draw(run.take("a"), first)
 
 
 def test_a_lease_that_was_handed_back_has_no_more_time_than_before(run: World) -> None:

@@ -4,6 +4,7 @@
 from shoal.cli import (
     run,
     join,
+    lending,
     discover,
     doctor,
     look,
@@ -16,4 +17,4 @@ from shoal.cli import (
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "discover", "doctor", "join", "ledger", "look", "main", "run", "talk", "tasks", "weights"]
+__all__ = ["app", "discover", "doctor", "join", "ledger", "lending", "look", "main", "run", "talk", "tasks", "weights"]

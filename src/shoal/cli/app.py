@@ -8,8 +8,8 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from shoal.errors import BannedError, ShoalError, StorageError
-from shoal.process import EXIT_BANNED, EXIT_REFUSED, die_with_parent, say_last_words, set_defaults
+from shoal.errors import BannedError, LimitError, ShoalError, StorageError
+from shoal.process import EXIT_BANNED, EXIT_LIMIT, EXIT_REFUSED, die_with_parent, say_last_words, set_defaults
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models over machines that nobody has to trust.\n\n"
@@ -33,6 +33,8 @@ def main() -> None:
             sys.stdout.flush()
     except BannedError as error:
         refuse(error, EXIT_BANNED)
+    except LimitError as error:
+        refuse(error, EXIT_LIMIT)
     except ShoalError as error:
         refuse(error)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.app import app, console
-from shoal.cli.options import ConfigFlags, Device, JoinFlags, MaybeTarget, takes_options
+from shoal.cli.options import ConfigFlags, Device, JoinFlags, LimitFlags, MaybeTarget, takes_options
 from shoal.errors import ConfigError
 
 PANEL = "Join"
@@ -23,11 +23,11 @@ AllowCode = Annotated[
 def worker(
     joining: JoinFlags,
     changes: ConfigFlags,
+    limiting: LimitFlags,
     run: MaybeTarget = None,
     allow_code: AllowCode = False,
     name: Annotated[str, typer.Option(help="This worker's name in tables and in the run's directory.")] = "worker",
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences generated at once; default: the run's.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: the run's.")] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Number format; float32 computes a bfloat16 run more exactly. Default: the run's."),
@@ -67,11 +67,14 @@ def worker(
 
     To lend this machine to a run: shoal worker --join URL. Everything else comes from the run card, but for what
     describes the owner's machines: --device, --engine, --tensor-parallel, --kv-cache-gb and --server are this one's.
+    With pauses, hours and a supervisor that keeps the limits: shoal lend start URL.
     """
     from shoal.cli.lend import lend, machine, on_device
 
+    limits = limiting.limits()
     located, options = lend("worker", run, joining, console, changes, allow_code)
-    machined = machine(located, batch, threads, dtype, engine, tensor_parallel, server, kv_cache_gb)
+    options = replace(options, limits=limits)
+    machined = machine(located, batch, limits.threads, dtype, engine, tensor_parallel, server, kv_cache_gb)
     located = on_device(machined, "workers", device)
     if profile is not None:
         from shoal.protocol.profile import Profile

@@ -21,6 +21,7 @@ from shoal.errors import ConfigError
 
 if typing.TYPE_CHECKING:
     from shoal.config import DeviceName, DeviceTable, RunConfig
+    from shoal.limits import MachineLimits
 
 Target = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the config file of a run.")]
 MaybeTarget = Annotated[
@@ -73,6 +74,40 @@ class JoinFlags:
         list[str] | None,
         typer.Option("--relay", metavar="URL", help="Fetch weights from this relay instead of the run's; repeatable."),
     ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitFlags:
+    """What a worker may use of this machine."""
+
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads, and CPUs if there are as many; default: the run's.")
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory, such as 8G or 1.5GiB; default: no limit.")
+    ] = None
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Disk for versions and files; default: two versions.")
+    ] = None
+    upload: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Bytes sent per second, such as 500k or 4Mbit; default: no limit."),
+    ] = None
+    download: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes received per second; default: no limit.")
+    ] = None
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of the CUDA device, such as 6G; default: no limit.")
+    ] = None
+
+    def limits(self) -> "MachineLimits":
+        from shoal.limits import MachineLimits, parse_size
+
+        sizes = {name: getattr(self, name) for name in ("memory", "disk", "upload", "download", "gpu_memory")}
+        read = {
+            name: parse_size(text, f"--{name.replace('_', '-')}") for name, text in sizes.items() if text is not None
+        }
+        return MachineLimits(threads=self.threads, **read)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar, cast
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from shoal.bandwidth import RECEIVED, paced, socket_options
 from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
 from shoal.crypto.tls import UnvouchedError, WrongServerError, pinned_context, public_context
@@ -91,7 +92,10 @@ class CoordinatorClient:
 
     def _connect(self, context: ssl.SSLContext) -> httpx2.Client:
         timeout = httpx2.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
-        return httpx2.Client(timeout=timeout, verify=context, trust_env=False, follow_redirects=False)
+        if not (options := socket_options()):
+            return httpx2.Client(timeout=timeout, verify=context, trust_env=False, follow_redirects=False)
+        transport = httpx2.HTTPTransport(verify=context, trust_env=False, socket_options=options)
+        return httpx2.Client(timeout=timeout, transport=transport, trust_env=False, follow_redirects=False)
 
     @property
     def card(self) -> Card:
@@ -190,7 +194,8 @@ class CoordinatorClient:
                     "nearer to this machine than the coordinator is; nothing was sent"
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
-            with self._public.stream("PUT", cast("str", where.url), content=data) as answer:
+            sized = {"Content-Length": str(len(data))}
+            with self._public.stream("PUT", cast("str", where.url), content=paced(data), headers=sized) as answer:
                 status = answer.status_code
             if status not in (200, 201):
                 raise _Later(f"the object store answered {status}")
@@ -236,6 +241,7 @@ class CoordinatorClient:
             digest, came = hashlib.sha256(), 0
             with self._stream("GET", target) as answer, to.open("wb") as file:
                 for piece in answer.iter_raw():
+                    RECEIVED.take(len(piece))
                     came += len(piece)
                     if came > max_bytes:
                         raise SwarmError(f"{target}: is larger than the {max_bytes} bytes it may have")
@@ -277,7 +283,10 @@ class CoordinatorClient:
             headers = PLAIN | ({"Content-Type": kind} if data is not None else {})
             if signed:
                 headers |= self._sign(method, target, body)
-            with self._client.stream(method, self.join_at.url + target, content=data, headers=headers) as answer:
+            if data:
+                headers |= {"Content-Length": str(len(data))}
+            content = paced(data) if data else data
+            with self._client.stream(method, self.join_at.url + target, content=content, headers=headers) as answer:
                 said = _read(answer, max_bytes if answer.status_code == 200 else MAX_REFUSAL)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, said)
@@ -358,6 +367,7 @@ def _read(answer: httpx2.Response, max_bytes: int) -> bytes:
     """The body as it came. One without end, or one that drips, is given up; a compressed one is not unfolded."""
     data, began = bytearray(), time.monotonic()
     for piece in answer.iter_raw():
+        began += RECEIVED.take(len(piece))
         data += piece
         if len(data) > max_bytes:
             raise SwarmError(f"{answer.url}: an answer of more than {max_bytes} bytes; is a coordinator at that URL?")

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shoal.bandwidth import RECEIVED
 from shoal.errors import ShardcastError, ShoalError, WaitError, WeightsError
 from shoal.protocol.stores import Version
 from shoal.shardcast.fetch.client import Puller
-from shoal.shardcast.fetch.downloader import KEEP
-from shoal.shardcast.format.records import Entry
+from shoal.shardcast.fetch.downloader import KEEP, MAX_WORKERS
+from shoal.shardcast.format.records import LARGEST_PIECE, Entry
 from shoal.shardcast.format.store import Store
 from shoal.telemetry.metrics import MetricsWriter
 
@@ -39,13 +40,23 @@ class CastChannel:
         metrics: MetricsWriter,
         nearest: int = 0,
         keep: int = KEEP,
+        max_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`keep` whole versions are on the disk at most: the one in use, and those that are made beside it."""
+        """`keep` whole versions are on the disk at most: the one in use, and those that are made beside it; and no more
+        bytes than `max_bytes` says."""
         self._wait_s = wait_s
-        self._fetch_s = min(wait_s, FETCH_S)
+        self._fetch_s = min(wait_s, FETCH_S + _slowest_s(RECEIVED.bytes_per_s))
         self._on_note = noting(metrics)
         self._puller = Puller(
-            Store(path), relays, origin, run, name=name, on_note=self._on_note, nearest=nearest, keep=keep
+            Store(path),
+            relays,
+            origin,
+            run,
+            name=name,
+            on_note=self._on_note,
+            nearest=nearest,
+            keep=keep,
+            max_bytes=max_bytes,
         )
         self._in_use: Version | None = None
         self._here: dict[int, Version] = {}
@@ -152,6 +163,11 @@ class CastChannel:
             except (ShoalError, OSError) as error:  # this thread is the only one that hears of new versions
                 if not self._stopped.wait(1.0):
                     self._on_note(str(error))
+
+
+def _slowest_s(bytes_per_s: float | None) -> float:
+    """How long the largest piece takes on a limited line that all transfers share; nothing is heard of it before."""
+    return 0.0 if bytes_per_s is None else MAX_WORKERS * LARGEST_PIECE / bytes_per_s
 
 
 def noting(metrics: MetricsWriter, event: str = "note") -> Callable[[str], None]:

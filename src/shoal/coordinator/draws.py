@@ -202,9 +202,7 @@ def became_of(db: Connection, row: LeaseRow) -> str:
     if row.status == LeaseStatus.RETURNED:
         return f"{name}: was handed back; its draw is given again, to this node and its network first"
     if row.status == LeaseStatus.RETAKEN:
-        return (
-            f"{name}: was handed back; its draw was given again, and is owed until its network has done it"
-        )
+        return f"{name}: was handed back; its draw was given again, and is owed until its network has done it"
     place = {"first": row.draw_of or f"{row.step}/{row.submission}", "times": row.given + 1}
     following = db.execute(queries.GIVEN_NEXT, place).first()
     again = f"was given again as {following.step}/{following.submission}" if following else "was given up"

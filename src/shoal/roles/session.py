@@ -22,7 +22,8 @@ from shoal.client.weight_source import CastChannel
 from shoal.config import TaskConfig
 from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
-from shoal.files import whole_file
+from shoal.files import tree_bytes, whole_file
+from shoal.limits import NO_LIMITS, MachineLimits
 from shoal.protocol.messages import Role
 from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.run_card import Join
@@ -73,6 +74,8 @@ class JoinOptions:
     """Told, a line at a time, what a person who lent this machine wants to know."""
     profile: str = ""
     """What a worker says of how it computes; what this machine looks like if not given."""
+    limits: MachineLimits = NO_LIMITS
+    """What the role may use of this machine."""
 
     @contextmanager
     def session(
@@ -102,7 +105,11 @@ class JoinOptions:
         """Versions from the relays that were given, or else from those of the run card; `keep` are here at most."""
         relays = list(self.relays) or _relays(link, run.config.patience_s, status)
         nearest = 0 if self.relays else self.nearest()
-        with _cast(run, name, relays, metrics, link.card.origin, nearest, keep) as source:
+        path, wait_s, most = run.path / "nodes" / name, run.config.patience_s, self.limits.disk
+        room = None if most is None else partial(_room_for_versions, run.path, path, most)
+        with CastChannel(
+            path, relays, link.card.origin, run.config.name, name, wait_s, metrics, nearest, keep, room
+        ) as source:
             yield source
 
     @contextmanager
@@ -159,14 +166,9 @@ class JoinOptions:
         return CoordinatorClient(join, key, wait_s, lambda what, left_s: status.waiting(what, "coordinator", left_s))
 
 
-@contextmanager
-def _cast(
-    run: RunDir, role: str, relays: Sequence[str], metrics: MetricsWriter, origin: str, nearest: int, keep: int
-) -> Iterator[CastChannel]:
-    """Versions that `origin` signed, from relays, none of which is nearer than `nearest`."""
-    path, wait_s = run.path / "nodes" / role, run.config.patience_s
-    with CastChannel(path, relays, origin, run.config.name, role, wait_s, metrics, nearest, keep) as channel:
-        yield channel
+def _room_for_versions(home: Path, versions: Path, most: int) -> int:
+    """Bytes that versions may take, of what the whole directory of a node may: logs and fetched files are there too."""
+    return most - (tree_bytes(home) - tree_bytes(versions))
 
 
 def ignore_refused(_file: str, _reason: str) -> None:

@@ -4,12 +4,17 @@
 between for what came: a version, a lease, a file that was handed in. All else is done in threads (`roles/beside.py`).
 """
 
+import signal
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from shoal.devices import set_up
+from shoal.bandwidth import limit_line
+from shoal.client.weight_source import noting
+from shoal.devices import CPU, set_up
 from shoal.files import locked
 from shoal.generate.flights import Flight
 from shoal.generate.pipeline import Pipeline, can_be_met
@@ -21,6 +26,7 @@ from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.roles.turns import TurnWorker
 from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_here, now, places
 from shoal.roles.worker_engine import engine_of, start_engine, worker_profile
+from shoal.roles.worker_limits import check_model_fits, limit_gpu_memory, memory_bound
 from shoal.rundir import TAKEOVER_S, RunDir, check_worker_name
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.waiting import Patience
@@ -63,6 +69,8 @@ class Worker(WorkerBase):
     seen: Version | None = None
     """The newest version when it was last looked for."""
     look_at: float = -inf
+    finish: threading.Event = field(default_factory=threading.Event)
+    """Once set, the worker asks for no more leases, and ends when those under way are handed in."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -71,18 +79,26 @@ class Worker(WorkerBase):
         self.patience = Patience(self.metrics, config.patience_s)
 
     def run(self) -> None:
-        """Works until the last version is out."""
+        """Works until the last version is out, or until it is told to finish."""
         while self.turn():
             pass
         self.maker.engine.abort()
-        self.status.done("the run is complete")
+        self.status.done("its leases are done" if self.is_finished else "the run is complete")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was told to finish, and nothing is under way any more."""
+        busy = self.pipeline.flights or self.beside.sending or self.beside.is_asking
+        return self.finish.is_set() and not busy
 
     def turn(self) -> bool:
-        """Hears what came, and takes one step of the engine or waits a moment; False when the run is complete."""
+        """Hears what came, and takes one step of the engine or waits a moment; False when there is no more to do."""
         newest = self._look()
         if newest.number >= self.config.steps:
             return False
         self._hear(newest)
+        if self.is_finished:
+            return False
         self._change_version(newest)
         self._ask(newest)
         if self._submit():
@@ -160,7 +176,7 @@ class Worker(WorkerBase):
 
     def _ask(self, newest: Version) -> None:
         version = self.pipeline.ask_with(self.loaded, newest, bool(self.beside.sending))
-        if version is None or self.beside.is_asking or not self._in_time():
+        if version is None or self.finish.is_set() or self.beside.is_asking or not self._in_time():
             return
         holding = self.pipeline.holds(self.beside.sending)
         question = (version, *holding)
@@ -242,27 +258,50 @@ class Worker(WorkerBase):
         self.beside.wait(POLL_S)
 
 
+@contextmanager
+def told_to_finish() -> Iterator[threading.Event]:
+    """An event that SIGUSR1 sets: finish what is under way, and end. `shoal lend finish` sends it."""
+    finish = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+        yield finish
+        return
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: finish.set())
+    try:
+        yield finish
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
     config = run.config
+    limits = options.limits
+    limit_line(limits.download, limits.upload)
     device = set_up(config.device_of("workers"), config.workers.threads)
+    limit_gpu_memory(device, limits.gpu_memory)
     which = engine_of(config, device) if attack is None else "torch"  # who cheats does it in our own engine
+    bound = limits.memory if which == "torch" and device == CPU else None  # other engines compute elsewhere
     profile = options.profile or worker_profile(config, device).name
     taken = f"worker {name}: another process of that name is at work in {run.path}; give this one another --name"
     with (
+        told_to_finish() as finish,
         locked(run.path / "locks" / name, taken, wait_s=TAKEOVER_S),
         run.role(name) as (status, metrics),
         options.session(run, "worker", name, status, metrics, profile) as session,
+        memory_bound(bound),
     ):
         channel = session.weights
         status.working("loading the newest version")
-        first, policy, engine = start_engine(run, channel, device, lambda text: metrics.write("note", text=text), which)
+        if bound is not None:
+            check_model_fits(run.first_version(channel)[1], config, bound)
+        say = noting(metrics)
+        first, policy, engine = start_engine(run, channel, device, say, which, limits.gpu_memory)
         with closing(engine), Scorer(config.tasks) as judge:
             store = session.open_store(None, ignore_refused)
             parts = (config, policy, engine, judge.tasks, judge, store.table, store.span)
             if attack is None:
-                Worker(session.node, config, channel, store, Maker(*parts), status, metrics, first).run()
+                Worker(session.node, config, channel, store, Maker(*parts), status, metrics, first, finish=finish).run()
                 return
             from shoal.attacks import attack_named
 

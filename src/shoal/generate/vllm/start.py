@@ -54,6 +54,8 @@ class VllmSettings:
     threads: int = 1
     tensor_parallel: int = 1
     kv_cache_gb: float | None = None
+    gpu_share: float | None = None
+    """Of a GPU's memory, at most; as much as vLLM takes if not given."""
     proofs: bool = True
     noise: bool = True
     """Without it vLLM samples by itself: what our noise costs is measured against that."""
@@ -101,6 +103,8 @@ def engine_args(folder: Path, settings: VllmSettings) -> dict[str, Any]:
     gb = settings.kv_cache_gb if settings.kv_cache_gb is not None else None if settings.cuda else 1.0
     if gb is not None:
         args["kv_cache_memory_bytes"] = int(gb * GIB)
+    if settings.gpu_share is not None:
+        args["gpu_memory_utilization"] = settings.gpu_share
     return args | dict(settings.more)
 
 

@@ -107,12 +107,12 @@ class Puller(Intake):
             if way is None and trouble is not None:
                 raise trouble
             if way is not None and version is not None and self._offers(way):
-                with self._changed:
-                    self.room.for_packages(way)
                 path = None
                 try:
-                    with self._need(way) as jobs:
-                        came = self._await(version, way, jobs, patience, on_progress)
+                    with self._changed:
+                        fits = self.room.for_packages(way, last_resort=even_without_room)
+                    with self._need(way if fits else []) as jobs:
+                        came = fits and self._await(version, way, jobs, patience, on_progress)
                         if came:
                             path = self._hand_out(version, way, even_without_room=even_without_room)
                     if path:

@@ -15,6 +15,7 @@ from typing import Self
 
 from blake3 import blake3
 
+from shoal.bandwidth import RECEIVED
 from shoal.crypto.keys import Key, checked_address
 from shoal.errors import ShardcastError, ShoalError, StorageError
 from shoal.shardcast.fetch.http import LieError, Pace, SourceError
@@ -46,6 +47,7 @@ POLL_S = 20.0  # one long poll
 # What a source does not have yet: an object store that may not be listed says 403 for it.
 NOT_THERE = (403, 404)
 ENOUGH_QUEUED = 64  # pieces known and not yet fetched; no need to ask for more
+MIN_SHARE = 48 << 10  # bytes per second of one transfer; servers cut off those below a third of that
 REST_S = 2.0  # before a disk that refused is tried again
 KEEP = 4  # times a whole version on the disk of a client; a validator goes back to those before the newest
 
@@ -73,7 +75,9 @@ class Intake:
         on_note: Callable[[str], None] = lambda _: None,
         nearest: int = 0,
         keep: int = KEEP,
+        max_bytes: Callable[[], int] | None = None,
     ) -> None:
+        """`max_bytes` says how much may be in the store at the most now."""
         if not sources:
             raise ShardcastError("no source: give the URL of at least one relay or origin")
         self.store = store
@@ -85,7 +89,7 @@ class Intake:
         headers = {"Shoal-Node": name, "Shoal-Url": own_url} if name or own_url else {}
         self.sources = Sources(sources, headers, key, self._changed, self.counts, on_note, nearest)
         self._mirror = mirror
-        self.room = Room(store, keep, lambda name: name in self._wanted, self._lose)
+        self.room = Room(store, keep, lambda name: name in self._wanted, self._lose, max_bytes)
         self._assembling = threading.Lock()  # two threads may want the same version
         self._stall_s = stall_s
         self._rng = Random(seed)
@@ -129,7 +133,7 @@ class Intake:
 
     def _employ(self) -> None:
         """As many threads that fetch pieces as the sources can keep busy."""
-        wanted = min(MAX_WORKERS, PER_SOURCE * len(self.sources))
+        wanted = min(MAX_WORKERS, PER_SOURCE * len(self.sources), _side_by_side(RECEIVED.bytes_per_s))
         for _ in range(wanted - self._workers):
             self._thread(self._work)
         self._workers = max(self._workers, wanted)
@@ -467,6 +471,11 @@ class Intake:
         with self._changed:
             while not self._closed and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
+
+
+def _side_by_side(bytes_per_s: float | None) -> int:
+    """Transfers at once that a limited line keeps fast enough for every server."""
+    return MAX_WORKERS if bytes_per_s is None else max(1, int(bytes_per_s / MIN_SHARE))
 
 
 def retracted(name: str, head: Head) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from shoal.bandwidth import RECEIVED, socket_options
 from shoal.crypto.keys import Key, checked_address
 from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
 from shoal.crypto.tls import UnvouchedError, pinned_context, public_context
@@ -87,6 +88,10 @@ class Pace:
         self.count = 0
         self._answer_by = None
 
+    def rested(self, seconds: float) -> None:
+        """Our own limit held the transfer up for so long: no fault of the source's."""
+        self.started += seconds
+
     def took(self, count: int) -> None:
         self.count += count
         now = time.monotonic()
@@ -113,7 +118,8 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._sock.recv_into(buffer)
+        count = self._sock.recv_into(memoryview(buffer)[: RECEIVED.portion])
+        self._pace.rested(RECEIVED.take(count))
         self._pace.took(count)
         return count
 
@@ -233,6 +239,8 @@ class Connection:
             sock.close()
             raise SourceError(f"leads to {host}, which is inside this network; not asked")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in socket_options():
+            sock.setsockopt(*option)
         return sock
 
     def _secure(self, sock: socket.socket, trust: ssl.SSLContext) -> socket.socket:
