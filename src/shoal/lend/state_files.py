@@ -1,5 +1,5 @@
-"""State of a lent machine in files: what was agreed (`settings.json`), what its owner wants now (`control.json`), what is
-done (`status.json`). Each is replaced whole, so that neither a reader nor a kill sees half of one.
+"""State of a lent machine in files: what was agreed (`settings.json`), what its owner wants (`control.json`), and what
+is done (`status.json`). Each is replaced whole, so that neither a reader nor a kill sees half of one.
 
 The supervisor holds a lock for as long as it lives; a status without that lock is of one that has ended.
 """
@@ -130,8 +130,8 @@ class LendFolder:
         known = self.status()
         whose = f" (process {known.pid}, {known.state})" if known else ""
         refusal = (
-            f"lend {self.name}: this machine is lent already{whose}; use shoal lend limits, pause, resume or finish, or "
-            "lend another device with --name"
+            f"lend {self.name}: this machine is lent already{whose}; use shoal lend limits, pause, resume or finish; "
+            "for another device give --name"
         )
         with locked(self.path / "lock", refusal, wait_s):
             yield

@@ -26,7 +26,8 @@ WORKING_ROOM = 1.1
 def own_memory() -> tuple[int, int]:
     """Bytes of this process's own memory: those in use, and those it has asked the system for."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (l.partition(":") for l in lines) if "kB" in rest}
+    fields = (line.partition(":") for line in lines)
+    sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in fields if rest.endswith("kB")}
     return sizes["RssAnon"] + sizes["RssShmem"], sizes["VmData"]
 
 
@@ -74,9 +75,9 @@ def check_model_fits(folder: Path, config: RunConfig, limit: int) -> None:
     fitting = int((limit - program) / WORKING_ROOM - weights) // one if one else 0
     smaller = f", or give --batch {fitting}" if 0 < fitting < batch else ""
     raise LimitError(
-        f"--memory {show_size(limit)}: this run needs {show_size(needed)} here ({show_size(weights)} of weights in {dtype}, "
-        f"{show_size(batch * one)} of cache for {batch} answers at once, {show_size(program)} for the program, and a tenth "
-        f"more to work in); raise it{smaller}"
+        f"--memory {show_size(limit)}: this run needs {show_size(needed)} here ({show_size(weights)} of weights in "
+        f"{dtype}, {show_size(batch * one)} of cache for {batch} answers at once, {show_size(program)} of the program, "
+        f"and a tenth more to work in); raise it{smaller}"
     )
 
 

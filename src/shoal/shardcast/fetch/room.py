@@ -72,8 +72,8 @@ class Room:
         if base is not None and self._remove(base.name):  # as a full version it may fit
             return False
         raise LimitError(
-            f"--disk: version {way[-1].number} takes {show_size(need)} while it comes, {show_size(left - need)} are in use "
-            f"beside it, and {show_size(most)} are left for versions; raise it by {show_size(max(1, left - most))} or more"
+            f"--disk: version {way[-1].number} takes {show_size(need)} while it comes, {show_size(left - need)} are in "
+            f"use, and versions may have {show_size(most)}; raise it by {show_size(max(1, left - most))} or more"
         )
 
     def to_assemble(self, way: Sequence[Entry]) -> bool:

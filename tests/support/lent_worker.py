@@ -1,0 +1,51 @@
+"""Stands in for `shoal worker` where the supervisor is tested and not the engine: a real process with a real lease.
+
+It is started as `python lent_worker.py PYTHON -m shoal worker --join URL --key FILE ...`, joins the coordinator, takes a
+lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, or find a limit too small.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from shoal.client.client import CoordinatorClient
+from shoal.client.rollout_store import SwarmStore
+from shoal.crypto.keys import Key
+from shoal.process import EXIT_LIMIT, die_with_parent, say_last_words
+
+STEP = 8 << 20
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent()
+    flags = dict(zip(arguments, arguments[1:], strict=False))
+    finish = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: finish.set())
+    mode = os.environ.get("LENT_WORKER", "hold")
+    if mode == "crash":
+        return 1
+    if mode == "limit":
+        say_last_words("--memory 600 MB: this run needs 2 GB here; raise it")
+        return EXIT_LIMIT
+    home = Path(flags["--home"])
+    home.mkdir(parents=True, exist_ok=True)
+    key = Key.load_or_create(Path(flags["--key"]))
+    with CoordinatorClient(flags["--join"], key, wait_s=20.0) as link:
+        link.join("worker")
+        lease = SwarmStore(link, home / "cache").lease(key.address, 0)
+        (home / "holds").write_text(f"{lease.step}/{lease.submission}" if lease else "nothing")
+        eaten: list[bytearray] = []
+        while not finish.wait(0.01):
+            if mode == "eat":
+                eaten.append(bytearray(b"x" * STEP))
+                time.sleep(0.01)
+        if lease is not None:
+            link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal=0", b"answers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
