@@ -89,9 +89,8 @@ class Lent:
 
     def owed(self) -> int:
         address = Key.load(self.key).address
-        return next(
-            node["owed"] for node in self.world.trainer._link.get("/v1/status")["nodes"] if node["address"] == address
-        )
+        nodes = self.world.trainer._link.get("/v1/status")["nodes"]
+        return int(next(node["owed"] for node in nodes if node["address"] == address))
 
 
 @pytest.fixture
@@ -316,8 +315,9 @@ def test_a_clock_that_jumps_out_of_the_hours_and_back_ends_the_worker_and_starts
 
 def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_its_lease_back(lent: Lent) -> None:
     script = (
-        "import sys; from pathlib import Path; from shoal.lend import supervisor as s; from shoal.lend.state_files import "
-        f"LendFolder; s.scope_command = lambda *_: [sys.executable, {str(STAND_IN)!r}]; "
+        "import sys; from pathlib import Path; from shoal.lend import supervisor as s; "
+        "from shoal.lend.state_files import LendFolder; "
+        f"s.scope_command = lambda *_: [sys.executable, {str(STAND_IN)!r}]; "
         f"s.supervise(LendFolder(home=Path({str(lent.folder.path.parents[1])!r})))"
     )
     process = subprocess.Popen([sys.executable, "-c", script])

@@ -1,9 +1,10 @@
 """Stands in for `shoal worker` where the supervisor is tested and not the engine: a real process with a real lease.
 
-It is started as `python lent_worker.py PYTHON -m shoal worker --join URL --key FILE ...`, joins the coordinator, takes a
-lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, or find a limit too small.
+It is started as `python lent_worker.py PYTHON -m shoal worker --join URL --key FILE ...`, joins the coordinator, takes
+a lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, or find a limit too small.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -16,12 +17,12 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.crypto.keys import Key
 from shoal.process import EXIT_LIMIT, die_with_parent, say_last_words
 
-STEP = 8 << 20
+STEP = 2 << 20
 
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
-    flags = dict(zip(arguments, arguments[1:], strict=False))
+    flags = dict(itertools.pairwise(arguments))
     finish = threading.Event()
     signal.signal(signal.SIGUSR1, lambda _number, _frame: finish.set())
     mode = os.environ.get("LENT_WORKER", "hold")
