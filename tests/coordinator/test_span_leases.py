@@ -100,3 +100,26 @@ def test_where_answers_keep_their_version_there_are_no_spans(tmp_path: Path) -> 
         world.announce(0)
         with pytest.raises(RolloutError, match=r"workers\.in_flight is false, and answers keep their version"):
             span(world, world.take("a"), 32, 0)
+
+
+def test_a_lease_that_was_handed_back_goes_on_as_it_did_before(world: World) -> None:
+    """Otherwise a worker would see how its answers go on, and hand them back until they suit it."""
+    lease = world.take("a")
+    given = [span(world, lease, first, 0) for first in (32, 64)]
+    for holder, name in (("a", "a"), ("a", "b")):  # also for a key that costs nothing, in the same network
+        with world.link(key_of(holder)) as link:
+            link.hand_back()
+        again = world.take(name)
+        assert (again.beacon, again.seed, again.version) == (lease.beacon, lease.seed, lease.version)
+        assert [span(world, again, first, 0, name).beacon for first in (32, 64)] == [one.beacon for one in given]
+        assert span(world, again, 96, 0, name).beacon not in [one.beacon for one in given]
+
+
+def test_a_neighbour_that_takes_over_what_was_handed_back_answers_with_the_same_version(world: World) -> None:
+    lease = late_lease(world)
+    node = next(name for name in ("a", *(f"n{n}" for n in range(20))) if key_of(name).address == lease.node)
+    world.announce(1)
+    with world.link(key_of(node)) as link:
+        link.hand_back()
+    again = world.take("neighbour", version=1)
+    assert (again.beacon, again.version) == (lease.beacon, 0)

@@ -407,3 +407,19 @@ def test_work_that_was_to_go_on_with_a_version_that_is_taken_back_is_dropped(tmp
     assert worker.turn()
     assert f"{flight.lease}: its step is over, or its version was taken back" in notes(run, worker.name)
     assert flight not in worker.pipeline.flights
+
+
+def test_a_worker_that_is_told_to_finish_hands_in_what_is_under_way_and_takes_no_more(
+    run: RunDir, worker: Worker
+) -> None:
+    while not worker.pipeline.flights:
+        assert worker.turn()
+    worker.finish.set()
+    while worker.turn():
+        pass
+    records = records_of(run.path)
+    assert records.leases
+    assert set(records.leases) == set(records.signal), "every lease has its file"
+    assert not worker.pipeline.flights
+    worker.run()
+    assert worker.status.now.doing == "its leases are done"

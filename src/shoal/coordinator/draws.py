@@ -114,6 +114,15 @@ def give_again(db: Connection, row: LeaseRow, node: str, network: str, room: int
     return Draw(row.beacon, min(row.groups, room), row.draw_of or f"{row.step}/{row.submission}", given)
 
 
+def carry_spans(db: Connection, row: LeaseRow, step: int, submission: int) -> None:
+    """Gives a draw again with the spans that it had: otherwise a node would see how its answers go on, let the lease go
+    and have other noise instead."""
+    of_row = (span_leases.c.step == row.step) & (span_leases.c.submission == row.submission)
+    for span in db.execute(select(span_leases).where(of_row)).all():
+        kept = {"first": span.first, "version": span.version, "weights": span.weights, "beacon": span.beacon}
+        db.execute(span_leases.insert().values(step=step, submission=submission, **kept))
+
+
 def why_no_other(
     db: Connection, terms: Terms, node: Row[Any], own: Sequence[LeaseRow], network: str, now: float
 ) -> str:

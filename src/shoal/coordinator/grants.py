@@ -85,9 +85,13 @@ def grant(
     else:
         here = found.get(granted.step, StepCount())
         drawn = draws.give_again(db, again, node.address, network, terms.max_groups - here.seen - here.leased)
-        if again.node == node.address and again.version >= granted.step - terms.async_level:
+        is_same = again.node == node.address or again.status == LeaseStatus.RETURNED
+        if is_same and again.version >= granted.step - terms.async_level:
             version = again.version  # another one would answer otherwise, and be waited for if these do not suit
-    return _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)
+    signed = _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)
+    if again is not None and again.version == version:
+        draws.carry_spans(db, again, signed.lease.step, signed.lease.submission)
+    return signed
 
 
 def _admitted(db: Connection, node: Node, now: float) -> Node:

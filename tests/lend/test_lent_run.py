@@ -1,0 +1,82 @@
+"""A whole run that a machine is lent to with `shoal lend`: real processes from the command line to the ledger."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.client.client import CoordinatorClient
+from shoal.crypto.keys import Key
+from tests.support.run_processes import CONFIG, Runs
+from tests.support.until import until
+
+WAIT_S = 240.0
+pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(900)]
+
+
+class Machine:
+    """A machine with a home directory of its own, and `shoal lend` on it."""
+
+    def __init__(self, home: Path, cache: str) -> None:
+        home.mkdir()
+        own = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
+        self.env = {**os.environ, **own, "SHOAL_CACHE": cache, "NO_COLOR": "1"}
+        self.home = home
+
+    def lend(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "shoal", "lend", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.env, cwd="/", timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @property
+    def state(self) -> str:
+        found = json.loads((self.home / "state" / "shoal" / "lend" / "worker" / "status.json").read_text())
+        return f"{found['state']} {found['reason']}"
+
+
+def test_a_machine_is_lent_paused_resumed_and_finished(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.replace("steps = 30", "steps = 1000"))
+    with Runs(tmp_path / "cache") as runs:
+        run = runs.start(config, tmp_path / "run", "--set=workers.count=1")
+        log = tmp_path / "run.log"
+        until(lambda: re.search(r"shoal worker --join (\S+)", log.read_text()) or run.poll() is not None, WAIT_S)
+        found = re.search(r"shoal worker --join (\S+)", log.read_text())
+        assert found is not None, log.read_text()
+        machine = Machine(tmp_path / "home", runs.env["SHOAL_CACHE"])
+        link = CoordinatorClient(found[1], Key.create(), wait_s=WAIT_S)
+
+        def node() -> dict[str, object]:
+            nodes = link.get("/v1/status")["nodes"]
+            return next((n for n in nodes if n["name"] == "worker" and n["role"] == "worker"), {"accepted": 0})
+
+        try:
+            machine.lend("start", found[1], "--memory", "4G", "--disk", "1G", "--threads", "1", "--download", "50M")
+            until(lambda: int(str(node()["accepted"])) > 0, WAIT_S)
+            asked = time.monotonic()
+            assert "paused" in machine.lend("pause")
+            paused_s = time.monotonic() - asked
+            before = node()["accepted"]
+            assert "working" in machine.lend("resume") or machine.state.startswith(("starting", "working"))
+            until(lambda: int(str(node()["accepted"])) > int(str(before)) + 1, WAIT_S)
+            machine.lend("finish")
+            until(lambda: machine.state.startswith("ended"), WAIT_S)
+            assert machine.state == "ended the leases were handed in"
+            assert node().get("rejected") == 0
+            assert paused_s < WAIT_S
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "shoal", "lend", "finish", "--now"],
+                env=machine.env,
+                cwd="/",
+                capture_output=True,
+            )
+            link.__exit__()
