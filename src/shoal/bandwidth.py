@@ -66,8 +66,13 @@ def limit_line(received: float | None, sent: float | None) -> None:
     SENT.set(sent)
 
 
-def paced(data: bytes) -> Iterator[bytes]:
-    """Bytes to send, portion by portion, as fast as they may go."""
+def to_send(data: bytes) -> bytes | Iterator[bytes]:
+    """A request's body: as it is without a limit, and otherwise portion by portion as fast as they may go. The request
+    then has to say its length itself."""
+    return data if SENT.bytes_per_s is None else _paced(data)
+
+
+def _paced(data: bytes) -> Iterator[bytes]:
     size = SENT.portion
     for at in range(0, len(data), size):
         piece = data[at : at + size]

@@ -338,7 +338,7 @@ def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_it
 
 
 def test_a_node_that_never_joined_has_nothing_to_hand_back(lent: Lent) -> None:
-    assert hand_back(lent.folder.settings()) == 0
+    assert hand_back(lent.folder.settings(), "paused") == 0
 
 
 def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> None:

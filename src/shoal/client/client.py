@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar, cast
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from shoal.bandwidth import RECEIVED, paced, socket_options
+from shoal.bandwidth import RECEIVED, socket_options, to_send
 from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import EMPTY, Recipient, sign_request
 from shoal.crypto.tls import UnvouchedError, WrongServerError, pinned_context, public_context
@@ -195,7 +195,7 @@ class CoordinatorClient:
                 )
             # What is answered is not repeated to anybody: the URL is the coordinator's, and may lead inside.
             sized = {"Content-Length": str(len(data))}
-            with self._public.stream("PUT", cast("str", where.url), content=paced(data), headers=sized) as answer:
+            with self._public.stream("PUT", cast("str", where.url), content=to_send(data), headers=sized) as answer:
                 status = answer.status_code
             if status not in (200, 201):
                 raise _Later(f"the object store answered {status}")
@@ -285,7 +285,7 @@ class CoordinatorClient:
                 headers |= self._sign(method, target, body)
             if data:
                 headers |= {"Content-Length": str(len(data))}
-            content = paced(data) if data else data
+            content = to_send(data) if data else data
             with self._client.stream(method, self.join_at.url + target, content=content, headers=headers) as answer:
                 said = _read(answer, max_bytes if answer.status_code == 200 else MAX_REFUSAL)
             if answer.status_code != 200:

@@ -227,7 +227,8 @@ class Supervisor:
             return
         self._hand_back_at = time.monotonic() + HAND_BACK_RETRY_S
         try:
-            self._handed_back += hand_back(self.settings)
+            state = self._status.state if self._status else "starting"
+            self._handed_back += hand_back(self.settings, f"lent machine, {state}")
             self._holds_leases = False
             self._notes.pop("leases", None)
         except ShoalError as error:
@@ -261,7 +262,7 @@ class Supervisor:
         return next((role.doing for role in read_status(home) if role.role == self.folder.name), "")
 
 
-def hand_back(settings: Settings, doing: str = "paused by its owner") -> int:
+def hand_back(settings: Settings, doing: str) -> int:
     """Hands back the leases of this machine's node, and says why it falls silent; how many there were."""
     key = Path(settings.key) if settings.key else default_key()
     if not key.exists():

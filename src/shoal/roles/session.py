@@ -168,7 +168,7 @@ class JoinOptions:
 
 def _room_for_versions(home: Path, versions: Path, most: int) -> int:
     """Bytes that versions may take, of what the whole directory of a node may: logs and fetched files are there too."""
-    return most - (tree_bytes(home) - tree_bytes(versions))
+    return max(0, most - (tree_bytes(home) - tree_bytes(versions)))
 
 
 def ignore_refused(_file: str, _reason: str) -> None:

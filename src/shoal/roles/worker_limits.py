@@ -18,7 +18,7 @@ from shoal.devices import DTYPES, is_cuda, memory
 from shoal.errors import LimitError
 from shoal.limits import show_size
 
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc")
+OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 # What generation takes beside weights and cache: activations, logits and files that are scored.
 WORKING_ROOM = 1.1
 
