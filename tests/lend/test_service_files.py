@@ -30,13 +30,13 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
 def test_a_path_that_means_something_to_systemd_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_files.sys, "executable", '/opt/my "envs"/100%/$HOME/python')
     line = next(line for line in systemd_unit("worker").splitlines() if line.startswith("ExecStart="))
-    assert line.startswith('ExecStart="/opt/my \\"envs\\"/100%%/$$HOME/python" "-m" "shoal" "lend" "start" ')
+    assert line.startswith('ExecStart="/opt/my \\"envs\\"/100%%/$$HOME/python" "-P" "-m" "shoal" "lend" "start" ')
 
 
 def test_launchd_starts_it_at_login_and_again_after_a_kill_but_not_after_its_end(tmp_path: Path) -> None:
     read = plistlib.loads(launchd_plist("gpu-1", tmp_path / "lend.log"))
     assert read["Label"] == "org.shoal.lend.gpu-1"
-    assert read["ProgramArguments"][1:] == ["-m", "shoal", "lend", "start", "--foreground", "--name", "gpu-1"]
+    assert read["ProgramArguments"][1:] == ["-P", "-m", "shoal", "lend", "start", "--foreground", "--name", "gpu-1"]
     assert (read["RunAtLoad"], read["KeepAlive"]) == (True, {"SuccessfulExit": False})
 
 

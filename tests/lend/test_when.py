@@ -1,7 +1,6 @@
 """When a lent machine works: hours across midnight and daylight saving time, power, and the person in front of it."""
 
-import time
-from datetime import datetime
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.lend.when import DAY, IDLE_S, Hours, Observed, When, next_opening, parse_when, why_not
+from shoal.lend.when import DAY, IDLE_S, Hours, Observed, When, parse_when, why_not
 
 NIGHT = When(hours=(Hours(22 * 60, 7 * 60),))
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -41,7 +40,9 @@ def test_all_conditions_must_hold_and_one_of_several_hours() -> None:
     assert why_not(when, Observed(12 * 60 + 30, False, IDLE_S, 0.1, 8)) == "the machine runs on battery"
     assert why_not(when, Observed(12 * 60 + 30, True, 3.0, 0.1, 8)).startswith("somebody used the machine 3 s ago")
     assert why_not(when, Observed(12 * 60 + 30, True, IDLE_S, 2.5, 8)) == "other programs keep 2.5 of 8 CPUs busy"
-    assert why_not(when, Observed(13 * 60, True, IDLE_S, 0.1, 8)) == "it is 13:00, outside 22:00-07:00 and 12:00-13:00"
+    assert why_not(when, Observed(13 * 60, True, IDLE_S, 0.1, 8)) == (
+        "it is 13:00, outside 22:00-07:00 and 12:00-13:00 (local time)"
+    )
 
 
 def test_what_the_system_does_not_tell_keeps_nothing_from_working() -> None:
@@ -68,26 +69,27 @@ def test_conditions_read_back_as_they_were_written() -> None:
     assert parse_when([]).words() == []
 
 
-def local(seconds: float) -> time.struct_time:
-    return datetime.fromtimestamp(seconds, BERLIN).timetuple()
-
-
-def berlin(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp()
+def worked(hours: str, day: str) -> list[str]:
+    """The moments of a day in Berlin at which a machine works, looked at every half hour of real time, in UTC."""
+    begin = datetime.fromisoformat(day).replace(tzinfo=BERLIN).timestamp()
+    moments = [datetime.fromtimestamp(begin + 1800 * number, UTC) for number in range(50)]
+    seen = [(moment, moment.astimezone(BERLIN)) for moment in moments]
+    when = parse_when([hours])
+    works = [(m, b) for m, b in seen if not why_not(when, Observed(60 * b.hour + b.minute)) and f"{b:%F}" == day]
+    return [f"{moment:%H:%M}" for moment, _ in works]
 
 
 @pytest.mark.parametrize(
-    ("now", "hours", "opens"),
+    ("hours", "day", "utc"),
     [
-        ("2026-06-01T12:00:30", Hours(22 * 60, 7 * 60), "2026-06-01T22:00"),
-        ("2026-03-28T23:00", Hours(3 * 60, 4 * 60), "2026-03-29T03:00"),  # an hour earlier than it looks
-        ("2026-10-24T23:00", Hours(3 * 60, 4 * 60), "2026-10-25T03:00"),  # an hour later
-        ("2026-03-28T12:00", Hours(2 * 60, 3 * 60), "2026-03-30T02:00"),  # 02:30 does not exist on the 29th
+        ("03:00-04:00", "2026-06-01", ["01:00", "01:30"]),
+        ("03:00-04:00", "2026-03-29", ["01:00", "01:30"]),  # an hour after 01:59
+        ("02:00-03:00", "2026-03-29", []),  # these do not exist on that day
+        ("02:00-03:00", "2026-10-25", ["00:00", "00:30", "01:00", "01:30"]),  # these come twice
+        ("03:00-04:00", "2026-10-25", ["02:00", "02:30"]),
     ],
 )
-def test_the_next_opening_is_right_over_a_change_of_daylight_saving_time(now: str, hours: Hours, opens: str) -> None:
-    assert next_opening(When(hours=(hours,)), berlin(now), local) == berlin(opens)
-
-
-def test_no_opening_is_found_where_there_are_no_hours() -> None:
-    assert next_opening(When(idle=True), 0.0, local) is None
+def test_hours_are_those_that_the_clock_on_the_wall_shows_when_daylight_saving_time_changes(
+    hours: str, day: str, utc: list[str]
+) -> None:
+    assert worked(hours, day) == utc

@@ -84,7 +84,7 @@ def start(
         settings = folder.settings()
     with folder.held():
         folder.write_settings(settings)
-        if paused or url is not None or not foreground:
+        if paused or not (foreground and url is None and _is_paused(folder)):
             folder.write_control("pause" if paused else "work")
     if foreground:
         from shoal.lend.supervisor import supervise
@@ -94,12 +94,23 @@ def start(
     _start_in_background(folder)
 
 
+def _is_paused(folder: "LendFolder") -> bool:
+    """Whether a service that is started again finds a pause, which outlives a reboot; a `finish` does not."""
+    try:
+        return folder.control().want == "pause"
+    except ConfigError:
+        return True
+
+
 def _start_in_background(folder: "LendFolder") -> None:
     """Starts the supervisor, and waits until it says something or has failed."""
+    from shoal.lend.service_files import command
+
     began = time.time()
     with folder.own_log.open("ab") as log:
-        command = [sys.executable, "-m", "shoal", "lend", "start", "--foreground", "--name", folder.name]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command(folder.name), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     while process.poll() is None and time.time() - began < START_S:
         found = folder.status()
         if found is not None and found.pid == process.pid and found.state != "starting":

@@ -10,7 +10,7 @@ LABEL = "org.shoal.lend"
 
 def command(name: str) -> list[str]:
     """What the service runs: the Python that runs now, so that it also works from a virtual environment."""
-    return [sys.executable, "-m", "shoal", "lend", "start", "--foreground", "--name", name]
+    return [sys.executable, "-P", "-m", "shoal", "lend", "start", "--foreground", "--name", name]
 
 
 def systemd_unit(name: str, stop_s: int = 30) -> str:

@@ -27,7 +27,7 @@ from shoal.lend.decisions import HAND_BACK_AFTER, Next, after_end, decide, retry
 from shoal.lend.machine_state import MachineState
 from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
-from shoal.lend.when import next_opening, parse_when, why_not
+from shoal.lend.when import parse_when, why_not
 from shoal.limits import show_size
 from shoal.process import Child
 from shoal.telemetry.status import read_status
@@ -64,6 +64,7 @@ class Supervisor:
         self._handed_back = self._peak = self._disk = 0
         self._notes: dict[str, str] = {}
         self._status: LendStatus | None = None
+        self._told: tuple[object, ...] = ()
 
     def run(self) -> str:
         """Works until the run is complete, or its owner ends it; says why it ended."""
@@ -129,10 +130,7 @@ class Supervisor:
             settings, self._notes["settings"] = self.settings, f"goes on with the settings before: {error}"
         if settings != self.settings:
             self.settings, self._halted = settings, ""
-        when = parse_when(settings.when)
-        self._blocked = why_not(when, self.machine.observe())
-        if self._blocked and when.hours and (then := next_opening(when, time.time())) and "outside" in self._blocked:
-            self._blocked += f"; begins at {time.strftime('%H:%M', time.localtime(then))}"
+        self._blocked = why_not(parse_when(settings.when), self.machine.observe())
         self._disk = tree_bytes(self.folder.files_of(settings.join))
         if not self._holds_leases or self.child is not None:
             return
@@ -204,6 +202,7 @@ class Supervisor:
             ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
             bounds.threads or 1,
             log,
+            environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
             prefix=scope_command(bounds.memory, bounds.threads),
         )
         self._started_with, self._holds_leases = settings, True
@@ -235,24 +234,25 @@ class Supervisor:
             self._notes["leases"] = f"leases could not be handed back yet: {error}"
 
     def _tell(self, found: Next) -> None:
-        now, before = time.time(), self._status
-        changed = before is None or (found.state, found.reason) != (before.state, before.reason)
-        if not changed and time.monotonic() < self._tell_at:
+        """Writes the status if something is new that a person waits for, and otherwise now and then."""
+        before = self._status
+        worker, note = self.child.process.pid if self.child else None, "; ".join(self._notes.values())
+        news = found.state, found.reason, worker, note, self._handed_back
+        if news == self._told and time.monotonic() < self._tell_at:
             return
-        self._tell_at = time.monotonic() + TELL_S
-        same = before is not None and before.state == found.state
+        self._told, self._tell_at = news, time.monotonic() + TELL_S
         self._status = LendStatus(
             state=found.state,
             reason=found.reason,
-            since=before.since if before is not None and same else now,
+            since=before.since if before is not None and before.state == found.state else time.time(),
             pid=os.getpid(),
-            worker=self.child.process.pid if self.child else None,
+            worker=worker,
             doing=self._doing() if self.child else "",
             memory=self.usage.memory,
             peak_memory=self._peak,
             disk=self._disk,
             handed_back=self._handed_back,
-            note="; ".join(self._notes.values()),
+            note=note,
         )
         with suppress(StorageError):  # a full disk must not keep the machine from its owner
             self.folder.write_status(self._status)

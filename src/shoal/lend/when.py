@@ -5,8 +5,7 @@ zone, at the beginning and end of daylight saving time and after a clock was set
 """
 
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.errors import ConfigError
@@ -82,7 +81,7 @@ def parse_when(texts: Sequence[str]) -> When:
 def why_not(when: When, now: Observed) -> str:
     """Why the machine may not work now; empty if it may."""
     if when.hours and not any(each.includes(now.minute) for each in when.hours):
-        return f"it is {_clock(now.minute)}, outside {' and '.join(map(str, when.hours))}"
+        return f"it is {_clock(now.minute)}, outside {' and '.join(map(str, when.hours))} (local time)"
     if when.plugged and not now.plugged:
         return "the machine runs on battery"
     if when.idle and now.input_s is not None and now.input_s < IDLE_S:
@@ -92,19 +91,6 @@ def why_not(when: When, now: Observed) -> str:
     if when.idle and now.others_cpus is not None and now.others_cpus > IDLE_SHARE * now.cpus:
         return f"other programs keep {now.others_cpus:.1f} of {now.cpus} CPUs busy"
     return ""
-
-
-def next_opening(
-    when: When, now: float, localtime: Callable[[float], time.struct_time] = time.localtime
-) -> float | None:
-    """When the hours begin next, in Unix seconds: minute by minute as the local clock will show them, which skips and
-    repeats hours when daylight saving time begins and ends. None if they never do, as one that is always skipped."""
-    first = now - now % 60
-    for minute in range(1, 2 * DAY + 1):
-        then = localtime(first + 60 * minute)
-        if any(each.includes(60 * then.tm_hour + then.tm_min) for each in when.hours):
-            return first + 60 * minute
-    return None
 
 
 def _minute(word: str, hour: str, minute: str) -> int:
