@@ -98,8 +98,14 @@ def test_cpu_time_of_the_worker_itself_is_not_the_owners(tmp_path: Path) -> None
 
 
 def test_programs_are_asked_now_and_then_and_not_at_each_look(tmp_path: Path) -> None:
-    clock, asked = Clock(), []
-    looked = MachineState(lambda: 0.0, tmp_path, tmp_path, tmp_path, clock, clock, lambda c: asked.append(c) or "")
+    clock = Clock()
+    asked: list[list[str]] = []
+
+    def run(command: list[str]) -> str:
+        asked.append(command)
+        return ""
+
+    looked = MachineState(lambda: 0.0, tmp_path, tmp_path, tmp_path, clock, clock, run)
     for _ in range(5):
         looked.input_s()
     assert len(asked) == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lend import service_files
 from shoal.lend.service_files import launchd_plist, service_file, systemd_unit
 
 
@@ -17,7 +16,7 @@ from shoal.lend.service_files import launchd_plist, service_file, systemd_unit
 def test_systemd_finds_nothing_wrong_with_the_unit(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_files.sys, "executable", program)
+    monkeypatch.setattr("shoal.lend.service_files.sys.executable", program)
     path = tmp_path / "shoal-lend-worker.service"
     path.write_text(systemd_unit("worker"))
     done = subprocess.run(
@@ -28,7 +27,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
 
 
 def test_a_path_that_means_something_to_systemd_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_files.sys, "executable", '/opt/my "envs"/100%/$HOME/python')
+    monkeypatch.setattr("shoal.lend.service_files.sys.executable", '/opt/my "envs"/100%/$HOME/python')
     line = next(line for line in systemd_unit("worker").splitlines() if line.startswith("ExecStart="))
     assert line.startswith('ExecStart="/opt/my \\"envs\\"/100%%/$$HOME/python" "-P" "-m" "shoal" "lend" "start" ')
 

@@ -28,7 +28,7 @@ from tests.support.coordinator_in_process import World
 from tests.support.until import until
 
 STAND_IN = Path(__file__).parents[1] / "support" / "lent_worker.py"
-SLOW_S = 60.0  # for a process to start on a busy machine
+SLOW_S = 240.0  # for a process to start on a busy machine
 
 
 class Lent:
@@ -322,11 +322,11 @@ def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_it
     )
     process = subprocess.Popen([sys.executable, "-c", script])
     until(lambda: lent.holds == "0/0", SLOW_S)
+    assert lent.folder.is_running()
+    until(lambda: (found := lent.folder.status()) is not None and found.worker is not None, 10.0)
     status = lent.folder.status()
     assert status is not None
-    assert lent.folder.is_running()
-    until(lambda: (s := lent.folder.status()) is not None and s.worker is not None, 10.0)
-    worker = s.worker if (s := lent.folder.status()) else None
+    worker = status.worker
     assert worker is not None
     process.kill()
     process.wait()

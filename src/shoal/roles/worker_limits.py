@@ -1,8 +1,8 @@
 """How a worker keeps the limits of the machine that it was lent: memory and GPU memory, with an error where they are
 too small for the run.
 
-Bandwidth is kept by `bandwidth`, the disk by `shardcast/fetch/room.py`. Whoever starts a worker may watch it besides
-(`lend/memory.py`): this process can bound its own memory, not that of the processes that it starts.
+Bandwidth is kept by `bandwidth`, the disk by `shardcast/fetch/room.py`. What starts a worker may watch it besides
+(`lend/process_tree.py`): this process can bound its own memory, not that of the processes that it starts.
 """
 
 import json
