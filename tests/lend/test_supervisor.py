@@ -103,7 +103,7 @@ def lent(small_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def is_alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
+    with suppress(OSError):
         os.kill(pid, 0)
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
     return False

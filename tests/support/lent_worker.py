@@ -17,7 +17,7 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.crypto.keys import Key
 from shoal.process import EXIT_LIMIT, die_with_parent, say_last_words
 
-STEP = 2 << 20
+STEP = 1 << 20
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         link.join("worker")
         lease = SwarmStore(link, home / "cache").lease(key.address, 0)
         (home / "holds").write_text(f"{lease.step}/{lease.submission}" if lease else "nothing")
-        eaten: list[bytearray] = []
+        eaten = [bytearray(b"x" * int(0.8 * int(flags["--memory"])))] if mode == "eat" else []
         while not finish.wait(0.01):
             if mode == "eat":
                 eaten.append(bytearray(b"x" * STEP))

@@ -216,7 +216,7 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network, status)
-    if now > row.until and status == LeaseStatus.RETURNED:
+    if now > row.until and status in (LeaseStatus.RETURNED, LeaseStatus.RETAKEN):
         raise Refusal("expired", f"{draws.became_of(db, row)}; ask for a lease to make it good")
     if now > row.until:
         late = f"expired {now - row.until:.0f} s ago; its draw is given again, to this node and its network first"
