@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,19 +55,19 @@ def test_a_machine_is_lent_paused_resumed_and_finished(
         machine = Machine(tmp_path / "home", runs.env["SHOAL_CACHE"])
         link = CoordinatorClient(found[1], Key.create(), wait_s=WAIT_S)
 
-        def node() -> dict[str, object]:
-            nodes = link.get("/v1/status")["nodes"]
+        def node() -> dict[str, Any]:
+            nodes: list[dict[str, Any]] = link.get("/v1/status")["nodes"]
             return next((n for n in nodes if n["name"] == "worker" and n["role"] == "worker"), {"accepted": 0})
 
         try:
             machine.lend("start", found[1], "--memory", "4G", "--disk", "1G", "--threads", "1", "--download", "50M")
-            until(lambda: int(str(node()["accepted"])) > 0, WAIT_S)
+            until(lambda: node()["accepted"] > 0, WAIT_S)
             asked = time.monotonic()
             assert "paused" in machine.lend("pause")
             paused_s = time.monotonic() - asked
             before = node()["accepted"]
             assert "working" in machine.lend("resume") or machine.state.startswith(("starting", "working"))
-            until(lambda: int(str(node()["accepted"])) > int(str(before)) + 1, WAIT_S)
+            until(lambda: node()["accepted"] > before + 1, WAIT_S)
             machine.lend("finish")
             until(lambda: machine.state.startswith("ended"), WAIT_S)
             assert machine.state == "ended the leases were handed in"

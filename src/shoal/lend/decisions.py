@@ -31,7 +31,7 @@ def decide(
     if want == "pause":
         return Next("end at once" if running else "rest", "paused", "its owner paused it; shoal lend resume")
     if blocked:
-        idle = "exit" if want == "finish" else "rest"
+        idle: Act = "exit" if want == "finish" else "rest"
         return Next("end at once" if running else idle, "ended" if idle == "exit" else "waiting", blocked)
     if want == "finish":
         if running:
