@@ -355,3 +355,16 @@ def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> No
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert usage_of(process.pid).memory == 0
+
+
+def test_a_lent_process_never_gets_a_higher_priority_than_its_owner_gave_it() -> None:
+    for niceness, expected in ((0, 10), (15, 15)):
+        process = subprocess.Popen(["sleep", "60"])
+        try:
+            os.setpriority(os.PRIO_PROCESS, process.pid, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+            module.lower(process.pid, threads=1)
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) >= expected
+            assert len(os.sched_getaffinity(process.pid)) == 1
+        finally:
+            process.kill()
+            process.wait()

@@ -276,7 +276,7 @@ def hand_back(settings: Settings, doing: str) -> int:
 def lower(pid: int, threads: int | None) -> None:
     """Gives a process a low priority and as many CPUs as it may have threads; what it starts inherits both."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, NICE)
+        os.setpriority(os.PRIO_PROCESS, pid, max(NICE, os.getpriority(os.PRIO_PROCESS, pid)))
     if threads is not None and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):
             os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[-threads:])
