@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 # Bytes move in portions of what passes in so many seconds: a person who looks at the line sees no bursts.
 PORTION_S = 0.1
 MIN_PORTION, MAX_PORTION = 4096, 1 << 18
+UNLIMITED = 1 << 40
 # What the system takes in before it is read, in seconds of the limit: it is on the line already.
 BUFFERED_S = 0.25
 MIN_BUFFER = 1 << 14
@@ -40,7 +41,7 @@ class TokenBucket:
     def portion(self) -> int:
         """Bytes to move at once."""
         if self.bytes_per_s is None:
-            return MAX_PORTION
+            return UNLIMITED
         return int(min(max(self.bytes_per_s * PORTION_S, MIN_PORTION), MAX_PORTION))
 
     def take(self, count: int) -> float:

@@ -38,10 +38,10 @@ def main(arguments: list[str]) -> int:
         link.join("worker")
         lease = SwarmStore(link, home / "cache").lease(key.address, 0)
         (home / "holds").write_text(f"{lease.step}/{lease.submission}" if lease else "nothing")
-        eaten = [bytearray(b"x" * int(0.8 * int(flags["--memory"])))] if mode == "eat" else []
+        eaten = [b"x" * int(0.8 * int(flags["--memory"]))] if mode == "eat" else []
         while not finish.wait(0.01):
             if mode == "eat":
-                eaten.append(bytearray(b"x" * STEP))
+                eaten.append(b"x" * STEP)
                 time.sleep(0.01)
         if lease is not None:
             link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal=0", b"answers")
