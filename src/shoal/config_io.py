@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from shoal.config import IN_WORDS, RunConfig
 from shoal.errors import ConfigError
 
-# Not for strangers: databases with their passwords, and which workers cheat.
-PRIVATE = {"swarm", "cheaters"}
+# Not for strangers: databases with their passwords, which workers cheat, and where the owner looks at curves.
+PRIVATE = {"swarm", "cheaters", "log"}
 
 
 def public_tree(config: RunConfig) -> dict[str, Any]:
@@ -34,9 +34,7 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}") from error
-    for setting in settings:
-        _apply(tree, setting)
-    return check_config(tree, str(path))
+    return check_config(override(tree, settings), str(path))
 
 
 def check_config(tree: dict[str, Any], origin: str) -> RunConfig:
@@ -46,6 +44,13 @@ def check_config(tree: dict[str, Any], origin: str) -> RunConfig:
     except ValidationError as error:
         faults = "\n".join(f"  {_fault(dict(item))}" for item in error.errors())
         raise ConfigError(f"config {origin}:\n{faults}") from None
+
+
+def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The tree itself, with `a.b=c` settings applied."""
+    for setting in settings:
+        _apply(tree, setting)
+    return tree
 
 
 def _apply(tree: dict[str, Any], setting: str) -> None:

@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "eval",
     "keep",
     "swarm",
+    "log",
     "ledger.rpc",
     "ledger.gas",
     "ledger.confirmations",
@@ -211,6 +212,12 @@ def write_run_file(path: Path, config: RunConfig, created: float) -> None:
     """Says in a directory which run it belongs to. The config may hold a password: it is for its owner alone."""
     tree = {"format": FORMAT, "created": created, "config": config.model_dump(mode="json", exclude_none=True)}
     write_whole(path / RUN_FILE, json.dumps(tree, indent=1).encode(), durable=True, private=True)
+
+
+def created_at(path: Path) -> float:
+    """When a run was first prepared, Unix seconds; 0 if its file does not say."""
+    created = parse_json(read_regular(path / RUN_FILE)).get("created")
+    return float(created) if isinstance(created, int | float) else 0.0
 
 
 def settled(config: RunConfig, path: Path, may_change: Sequence[str] = MAY_CHANGE) -> RunConfig:

@@ -3,14 +3,15 @@
 import time
 from pathlib import Path
 
-from shoal.roles.page_server import FILE, MAX_RESTARTS, PageServer
+from shoal.roles.page_server import FILE, PageServer
+from shoal.roles.side_process import MAX_RESTARTS
 from shoal.rundir import RunDir
 from tests.support.coordinator_in_process import make_config
 
 
 def test_a_page_that_keeps_ending_is_given_up_and_nothing_else_is(tmp_path: Path) -> None:
     page = PageServer(RunDir(tmp_path / "there-is-nothing", make_config()))
-    page._arguments = ["status"]  # ends at once, with an error
+    page.arguments = ["status"]  # ends at once, with an error
     page.start()
     said = None
     deadline = time.monotonic() + 120
@@ -18,7 +19,7 @@ def test_a_page_that_keeps_ending_is_given_up_and_nothing_else_is(tmp_path: Path
         said = page.look()
         time.sleep(0.02)
     assert said is not None
-    assert said.startswith(f"the page ended {MAX_RESTARTS + 1} times, with code 3: see ")
+    assert said.startswith(f"the page ended {MAX_RESTARTS + 1} times, with code 3, ")
     assert said.endswith("the run goes on without it")
     assert page.look() is None
     page.close()

@@ -9,7 +9,7 @@ import typer
 
 import shoal
 from shoal.cli.app import app, console
-from shoal.cli.options import AskUrl, MaybeRun, Run
+from shoal.cli.options import AskUrl, MaybeRun, Run, Settings
 from shoal.errors import BenchError, ConfigError
 from shoal.extras import require
 
@@ -73,6 +73,45 @@ def page(
     from shoal.page.serve import serve_page
 
     serve_page(run, host, port, console, public=public)
+
+
+@app.command(rich_help_panel=PANEL)
+def feed(
+    run: Run,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="tensorboard, trackio or wandb.")],
+    settings: Settings = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what is written later, until stopped.")] = False,
+) -> None:
+    """Hand the curves of a run, finished or not, to a logging sink; what it has already it does not get again.
+
+    shoal run does this by itself for the sinks of [log]. --set log.wandb.project=NAME changes a setting for this time.
+    """
+    from shoal.sinks.feed import feed_run
+
+    feed_run(run, sink, settings or [], console, follow=follow)
+
+
+@app.command(rich_help_panel=PANEL)
+def metrics(
+    run: Run,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics at this port; 0 picks a free one.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Show what all roles of a run measure in Prometheus' text format: print it once, or serve it at a port.
+
+    A machine that joined has its own directory, which shoal worker names at its start.
+    """
+    if port is None:
+        from shoal.sinks.prometheus import once
+        from shoal.watch.history import run_directory
+
+        typer.echo(once(run_directory(run)), nl=False)
+        return
+    from shoal.sinks.exporter import serve_metrics
+
+    serve_metrics(run, host, port, console)
 
 
 @app.command(rich_help_panel=PANEL)

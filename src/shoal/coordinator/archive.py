@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, create_engine, select
+from sqlalchemy import Connection, create_engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.coordinator.db import queries
@@ -81,6 +81,16 @@ def reading(run: RunDir) -> Iterator[Connection]:
         ) from error
     finally:
         engine.dispose()
+
+
+def sums_of(run: RunDir) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Nodes by state and files by verdict; None where the records are not, as on a machine that joined."""
+    if not has_records(run):
+        return None
+    with reading(run) as db:
+        states = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
+        by = dict(db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all())
+    return states, {"accepted": by.get(True, 0), "refused": by.get(False, 0), "unjudged": by.get(None, 0)}
 
 
 def handed_in(run: RunDir, step: int, submission: int) -> HandedIn | None:

@@ -5,7 +5,6 @@ import re
 from shoal.text import one_line
 
 MAX_TEXT = 1000
-HIDDEN_ROLES = ("planter",)  # nobody may learn from a page which files are planted
 _MASKED = (
     (re.compile(r"https?://[^\s,;)]+"), "[address]"),
     (re.compile(r"\[[0-9a-fA-F:.%]{2,}\](?::\d+)?"), "[address]"),

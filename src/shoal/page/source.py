@@ -11,11 +11,11 @@ from pathlib import Path
 
 from shoal.errors import ConfigError
 from shoal.page.ledger import LedgerFollower
-from shoal.page.privacy import HIDDEN_ROLES, public_text
+from shoal.page.privacy import public_text
 from shoal.rundir import RunDir, open_run
 from shoal.telemetry.metrics import number
 from shoal.telemetry.status import RoleStatus, read_status
-from shoal.watch.history import History, note_of, run_directory
+from shoal.watch.history import HIDDEN_ROLES, History, note_of, run_directory
 
 NOTES_KEPT = 40
 RECORDS = ("coordinator/state.db", "coordinator/state.db-wal")

@@ -27,6 +27,8 @@ from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
 from shoal.roles.page_server import PageServer
 from shoal.roles.rank_group import RankGroup
+from shoal.roles.side_process import SideProcess
+from shoal.roles.sink_feeders import SinkFeeders
 from shoal.rundir import (
     RUN_FILE,
     RunDir,
@@ -83,6 +85,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         metrics.write("start", total_steps=run.config.steps, workers=run.config.workers.count)
         children: list[Child] = []
         page = PageServer(run) if run.config.swarm.pages != "off" else None
+        sinks = SinkFeeders(run)
         try:
             ports = ports_of(run)
             join = join_line(run, ports)
@@ -92,8 +95,10 @@ def run_swarm(run: RunDir, console: Console) -> None:
             with LiveView(run.path, run.config.steps, console) as view:
                 if page is not None:
                     page.start()
+                for said in sinks.start():
+                    view.note(said)
                 children += start_roles(run, ports, fork_server=fork_server, page=page)
-                _watch(run, join, children, view, metrics, page)
+                _watch(run, join, children, view, metrics, [*([page] if page else []), *sinks.processes])
                 _note_contributions(run, join, metrics)
         finally:
             if page is not None:
@@ -101,6 +106,9 @@ def run_swarm(run: RunDir, console: Console) -> None:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
+            late = sinks.finish()
+    for said in late:
+        console.print(said, soft_wrap=True, highlight=False)
     curves = str(run.path / "curves.png")
     try:
         plot_run(run.path, run.path / "curves.png")
@@ -246,7 +254,7 @@ def _watch(
     children: Sequence[Child],
     view: LiveView,
     metrics: MetricsWriter,
-    page: PageServer | None = None,
+    beside: Sequence[SideProcess] = (),
 ) -> None:
     """Returns when every role has ended well, or when training has and the others were given `wait_s` after it."""
     finish_s = run.config.patience_s
@@ -257,8 +265,9 @@ def _watch(
     while any(child.poll() != 0 for child in children if child not in banned and not child.is_service):
         time.sleep(LOOK_S)
         view.update()
-        if page is not None and (said := page.look()):
-            view.note(said)
+        for process in beside:
+            if said := process.look():
+                view.note(said)
         for child in children:
             code = child.poll()
             if code is None or (code == 0 and not child.is_service) or child in banned:

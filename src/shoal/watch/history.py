@@ -8,6 +8,7 @@ from shoal.telemetry.metrics import Entry, Tail, number
 from shoal.text import one_line
 
 SUPERVISOR = "supervisor"
+HIDDEN_ROLES = ("planter",)  # nobody may learn from what others see which files are planted
 
 
 def run_directory(path: Path) -> Path:

@@ -24,6 +24,7 @@ from shoal.coordinator.coordinator import Coordinator
 from shoal.coordinator.grants import NoLease
 from shoal.coordinator.http.body_limits import PAUSE_S, App, Bounded, Scope
 from shoal.coordinator.http.rate_limit import SIGNED, Guard, neighbours_of
+from shoal.coordinator.prometheus import metrics_text
 from shoal.coordinator.status import Overview
 from shoal.crypto.signed_request import (
     BODY,
@@ -50,6 +51,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import SignedCard
 from shoal.protocol.task_weights import SignedTable
 from shoal.protocol.verdict import Finding, Verdict
+from shoal.telemetry.prometheus_text import CONTENT_TYPE
 
 MAX_WAIT_S = 10.0
 # Smaller files are kept in memory on their way.
@@ -204,6 +206,10 @@ def _open_routes(app: FastAPI, coordinator: Coordinator) -> None:
         if not written or written[0][0] is not seen:  # written once, however many look
             written[:] = [(seen, m.StatusOut.model_validate(asdict(seen)).model_dump_json().encode())]
         return Response(written[0][1], media_type="application/json")
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        return Response(metrics_text(await coordinator.overview()), headers={"Content-Type": CONTENT_TYPE})
 
     @app.get("/v1/versions", summary="The newest policy version that is announced.")
     async def newest() -> m.NewestOut:
