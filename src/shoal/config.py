@@ -725,7 +725,7 @@ class TensorBoardConfig(_Table):
 
 
 class WandbConfig(_Table):
-    """Curves to Weights & Biases; needs `pip install 'shoal-rl[wandb]'` and, unless offline, a login (WANDB_API_KEY)."""
+    """Curves to Weights & Biases; needs `pip install 'shoal-rl[wandb]'` and, unless offline, a login."""
 
     project: str = Field("shoal", min_length=1, max_length=128, description="Project that the run belongs to.")
     entity: str = Field("", description="User or team; if empty, the default of the login.")

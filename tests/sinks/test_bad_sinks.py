@@ -1,4 +1,4 @@
-"""A sink that hangs, raises, exits or is killed costs a run a sentence: no file of the run changes, and nothing waits."""
+"""A sink that hangs, raises, exits or is killed costs a run a sentence: none of its files changes and nothing waits."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Every role is in the metrics, the text is what Prometheus parses, and the dashboard asks for nothing that is missing."""
+"""Every role is in the metrics, Prometheus can parse them, and the dashboard asks for nothing that is missing."""
 
 import json
 import re
@@ -48,7 +48,8 @@ def samples(text: str) -> dict[str, float]:
         if not line.startswith("#"):
             match = SAMPLE.match(line)
             assert match, line
-            assert (key := match[1] + (match[2] or "")) not in found, f"{key} twice"
+            key = match[1] + (match[2] or "")
+            assert key not in found, f"{key} twice"
             found[key] = float(match[3])
     return found
 

@@ -1,4 +1,4 @@
-"""The coordinator's metrics for Prometheus: the sums that `/v1/status` shows to anybody, and nothing of any one node."""
+"""The coordinator's metrics for Prometheus: sums that `/v1/status` shows to anybody, and nothing of any one node."""
 
 from collections.abc import Mapping
 

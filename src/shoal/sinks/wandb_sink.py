@@ -36,7 +36,13 @@ class WandbSink:
             config=public_tree(run.config),
             # No console capture, no machine statistics, no source code, no git: metrics are all that leaves.
             settings=wandb.Settings(
-                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True
+                console="off",
+                silent=True,
+                disable_git=True,
+                save_code=False,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_save_requirements=False,
             ),
         )
         for group in GROUPS:

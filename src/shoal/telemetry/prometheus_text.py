@@ -1,4 +1,4 @@
-"""Prometheus' text format (version 0.0.4): metrics with their kind, meaning and labels; text of strangers is escaped."""
+"""Prometheus' text format (version 0.0.4): metrics with kind, meaning and labels; text of strangers is escaped."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
