@@ -8,7 +8,7 @@ MINUTES ?= 10
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 
-.PHONY: run test test-vllm soak install clean
+.PHONY: run test test-vllm test-wheel wheel soak install clean
 
 run: install
 	$(BIN)/shoal run $(CONFIG)
@@ -41,6 +41,14 @@ $(VLLM_VENV)/.installed: pyproject.toml Makefile
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# What somebody has who has no checkout: dist/shoal_rl-VERSION-py3-none-any.whl.
+wheel: install
+	$(BIN)/python -m hatchling build -t wheel
+
+# From nothing but Python and the wheel to the first accepted file of a worker: installs torch into an empty environment.
+test-wheel: install
+	$(BIN)/python -m benchmarks wheel
+
 soak: install  # ten minutes of storms; SEED=N repeats one
 	$(BIN)/python -m tests.faults.storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
@@ -53,4 +61,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) dist runs .mypy_cache .pytest_cache .ruff_cache

@@ -85,6 +85,16 @@ BENCHMARKS = {
         "bench_broadcast",
     ),
     "swarm": Benchmark("a coordinator under the load of 1,000 simulated nodes", "swarm.bench", "bench_swarm"),
+    "sinks": Benchmark(
+        "wall time of a run whose sinks work, hang and fail, against none",
+        "page.sinks",
+        "bench_sinks",
+    ),
+    "wheel": Benchmark(
+        "from nothing but Python and the wheel to the first accepted file of a machine that joins",
+        "client.wheel",
+        "bench_wheel",
+    ),
     "page": Benchmark(
         "web pages in Chromium: size, paint times, and what 50 open pages cost a run",
         "page.bench",

@@ -28,6 +28,7 @@ def public_tree(config: RunConfig) -> dict[str, Any]:
 
 def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
     """Reads a TOML file, applies `a.b=c` settings over it and checks the whole."""
+    path = _shipped(path)
     try:
         tree = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin a file with a byte-order mark
     except OSError as error:
@@ -35,6 +36,12 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}") from error
     return check_config(override(tree, settings), str(path))
+
+
+def _shipped(path: Path) -> Path:
+    """The path itself, or for configs/NAME.toml where there is no such file the one that an installed package has."""
+    own = Path(__file__).parent / "configs" / path.name
+    return own if path.parent == Path("configs") and not path.exists() and own.is_file() else path
 
 
 def check_config(tree: dict[str, Any], origin: str) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Anyone joins with one command: a second machine, which has nothing but the package and a URL."""
+"""Anyone joins with one command: a second machine, which has nothing but the wheel and a URL."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.run_processes import CONFIG
+from tests.support.wheel import borrowing, build_wheel
 
 
 def own_network() -> list[str]:
@@ -24,7 +25,9 @@ def own_network() -> list[str]:
 def test_a_machine_that_knows_a_join_line_has_a_file_accepted_over_tls(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
-    command = [*own_network(), sys.executable, "-m", "tests.client.two_machines", str(config), str(tmp_path)]
+    prefix = own_network()
+    client = borrowing(tmp_path / "client", build_wheel(tmp_path / "wheel"))
+    command = [*prefix, sys.executable, "-m", "tests.client.two_machines", str(config), str(tmp_path), str(client)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

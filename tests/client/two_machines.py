@@ -1,10 +1,10 @@
 """Two machines on one: this process, in a network namespace of its own, and another namespace behind a cable.
 
-Run with `unshare`; prints one JSON object. The run is on this side, and on the other a worker that knows a join line.
+Run with `unshare`; prints one JSON object. The run is on this side, and on the other a worker that knows a join line,
+whose `shoal` is that of an environment with the wheel: nothing of the checkout is in its reach.
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from pyroute2 import IPRoute, NetNS
 from shoal.client.client import CoordinatorClient
 from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
+from tests.support.wheel import bare
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 WAIT_S = 240.0
@@ -34,7 +35,7 @@ def connect(other: int) -> None:
         near.link("set", index=loopback, state="up")
 
 
-def main(config: str, folder: Path) -> None:
+def main(config: str, folder: Path, client: str) -> None:
     shoal = [sys.executable, "-m", "shoal"]
     out, home = folder / "run", folder / "home"
     home.mkdir()
@@ -61,10 +62,8 @@ def main(config: str, folder: Path) -> None:
                 sys.exit((folder / "run.log").read_text())
             time.sleep(0.2)
         url = line[1]
-        bare = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONUNBUFFERED": "1"}
-        bare |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
-        worker = start([*enter, *shoal, "worker", "--join", url], "worker.log", env=bare, cwd=away)
+        worker = start([*enter, client, "worker", "--join", url], "worker.log", env=bare(home), cwd=away)
         accepted = 0
         with CoordinatorClient(url, Key.create(), wait_s=WAIT_S) as link:
             while not accepted and time.monotonic() < deadline and run.poll() is None and worker.poll() is None:
@@ -87,4 +86,4 @@ def main(config: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

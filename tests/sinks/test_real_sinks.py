@@ -25,6 +25,7 @@ from tests.support.sink_runs import files_of, write_run, write_step
 Points = dict[tuple[str, int], list[float]]
 """Values by curve and number: all that were written, so that a double point shows."""
 STEPS = 7
+WAIT_S = 280.0
 
 
 def tensorboard_points(run: Path) -> Points:
@@ -110,7 +111,7 @@ def start(run: RunDir, sink: str, *options: str) -> subprocess.Popen[bytes]:
 
 def feed(run: RunDir, sink: str) -> None:
     process = start(run, sink)
-    assert process.wait(240) == 0, (run.path.parent / f"{sink}.log").read_text()
+    assert process.wait(WAIT_S) == 0, (run.path.parent / f"{sink}.log").read_text()
 
 
 def test_a_run_is_fed_whole_then_more_of_it_and_never_twice(tmp_path: Path, sink: str) -> None:
@@ -124,7 +125,7 @@ def test_a_run_is_fed_whole_then_more_of_it_and_never_twice(tmp_path: Path, sink
     check(run, sink)
 
 
-def until(holds: Callable[[], bool], within_s: float = 240.0) -> None:
+def until(holds: Callable[[], bool], within_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline

@@ -57,8 +57,8 @@ def files_of(path: Path) -> dict[str, bytes]:
     }
 
 
-def bad_package(folder: Path, how: str) -> Path:
-    """A package `wandb` that hangs, raises or ends its process as soon as a row comes, in a folder for PYTHONPATH."""
+def bad_package(folder: Path, how: str, name: str = "wandb") -> Path:
+    """A package that hangs, raises or ends its process as soon as a row comes, in a folder for PYTHONPATH."""
     body = {
         "hangs": "import time; time.sleep(3600)",
         "raises": "raise RuntimeError('no route to the server')",
@@ -66,14 +66,14 @@ def bad_package(folder: Path, how: str) -> Path:
         "exits": "import os; os._exit(7)",
     }[how]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "wandb.py").write_text(
+    (folder / f"{name}.py").write_text(
         f"""
 class Settings:
     def __init__(self, **_): pass
 
 class Run:
     def define_metric(self, *_, **__): pass
-    def log(self, row):
+    def log(self, row, **_):
         {body}
     def finish(self): pass
 

@@ -88,8 +88,9 @@ def sums_of(run: RunDir) -> tuple[dict[str, int], dict[str, int]] | None:
     if not has_records(run):
         return None
     with reading(run) as db:
-        states = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
-        by = dict(db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all())
+        states: dict[str, int] = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
+        verdicts = select(submissions.c.accept, func.count()).group_by(submissions.c.accept)
+        by: dict[bool | None, int] = dict(db.execute(verdicts).all())
     return states, {"accepted": by.get(True, 0), "refused": by.get(False, 0), "unjudged": by.get(None, 0)}
 
 

@@ -1,0 +1,108 @@
+"""`python -m benchmarks wheel`: from nothing but Python and the wheel to the first accepted file of a worker.
+
+The environment is empty and everything is installed into it by pip, whose cache a first installation has filled: what
+is measured is unpacking, starting and working, not the network. A run with one worker of its own goes on meanwhile.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+from benchmarks.common.configs import base_model, changed, laptop_config
+from benchmarks.common.progress import Progress
+from benchmarks.common.result import BenchResult, Figure
+from benchmarks.common.roles import Roles
+from shoal.client.client import CoordinatorClient
+from shoal.crypto.keys import Key
+from shoal.errors import BenchError
+from shoal.files import parse_json
+from shoal.roles.supervisor import PORTS, join_line
+from shoal.rundir import RunDir, prepare_run
+from tests.support.wheel import bare, borrowing, build_wheel
+
+INSTALL_S = 3600.0
+FIRST_FILE_S = 900.0
+NAME = "lent"
+
+
+def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-wheel-") as scratch:
+        folder = Path(scratch)
+        progress.stage("building the wheel")
+        wheel = build_wheel(folder / "wheel")
+        values: dict[str, Figure] = {"wheel_bytes": wheel.stat().st_size}
+        if quick:  # other packages are those of this environment
+            shoal, installed = borrowing(folder / "env", wheel), 0.0
+        else:
+            progress.stage("installing it once, to fill pip's cache")
+            _install(folder / "first", wheel)
+            shutil.rmtree(folder / "first")
+            progress.stage("installing it into an empty environment")
+            began = time.monotonic()
+            shoal = _install(folder / "env", wheel)
+            installed = time.monotonic() - began
+            values["packages"] = len(list(shoal.parents[1].glob("lib/python3*/site-packages/*.dist-info")))
+            values["installed_bytes"] = sum(f.stat().st_size for f in shoal.parents[1].rglob("*") if f.is_file())
+        progress.stage("joining a run until a file is accepted")
+        run = _run(folder / "run", progress)
+        with Roles(run) as roles:
+            roles.steps(1, progress.detail)
+            joined = _first_file(run, shoal, folder / "home", progress)
+    values |= {"install_s": installed, "join_to_accepted_s": joined, "first_file_s": installed + joined}
+    return BenchResult("wheel", {}, values)
+
+
+def _install(folder: Path, wheel: Path) -> Path:
+    """The `shoal` command of an empty environment with the wheel and all that it needs."""
+    venv.create(folder, with_pip=True)
+    # With what says where packages are, if this machine has a mirror.
+    own = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        str(wheel),
+    ]
+    environment = {**bare(Path.home()), **own}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, env=environment)
+    if done.returncode:
+        raise BenchError(f"pip could not install {wheel.name}: {done.stderr[-2000:]}")
+    return folder / "bin" / "shoal"
+
+
+def _run(path: Path, progress: Progress) -> RunDir:
+    config = laptop_config()
+    base = base_model(config, progress)
+    changes = {"name": "bench-wheel", "steps": 10_000, "model.source": str(base), "workers.count": 1}
+    return prepare_run(changed(config, changes), path, progress.console)
+
+
+def _first_file(run: RunDir, shoal: Path, home: Path, progress: Progress) -> float:
+    """Seconds from `shoal worker --join` to its first accepted file."""
+    home.mkdir()
+    ports = parse_json((run.path / PORTS).read_bytes())  # as the roles were given them
+    join, log = join_line(run, ports), home / "worker.log"
+    began = time.monotonic()
+    with log.open("wb") as file:
+        worker = subprocess.Popen(
+            [shoal, "worker", "--join", join, "--name", NAME], cwd=home, env=bare(home), stdout=file, stderr=file
+        )
+    try:
+        with CoordinatorClient(join, Key.create(), wait_s=60.0) as link:
+            while time.monotonic() - began < FIRST_FILE_S and worker.poll() is None:
+                progress.detail(f"{time.monotonic() - began:.0f} s")
+                nodes = link.get("/v1/status")["nodes"]
+                if any(node["name"] == NAME and node["accepted"] for node in nodes):
+                    return time.monotonic() - began
+                time.sleep(0.2)
+    finally:
+        worker.terminate()
+        worker.wait()
+    raise BenchError(f"no file was accepted within {FIRST_FILE_S:.0f} s; the worker said:\n{log.read_text()[-2000:]}")
