@@ -65,7 +65,7 @@ def wandb_points(run: Path) -> Points:
                 items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
                 for name, value in items.items():
                     group = {"workers": "train", "validators": "train"}.get(head := name.partition("/")[0], head)
-                    at = items.get(f"{group}/step", items.get(f"{group}/version"))
+                    at = items.get(f"{group}/step", items.get(f"{group}/version", -1))
                     if not name.startswith("_") and name not in (f"{group}/step", f"{group}/version"):
                         found.setdefault((name, int(at)), []).append(value)
     return found

@@ -20,7 +20,7 @@ from shoal.telemetry.status import ENDED, RoleStatus, read_status
 from shoal.watch.history import HIDDEN_ROLES, History
 
 NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
-# Summed over a worker's submissions and a validator's verdicts.
+# Summed over a worker's submissions.
 WORKER_SUMS = ("tokens", "samples", "scorer_errors")
 
 

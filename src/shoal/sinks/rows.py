@@ -93,7 +93,7 @@ def _row(group: Group, at: int, entry: Entry, more: dict[str, float]) -> Row:
 
 
 def numbers_of(entry: Entry, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every finite number of an entry by name; tables within it become paths. Lists and text are no curves."""
+    """Every finite number of an entry by name; tables within it become paths. Lists and text are left out."""
     for key, value in entry.items():
         if not prefix and key in NOT_VALUES:
             continue

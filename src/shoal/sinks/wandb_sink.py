@@ -48,8 +48,8 @@ class WandbSink:
         for group in GROUPS:
             self._run.define_metric(counted_by(group))
             self._run.define_metric(f"{group}/*", step_metric=counted_by(group))
-        for group in ("workers", "validators"):
-            self._run.define_metric(f"{group}/*", step_metric=counted_by("train"))
+        for part in ("workers", "validators"):
+            self._run.define_metric(f"{part}/*", step_metric=counted_by("train"))
 
     def has(self, row: Row) -> bool:
         return self._journal.has(row)
