@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.common.configs import base_model, changed, laptop_config
 from benchmarks.common.progress import Progress
@@ -20,7 +21,7 @@ from shoal.roles.sink_feeders import SinkFeeders
 from shoal.rundir import RunDir, prepare_run
 from tests.support.sink_runs import bad_package
 
-SINKS = {"log": {"tensorboard": {}, "wandb": {}, "trackio": {}}}
+SINKS: dict[str, Any] = {"log": {"tensorboard": {}, "wandb": {}, "trackio": {}}}
 
 
 def bench_sinks(quick: bool, progress: Progress) -> BenchResult:

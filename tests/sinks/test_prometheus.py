@@ -188,7 +188,7 @@ def test_what_the_dashboard_asks_of_origin_and_relays_is_served_there(tmp_path: 
 
 def test_panels_of_the_dashboard_do_not_overlap_and_all_say_what_they_show() -> None:
     tree = json.loads(DASHBOARD.read_text())
-    cells = set()
+    cells: set[tuple[int, int]] = set()
     for panel in tree["panels"]:
         at = panel["gridPos"]
         own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
