@@ -41,7 +41,9 @@ def bench_sinks(quick: bool, progress: Progress) -> BenchResult:
                         last = entry["time"]
         written = sum(file.stat().st_size for file in (run.path / "sinks" / "tensorboard").glob("*tfevents*"))
     if not written:
-        raise BenchError("TensorBoard got nothing: pip install 'shoal-rl[tensorboard]', and see whether a step takes long")
+        raise BenchError(
+            "TensorBoard got nothing: pip install 'shoal-rl[tensorboard]', and see whether a step takes long"
+        )
     watched, alone = median(took[True]), median(took[False])
     values: dict[str, Figure] = {"step_s_with_sinks": watched, "step_s_without": alone, "tensorboard_bytes": written}
     return BenchResult("sinks", {"wall_with_sinks": watched / alone}, values, {"wall_with_sinks": ("<=", 1.03)})

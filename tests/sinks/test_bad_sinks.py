@@ -34,7 +34,7 @@ def test_a_sink_that_fails_is_given_up_with_a_sentence_and_the_run_goes_on(
     put_first(bad_package(tmp_path / "bad", how), monkeypatch)
     monkeypatch.setattr(side_process, "MAX_RESTARTS", 1)
     before, feeders = files_of(run.path), SinkFeeders(run)
-    assert list(feeders.start()) == []
+    assert feeders.start() == []
     (feeder,) = feeders.processes
     said, slowest, deadline = None, 0.0, time.monotonic() + 240
     while said is None and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ def test_a_sink_that_hangs_holds_up_nothing_and_the_end_of_a_run_for_its_grace_a
     put_first(bad_package(tmp_path / "bad", "hangs"), monkeypatch)
     monkeypatch.setattr(sink_feeders, "FINISH_S", 0.5)
     feeders = SinkFeeders(run)
-    assert list(feeders.start()) == []
+    assert feeders.start() == []
     wait_for_rows(run.path / "sinks" / "wandb" / "rows.txt", 1)  # it hangs in this row now
     (feeder,) = feeders.processes
     began = time.thread_time()

@@ -5,7 +5,6 @@ A sink that hangs, crashes or is not installed costs the run one sentence. What 
 """
 
 import time
-from collections.abc import Iterator
 
 from shoal.errors import MissingExtraError
 from shoal.extras import require
@@ -39,17 +38,19 @@ class SinkFeeders:
     def processes(self) -> list[SideProcess]:
         return [*self._feeders.values(), *([self._exporter] if self._exporter else [])]
 
-    def start(self) -> Iterator[str]:
-        """Starts all of them but those whose packages are missing, of which it says so."""
+    def start(self) -> list[str]:
+        """Starts all of them but those whose packages are missing: a sentence for each of these."""
+        missing = []
         for name, feeder in self._feeders.items():
             try:
                 require(name, f"log.{name}")
             except MissingExtraError as error:
-                yield f"{error}; the run goes on without it. Then: shoal feed {self._path} {name}"
+                missing.append(f"{error}; the run goes on without it. Then: shoal feed {self._path} {name}")
                 continue
             feeder.start()
         if self._exporter is not None:
             self._exporter.start()
+        return missing
 
     def finish(self) -> list[str]:
         """Gives sinks a few seconds for what is left, ends them, and says which did not take it all."""
