@@ -58,7 +58,7 @@ def _run(scratch: Path, steps: int, progress: Progress) -> RunDir:
 
 @contextmanager
 def _sinks(run: RunDir, bad: Path, progress: Progress) -> Iterator[Callable[[str], None]]:
-    """The sinks of a run, as `shoal run` starts them; the function looks after them as it does, and says how far it is."""
+    """The sinks of a run, as `shoal run` starts them; the function looks after them as it does."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(bad), before)))
     feeders = SinkFeeders(run)
