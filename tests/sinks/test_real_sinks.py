@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ Points = dict[tuple[str, int], list[float]]
 """Values by curve and number: all that were written, so that a double point shows."""
 STEPS = 7
 WAIT_S = 280.0
+WANDB_HEADER = 7
+BLOCK = 32_768
 
 
 def tensorboard_points(run: Path) -> Points:
@@ -50,15 +53,28 @@ def trackio_points(run: Path) -> Points:
     return found
 
 
+def log_records(data: bytes, skipped: int) -> Iterator[bytes]:
+    """Records of a log in LevelDB's format, of which wandb's files are made after their header."""
+    at, part = 0, b""
+    while at + 7 <= len(data):
+        if (left := BLOCK - (skipped + at) % BLOCK) < 7:  # a block's end that holds no record
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if not kind:
+            return
+        part = (part if kind in (3, 4) else b"") + data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield part
+
+
 def wandb_points(run: Path) -> Points:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     found: Points = {}
     for file in sorted((run / "sinks" / "wandb").rglob("*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
+        for data in log_records(file.read_bytes()[WANDB_HEADER:], WANDB_HEADER):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.HasField("history"):
