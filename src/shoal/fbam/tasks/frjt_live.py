@@ -1,0 +1,49 @@
+"""`frjt-live`: programs in which the register's start is never forgotten, so no window short of everything helps.
+
+Each block is drawn again if the runs from register 0 and register 1 would meet, or could no longer halt differently.
+Both ends of a program are then equally likely whatever blocks were seen: the floor is 0.50 for every window.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from shoal.fbam.tasks.frjt import Frjt, draw_from
+
+
+class FrjtLive(Frjt):
+    """Forward-referencing jumps whose answer depends on the first frame, at every depth."""
+
+    name = "frjt-live"
+
+    def draw_blocks(self, rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
+        next_state, drawn = self.jumps.next_state_IS, []
+        runs_B2 = np.broadcast_to([0, self.jumps.max_offset], (batch, 2))
+        for remaining in reversed(range(length)):
+            block_B = draw_from(self._allowed(remaining)[runs_B2[:, 0], runs_B2[:, 1]], rng)
+            runs_B2 = next_state[block_B[:, None], runs_B2]
+            drawn.append(block_B)
+        return np.stack(drawn, axis=1)
+
+    def window_floor(self, length: int, window: int) -> float:
+        return 1.0 if window > length else 0.5
+
+    def _allowed(self, remaining: int) -> np.ndarray:
+        """Weights of blocks by the states of both runs: those of random programs, 0 for blocks to draw again."""
+        tables = self._allowed_tables
+        return tables[min(remaining, len(tables) - 1)]
+
+    @cached_property
+    def _allowed_tables(self) -> list[np.ndarray]:
+        """The tables for 0, 1, 2, .. remaining blocks, until they no longer change."""
+        count, next_state = self.jumps.states, self.jumps.next_state_IS
+        live_SS = self.jumps.halt_class_S[:, None] != self.jumps.halt_class_S
+        tables: list[np.ndarray] = []
+        while True:
+            weights_I = self.jumps.block_weights(len(tables))
+            kept_SSI = np.stack([live_SS[np.ix_(after_S, after_S)] for after_S in next_state], axis=2)
+            tables.append(kept_SSI * weights_I)
+            before, live_SS = live_SS, tables[-1].sum(axis=2) > 0
+            # Offsets are limited near the end alone; from there on equal tables stay equal.
+            if len(tables) > count and np.array_equal(before, live_SS):
+                return tables
