@@ -1,4 +1,4 @@
-"""Tasks: programs run as written, nothing is forgotten where that is promised, and floors are those of a best reader."""
+"""Tasks: programs run as written, nothing is forgotten where that is promised, floors are those of a best reader."""
 
 from itertools import product
 

@@ -9,9 +9,10 @@ from shoal.cli import (
     tasks,
     weights,
     ledger,
+    fbam,
 )  # each registers its commands: the order of the panels
 
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "doctor", "join", "ledger", "look", "main", "run", "tasks", "weights"]
+__all__ = ["app", "doctor", "fbam", "join", "ledger", "look", "main", "run", "tasks", "weights"]

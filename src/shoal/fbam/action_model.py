@@ -30,7 +30,7 @@ class ActionModel(nn.Module):
     def embed(self, frames_BTCRW: Tensor) -> Tensor:
         """Embeddings, batch x frames x head width: the part that needs no earlier frame."""
         x_ND: Tensor = self.head(frames_BTCRW.flatten(0, 1))
-        return x_ND.unflatten(0, frames_BTCRW.shape[:2])
+        return x_ND.view(*frames_BTCRW.shape[:2], -1)
 
     def integrate(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits and state from embeddings: the sequential part."""

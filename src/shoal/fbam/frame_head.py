@@ -39,7 +39,7 @@ class FrameHead(nn.Module):
         x_NRWD = self.code_point(point) + self.foreground(front) + self.background(back) + self.position_RWD
         for stage in self.stages:
             x_NRWD = stage(x_NRWD)
-        x_NPD = x_NRWD.flatten(1, 2)
+        x_NPD: Tensor = x_NRWD.flatten(1, 2)
         for block in self.blocks:
             x_NPD, _ = block(x_NPD)
         x_NPD = self.norm(x_NPD)

@@ -39,11 +39,11 @@ class Frjt:
 
     def draw_blocks(self, rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
         """Numbers of blocks, batch x length, drawn without a look at the register's start."""
-        drawn = [
-            draw_from(np.broadcast_to(weights, (batch, self.jumps.blocks)), rng)
-            for weights in map(self.jumps.block_weights, reversed(range(length)))
-        ]
-        return np.stack(drawn, axis=1)
+        blocks_BT = np.empty((batch, length), np.int64)
+        for at in range(length):
+            weights_I = self.jumps.block_weights(length - 1 - at)
+            blocks_BT[:, at] = draw_from(np.broadcast_to(weights_I, (batch, self.jumps.blocks)), rng)
+        return blocks_BT
 
     def stream(self, init_B: np.ndarray, blocks_BT: np.ndarray) -> TensorStream:
         """The frames of programs, with where they halt as the action of the last one."""
@@ -61,15 +61,16 @@ class Frjt:
         state_B = init_B * self.jumps.max_offset
         for block_B in blocks_BT.T:
             state_B = self.jumps.next_state_IS[block_B, state_B]
-        return self.jumps.halt_class_S[state_B]
+        ends: np.ndarray = self.jumps.halt_class_S[state_B]
+        return ends
 
     def window_floor(self, length: int, window: int) -> float:
         if window > length:
             return 1.0  # the register's start is seen too
         if (length, window) not in self._floors:
-            blocks_NT = self.draw_blocks(np.random.default_rng(0), SAMPLES, length)
+            # A block's distribution depends on how many are behind it: the last blocks are those of a short program.
+            seen_NW = self.draw_blocks(np.random.default_rng(0), SAMPLES, window)
             prior_S = self.jumps.state_distribution(length - window, length)
-            seen_NW = blocks_NT[:, length - window :]
             floor = window_accuracy(prior_S, self.jumps.next_state_IS, seen_NW, self.jumps.halt_class_S)
             self._floors[length, window] = floor
         return self._floors[length, window]
@@ -83,4 +84,5 @@ def draw_from(weights_BI: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """One draw per row, with probability proportional to its weights."""
     sums_BI = np.cumsum(weights_BI, axis=1)
     points_B1 = rng.random((len(sums_BI), 1)) * sums_BI[:, -1:]
-    return (points_B1 >= sums_BI).sum(axis=1)
+    drawn: np.ndarray = (points_B1 >= sums_BI).sum(axis=1)
+    return drawn

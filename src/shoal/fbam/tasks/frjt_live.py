@@ -17,13 +17,13 @@ class FrjtLive(Frjt):
     name = "frjt-live"
 
     def draw_blocks(self, rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
-        next_state, drawn = self.jumps.next_state_IS, []
+        blocks_BT = np.empty((batch, length), np.int64)
         runs_B2 = np.broadcast_to([0, self.jumps.max_offset], (batch, 2))
-        for remaining in reversed(range(length)):
-            block_B = draw_from(self._allowed(remaining)[runs_B2[:, 0], runs_B2[:, 1]], rng)
-            runs_B2 = next_state[block_B[:, None], runs_B2]
-            drawn.append(block_B)
-        return np.stack(drawn, axis=1)
+        for at in range(length):
+            weights_BI = self._allowed(length - 1 - at)[runs_B2[:, 0], runs_B2[:, 1]]
+            blocks_BT[:, at] = draw_from(weights_BI, rng)
+            runs_B2 = self.jumps.next_state_IS[blocks_BT[:, at, None], runs_B2]
+        return blocks_BT
 
     def window_floor(self, length: int, window: int) -> float:
         return 1.0 if window > length else 0.5

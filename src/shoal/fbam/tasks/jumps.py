@@ -30,7 +30,8 @@ class Jumps:
 
     def block(self, flip: np.ndarray, offset0: np.ndarray, offset1: np.ndarray) -> np.ndarray:
         """Numbers of blocks; offsets count from 1."""
-        return (flip * self.max_offset + offset0 - 1) * self.max_offset + offset1 - 1
+        number: np.ndarray = (flip * self.max_offset + offset0 - 1) * self.max_offset + offset1 - 1
+        return number
 
     def parts(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Flip, offset0 and offset1 of blocks; the inverse of `block`."""
@@ -64,7 +65,8 @@ class Jumps:
         weight[reach:] = 0
         weight /= weight.sum()
         _, offset0_I, offset1_I = self.parts(np.arange(self.blocks))
-        return weight[offset0_I - 1] * weight[offset1_I - 1] / 2
+        both: np.ndarray = weight[offset0_I - 1] * weight[offset1_I - 1] / 2
+        return both
 
     def state_distribution(self, steps: int, depth: int) -> np.ndarray:
         """Where runs of random programs are after so many of `depth` blocks; the register starts as a fair bit."""
