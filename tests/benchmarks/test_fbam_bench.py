@@ -114,7 +114,8 @@ def test_truncated_is_trained_where_it_differs_and_frames_per_step_are_equal() -
 
 
 def test_figures_are_drawn_from_the_values(tmp_path: Path) -> None:
-    values = {"frjt_lstm_16": 1.0, "critical_lstm_1": 64.0, "critical_transformer_2": 4.0, "full_256_mb": 3.0}
+    accuracies = {"frjt_lstm_16": 1.0, "live_lstm_32": 1.0, "s5_lstm_32": 1.0}
+    values = {**accuracies, "critical_lstm_1": 64.0, "critical_transformer_2": 4.0, "full_256_mb": 3.0}
     assert points(values, r"frjt_lstm_(\d+)") == [(16, 1.0)]
     draw(values, tmp_path / "f.png", {"loss_raw_16": 2.0})
     assert (tmp_path / "f.png").stat().st_size > 1000

@@ -95,13 +95,18 @@ def train(context: typer.Context, run: RunPath, new: NewRun) -> None:
         why = "the run exists and has its settings; give another directory, or no flags to go on"
         refuse_flags(context, f"fbam train {run}", NewRun.__dataclass_fields__, why)
     else:
+        if new.task is not None:
+            refuse_flags(context, "fbam train --task", ("rows", "columns"), "a task has its own frames")
+        else:
+            why = "all its sequences have --length frames"
+            refuse_flags(context, "fbam train --recording", ("curriculum",), why)
         directory.create(new.settings())
     report = train_run(run, console)
     if report is None:
-        console.print(f"{run}: all steps were made before", markup=False, highlight=False)
+        console.print(f"{run}: all steps were made before", markup=False, highlight=False, soft_wrap=True)
         return
     loss = f"loss {report.loss.mean:.4f}, accuracy {report.loss.correct:.3f} at length {report.length}"
-    console.print(f"{run}: step {report.step + 1}: {loss}", markup=False, highlight=False)
+    console.print(f"{run}: step {report.step + 1}: {loss}", markup=False, highlight=False, soft_wrap=True)
 
 
 @fbam.command("eval")

@@ -41,8 +41,8 @@ class Frjt:
         """Numbers of blocks, batch x length, drawn without a look at the register's start."""
         blocks_BT = np.empty((batch, length), np.int64)
         for at in range(length):
-            weights_I = self.jumps.block_weights(length - 1 - at)
-            blocks_BT[:, at] = draw_from(np.broadcast_to(weights_I, (batch, self.jumps.blocks)), rng)
+            sums_I = np.cumsum(self.jumps.block_weights(length - 1 - at))
+            blocks_BT[:, at] = np.searchsorted(sums_I, rng.random(batch) * sums_I[-1], side="right")
         return blocks_BT
 
     def stream(self, init_B: np.ndarray, blocks_BT: np.ndarray) -> TensorStream:
@@ -78,11 +78,3 @@ class Frjt:
     @cached_property
     def _floors(self) -> dict[tuple[int, int], float]:
         return {}
-
-
-def draw_from(weights_BI: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One draw per row, with probability proportional to its weights."""
-    sums_BI = np.cumsum(weights_BI, axis=1)
-    points_B1 = rng.random((len(sums_BI), 1)) * sums_BI[:, -1:]
-    drawn: np.ndarray = (points_B1 >= sums_BI).sum(axis=1)
-    return drawn

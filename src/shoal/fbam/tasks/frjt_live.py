@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shoal.fbam.tasks.frjt import Frjt, draw_from
+from shoal.fbam.tasks.frjt import Frjt
 
 
 class FrjtLive(Frjt):
@@ -47,3 +47,11 @@ class FrjtLive(Frjt):
             # Offsets are limited near the end alone; from there on equal tables stay equal.
             if len(tables) > count and np.array_equal(before, live_SS):
                 return tables
+
+
+def draw_from(weights_BI: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One draw per row, with probability proportional to its weights."""
+    sums_BI = np.cumsum(weights_BI, axis=1)
+    points_B1 = rng.random((len(sums_BI), 1)) * sums_BI[:, -1:]
+    drawn: np.ndarray = (points_B1 >= sums_BI).sum(axis=1)
+    return drawn
