@@ -5,7 +5,7 @@ its LSTM within a tenth. Accuracy is that of the last frame of sequences that we
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.common.progress import Progress
 from benchmarks.fbam.jobs import Accuracies, Job, run_jobs
@@ -74,11 +74,14 @@ LAYERS: tuple[tuple[IntegratorKind, int], ...] = (
 
 def measure_depth(quick: bool, progress: Progress) -> dict[str, float]:
     """Accuracies as TASK_KIND_LENGTH, critical lengths as critical_KIND_LAYERS, the LSTM's over 2 layers as ratio."""
-    jobs = [job for contest in (FRJT, LIVE, S5) for job in contest.jobs(ALL, quick)] + DEEP.jobs(LAYERS, quick)
+    contests = {"frjt": FRJT, "live": LIVE, "s5": S5}
+    if quick:
+        contests = {short: replace(contest, seeds=contest.seeds[:1]) for short, contest in contests.items()}
+    jobs = [job for contest in contests.values() for job in contest.jobs(ALL, quick)] + DEEP.jobs(LAYERS, quick)
     progress.stage(f"training {len(jobs)} models")
     found = run_jobs(jobs, progress)
     values: dict[str, float] = {}
-    for contest, short in ((FRJT, "frjt"), (LIVE, "live"), (S5, "s5")):
+    for short, contest in contests.items():
         for kind, layers in ALL:
             for length in contest.lengths:
                 values[f"{short}_{kind}_{length}"] = contest.mean(found, kind, layers, length)

@@ -13,7 +13,9 @@ from shoal.fbam.attention import Block
 from shoal.fbam.frames import CHANNELS, FrameShape
 from shoal.fbam.model_config import ModelConfig
 
-POSITION_SCALE = 0.02  # standard deviation of position embeddings at the start
+# Standard deviation of colours and positions at the start. Most cells share them: as large as code points, they would
+# drown what differs from frame to frame.
+FAINT = 0.02
 
 
 class FrameHead(nn.Module):
@@ -27,7 +29,9 @@ class FrameHead(nn.Module):
         self.code_point = nn.Embedding(shape.code_points, width)
         self.foreground = nn.Embedding(shape.colours, width)
         self.background = nn.Embedding(shape.colours, width)
-        self.position_RWD = nn.Parameter(torch.randn(shape.rows, shape.columns, width) * POSITION_SCALE)
+        self.position_RWD = nn.Parameter(torch.randn(shape.rows, shape.columns, width) * FAINT)
+        for colours in (self.foreground, self.background):
+            nn.init.normal_(colours.weight, std=FAINT)
         self.stages = nn.ModuleList(ConvolutionStage(width) for _ in range(config.conv_stages))
         self.blocks = nn.ModuleList(Block(width, config.head_heads) for _ in range(config.head_blocks))
         self.norm = nn.RMSNorm(width)
@@ -42,8 +46,9 @@ class FrameHead(nn.Module):
         x_NPD: Tensor = x_NRWD.flatten(1, 2)
         for block in self.blocks:
             x_NPD, _ = block(x_NPD)
-        x_NPD = self.norm(x_NPD)
-        return x_NPD.mean(1) if self.readout == "mean" else x_NPD[:, -1]
+        # After the mean, not before it: the mean of cells of unit size is the fainter the more they are.
+        x_ND: Tensor = self.norm(x_NPD.mean(1) if self.readout == "mean" else x_NPD[:, -1])
+        return x_ND
 
 
 class ConvolutionStage(nn.Module):
