@@ -110,6 +110,16 @@ BENCHMARKS = {
     "length": Benchmark(
         "answer lengths and task reward with length budgets, against none", "training.length", "bench_length"
     ),
+    "fbam": Benchmark(
+        "action models: exact streaming gradient, recordings, and what integrators of each depth learn",
+        "fbam.bench",
+        "bench_fbam",
+    ),
+    "fbam-length": Benchmark(
+        "action models: loss against trained length on a git history, against truncated backpropagation",
+        "fbam.length_law",
+        "bench_length_law",
+    ),
 }
 
 

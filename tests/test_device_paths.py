@@ -154,6 +154,7 @@ ON_HOST = {
     "doctor/steps/training.py": "rewards of a group",
     "models/merge.py": "adapters are merged on the CPU, to the bit",
     "attacks/": "cheaters that are run to see them caught",
+    "fbam/": "action models are computed on the CPU",
 }
 
 

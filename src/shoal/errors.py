@@ -74,6 +74,10 @@ class ToplocError(ShoalError):
     """Hidden states that cannot be proved, or bytes that are not a proof."""
 
 
+class FbamError(ShoalError):
+    """A frame, a recording, a repository or a run of an action model that cannot be used."""
+
+
 class IdentityError(ShoalError):
     """A key, an address or a signature is not what it should be."""
 

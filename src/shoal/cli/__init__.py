@@ -12,9 +12,24 @@ from shoal.cli import (
     tasks,
     weights,
     ledger,
+    fbam,
 )  # each registers its commands: the order of the panels
 
 # isort: on
 from shoal.cli.app import app, main
 
-__all__ = ["app", "discover", "doctor", "join", "ledger", "lending", "look", "main", "run", "talk", "tasks", "weights"]
+__all__ = [
+    "app",
+    "discover",
+    "doctor",
+    "fbam",
+    "join",
+    "ledger",
+    "lending",
+    "look",
+    "main",
+    "run",
+    "talk",
+    "tasks",
+    "weights",
+]

@@ -1,0 +1,72 @@
+"""`python -m benchmarks fbam`: the exact streaming gradient, recordings, and what integrators of each depth learn.
+
+Bars on accuracy come from figures of others for the same tasks; those on the gradient from its algebra (error), from
+the operations it needs (time: 4/3) and from what it keeps (memory: one state per chunk).
+"""
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.common.progress import Progress
+from benchmarks.common.result import BenchResult, Figure, Op
+from benchmarks.fbam.depth import measure_depth
+from benchmarks.fbam.history import record_history
+from benchmarks.fbam.streaming import measure_streaming
+from shoal.fbam import PUBLISHED, PUBLISHED_PARAMETERS, count_parameters
+from shoal.fbam.recording import RecordOptions, read_recording, replays
+
+BARS: dict[str, tuple[Op, float]] = {
+    "gradient_error_float64": ("<=", 1e-10),
+    "gradient_error_float32": ("<=", 1e-5),
+    "memory_4096_vs_256": ("<=", 1.25),
+    "full_memory_1024_vs_256": (">=", 3.0),
+    "time_streamed_vs_full": ("<=", 1.5),
+    "time_4096_vs_256": ("<=", 1.15),
+    "parameters_off": ("<=", 0),
+    "replay_equal": (">=", 1.0),
+    "replay_kept": (">=", 0.8),
+    "frjt_lstm_16": (">=", 0.95),
+    "frjt_lstm_64": (">=", 0.95),
+    "frjt_lstm_128": (">=", 0.95),
+    "frjt_transformer_64": ("<=", 0.75),
+    "frjt_transformer_128": ("<=", 0.75),
+    "live_lstm_32": (">=", 0.95),
+    "live_lstm_256": (">=", 0.90),
+    "live_transformer_256": ("<=", 0.60),
+    "live_scan_256": ("<=", 0.60),
+    "s5_lstm_32": (">=", 0.95),
+    "s5_lstm_128": (">=", 0.90),
+    "s5_transformer_32": ("<=", 0.30),
+    "critical_ratio": (">=", 8.0),
+}
+QUICK_CHANGES = 60
+
+
+def bench_fbam(quick: bool, progress: Progress) -> BenchResult:
+    """All parts, the fast ones first."""
+    parameters = count_parameters(PUBLISHED)
+    values: dict[str, Figure] = {
+        **measure_streaming(quick, progress),
+        "parameters_published": parameters,
+        "parameters_off": abs(parameters - PUBLISHED_PARAMETERS),
+        **measure_replay(quick, progress),
+        **measure_depth(quick, progress),
+    }
+    return BenchResult("fbam", {}, values, BARS)
+
+
+def measure_replay(quick: bool, progress: Progress) -> dict[str, Figure]:
+    """Records a history, reads the file back and replays every change."""
+    progress.stage("recording a git history")
+    options = RecordOptions(max_changes=QUICK_CHANGES) if quick else RecordOptions()
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-fbam-") as scratch:
+        source, file, _, report = record_history(Path(scratch), options)
+        recording = read_recording(file)
+    equal = sum(replays(change, recording.table) for change in recording.changes)
+    return {
+        "replay_equal": equal / len(recording.changes),
+        "replay_kept": report.kept / report.eligible,
+        "replay_changes": report.eligible,
+        "replay_frames": recording.frames,
+        "replay_source": source,
+    }

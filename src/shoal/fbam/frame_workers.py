@@ -1,0 +1,119 @@
+"""Frame workers: the head of an action model computed by others, span by span, for one master of the recurrence.
+
+A span lease names frames and a version of the weights. The worker returns the span's embeddings; the master integrates
+over all frames and returns the embeddings' gradient; the worker computes its span again and returns the gradient of the
+head. Frames do not see each other in the head, so the sum over spans is the gradient of one process. The master
+computes a drawn share of the answers again. It draws after an answer has come, so that no worker can know which.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from shoal.errors import FbamError
+from shoal.fbam.action_model import ActionModel
+from shoal.fbam.frames import IGNORED, Stream
+
+Gradients = Mapping[str, Tensor]
+TOLERANCE = 1e-4  # relative L2 error that honest machines stay below in float32, with room for other kernels
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLease:
+    """Permission to embed frames begin .. end - 1 with one version of the weights."""
+
+    version: int
+    begin: int
+    end: int
+
+
+class FrameWorker(Protocol):
+    """A machine that has the frames and the head's weights."""
+
+    def embed(self, lease: SpanLease) -> Tensor:
+        """Embeddings of the span, batch x frames x width."""
+
+    def backpropagate(self, lease: SpanLease, gradient_BTD: Tensor) -> Gradients:
+        """The gradient of the head's parameters, given that of the span's embeddings."""
+
+
+class LocalFrameWorker:
+    """An honest worker: it computes with the model it was given, if the lease is for that version."""
+
+    def __init__(self, model: ActionModel, stream: Stream, version: int) -> None:
+        self.model, self.stream, self.version = model, stream, version
+
+    def embed(self, lease: SpanLease) -> Tensor:
+        self._check(lease)
+        with torch.no_grad():
+            return self.model.embed(self.stream.frames(lease.begin, lease.end))
+
+    def backpropagate(self, lease: SpanLease, gradient_BTD: Tensor) -> Gradients:
+        self._check(lease)
+        names, parameters = zip(*self.model.head.named_parameters(), strict=True)
+        embeddings_BTD = self.model.embed(self.stream.frames(lease.begin, lease.end))
+        return dict(zip(names, torch.autograd.grad(embeddings_BTD, parameters, gradient_BTD), strict=True))
+
+    def _check(self, lease: SpanLease) -> None:
+        if lease.version != self.version:
+            raise FbamError(f"{lease}: this worker has version {self.version}; fetch {lease.version}")
+
+
+class Auditor:
+    """Computes a drawn share of answers again, and refuses one that differs by more than rounding."""
+
+    def __init__(self, own: FrameWorker, rate: float, secret: int) -> None:
+        self._own, self._rate, self._random = own, rate, random.Random(secret)
+
+    def check_embeddings(self, worker: int, lease: SpanLease, answer: Tensor) -> None:
+        if self._random.random() < self._rate:
+            self._compare(worker, lease, "embeddings", answer, self._own.embed(lease))
+
+    def check_gradients(self, worker: int, lease: SpanLease, gradient_BTD: Tensor, answer: Gradients) -> None:
+        if self._random.random() < self._rate:
+            expected = self._own.backpropagate(lease, gradient_BTD)
+            if answer.keys() != expected.keys():
+                raise FbamError(f"frame worker {worker}: {lease}: gradients of other parameters than the head's")
+            for name, found in answer.items():
+                self._compare(worker, lease, f"gradient of {name}", found, expected[name])
+
+    @staticmethod
+    def _compare(worker: int, lease: SpanLease, what: str, found: Tensor, expected: Tensor) -> None:
+        if found.shape != expected.shape:
+            shapes = f"{tuple(found.shape)}, not {tuple(expected.shape)}"
+            raise FbamError(f"frame worker {worker}: {lease}: {what} of {shapes}")
+        error = float((found - expected).norm() / expected.norm().clamp_min(torch.finfo(expected.dtype).tiny))
+        if not error <= TOLERANCE:
+            raise FbamError(f"frame worker {worker}: {lease}: {what} differ by {error:.1e}, allowed is {TOLERANCE:.0e}")
+
+
+def gradient_with_workers(
+    model: ActionModel, stream: Stream, workers: Sequence[FrameWorker], span: int, version: int, auditor: Auditor
+) -> float:
+    """Adds the gradient of the stream's mean loss to `.grad` and returns the loss; workers take spans in turns."""
+    leases = [
+        (number % len(workers), SpanLease(version, begin, min(begin + span, stream.length)))
+        for number, begin in enumerate(range(0, stream.length, span))
+    ]
+    parts: list[Tensor] = []
+    for worker, lease in leases:
+        parts.append(workers[worker].embed(lease))
+        auditor.check_embeddings(worker, lease, parts[-1])
+    embeddings_BTD = torch.cat(parts, dim=1).requires_grad_()
+    logits_BTA, _ = model.integrate(embeddings_BTD, model.initial_state(stream.batch))
+    targets = stream.targets(0, stream.length).flatten()
+    loss = cross_entropy(logits_BTA.flatten(0, 1), targets, ignore_index=IGNORED)
+    loss.backward()
+    assert embeddings_BTD.grad is not None
+    for worker, lease in leases:
+        gradient_BTD = embeddings_BTD.grad[:, lease.begin : lease.end]
+        answer = workers[worker].backpropagate(lease, gradient_BTD)
+        auditor.check_gradients(worker, lease, gradient_BTD, answer)
+        for name, parameter in model.head.named_parameters():
+            parameter.grad = answer[name].clone() if parameter.grad is None else parameter.grad + answer[name]
+    return float(loss.detach())

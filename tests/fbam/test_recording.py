@@ -1,0 +1,231 @@
+"""Recordings: a history replays byte for byte, hostile repositories run nothing, frames are the same at each read."""
+
+import os
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from shoal.errors import FbamError
+from shoal.fbam import FrameShape
+from shoal.fbam.recording import (
+    RecordingSource,
+    RecordOptions,
+    RecordReport,
+    read_recording,
+    record_repository,
+    replays,
+)
+from shoal.fbam.recording.editor import Editor
+from shoal.fbam.recording.repository import Limits
+from shoal.fbam.recording.screen import draw_screen, screen_text
+from shoal.fbam.recording.terminal import list_changes, play, print_frame
+from tests.fbam.repositories import git, make_repository
+
+SHAPE = FrameShape(rows=5, columns=20)
+FIRST = b"def add(a, b):\n    return a - b\n"
+FIXED = b"def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    return add(a, a)\n"
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text that is added and changed, a binary file, a file with a control character, and a link."""
+    path = tmp_path_factory.mktemp("history") / "repository"
+    make_repository(path, {"add.py": FIRST, "data.bin": b"\0\1"}, {"add.py": FIXED, "bell.txt": b"ring\a\n"})
+    (path / "link").symlink_to("add.py")
+    git(path, "add", "--all")
+    git(path, "commit", "--quiet", "--message", "link")
+    return path
+
+
+def record(repository: Path, out: Path, **options: object) -> RecordReport:
+    settings = {"limits": Limits(seconds=60), **options}
+    return record_repository(repository, out, RecordOptions(**settings))[1]  # type: ignore[arg-type]
+
+
+def test_a_history_replays_byte_for_byte_or_is_left_out(history: Path, tmp_path: Path) -> None:
+    report = record(history, tmp_path / "r.jsonl")
+    assert (report.eligible, report.kept, report.not_text) == (3, 2, 1)
+    assert report.left_out == {"types a control character": 1}
+    recording = read_recording(tmp_path / "r.jsonl")
+    assert [change.path for change in recording.changes] == ["add.py", "add.py"], "the oldest first"
+    assert [change.before.encode() for change in recording.changes] == [b"", FIRST]
+    assert all(replays(change, recording.table) for change in recording.changes)
+    assert b"return" in recording.table.words
+
+
+def test_a_recording_whose_actions_were_edited_does_not_replay(history: Path, tmp_path: Path) -> None:
+    record(history, tmp_path / "r.jsonl")
+    recording = read_recording(tmp_path / "r.jsonl")
+    change = recording.changes[1]
+    assert not replays(change.model_copy(update={"actions": [ord("x"), *change.actions]}), recording.table)
+
+
+def test_frames_are_drawn_when_they_are_read_and_alike_in_any_order(history: Path, tmp_path: Path) -> None:
+    record(history, tmp_path / "r.jsonl", words=0)
+    recording = read_recording(tmp_path / "r.jsonl")
+    source = RecordingSource(recording, SHAPE)
+    length = source.frames
+    stream = source.draw(np.random.default_rng(0), 1, length)
+    whole, targets = stream.frames(0, length), stream.targets(0, length)
+    backwards = [stream.frames(begin, min(begin + 7, length)) for begin in reversed(range(0, length, 7))]
+    assert torch.equal(whole, torch.cat(backwards[::-1], dim=1))
+    assert targets[0].tolist() == [action for change in source.changes for action in change.actions]
+    editor = Editor.opened(b"")
+    for at in range(len(recording.changes[0].actions)):
+        expected = draw_screen(editor, "add.py", SHAPE)
+        assert (whole[0, at].numpy() == expected).all(), at
+        editor = recording.table.apply(editor, recording.changes[0].actions[at])
+
+
+def test_the_end_of_a_history_is_held_out_and_no_frame_is_in_both_parts(tmp_path: Path) -> None:
+    versions = [{"a.txt": b"line\n" * (n + 1)} for n in range(12)]
+    record(make_repository(tmp_path / "many", *versions), tmp_path / "r.jsonl")
+    recording = read_recording(tmp_path / "r.jsonl")
+    train, heldout = (RecordingSource(recording, SHAPE, part) for part in ("train", "heldout"))
+    assert [*train.changes, *heldout.changes] == list(recording.changes)
+    assert train.frames > heldout.frames > 0
+    with pytest.raises(FbamError, match=r"its heldout part has \d+ frames, sequences need 9999"):
+        heldout.draw(np.random.default_rng(0), 1, 9999)
+
+
+HOOKS = ("post-checkout", "pre-commit", "reference-transaction", "fsmonitor-watchman", "post-index-change")
+
+
+def test_a_hostile_repository_runs_nothing(history: Path, tmp_path: Path) -> None:
+    """Hooks, filters, text conversion, a pager, a fetch of missing objects: each would leave a file."""
+    trap, hostile = tmp_path / "sprung", tmp_path / "hostile"
+    git(tmp_path, "clone", "--quiet", "--no-hardlinks", str(history), str(hostile))
+    script = tmp_path / "trap.sh"
+    script.write_text(f"#!/bin/sh\ntouch {trap}\ncat\n")
+    script.chmod(0o755)
+    for hook in HOOKS:
+        (hostile / ".git" / "hooks").mkdir(exist_ok=True)
+        (hostile / ".git" / "hooks" / hook).write_text(script.read_text())
+        (hostile / ".git" / "hooks" / hook).chmod(0o755)
+    (hostile / ".git" / "info").mkdir(exist_ok=True)
+    (hostile / ".git" / "info" / "attributes").write_text("* filter=trap diff=trap\n")
+    for key in (
+        "core.pager",
+        "core.fsmonitor",
+        "core.sshCommand",
+        "diff.external",
+        "diff.trap.textconv",
+        "diff.trap.command",
+        "filter.trap.smudge",
+        "filter.trap.clean",
+        "alias.cat-file",
+        "alias.rev-list",
+        "uploadpack.packObjectsHook",
+        "credential.helper",
+    ):
+        git(hostile, "config", key, f"!{script}" if key.startswith("alias") else str(script))
+    # A partial clone whose missing objects would be fetched by running a command.
+    git(hostile, "config", "extensions.partialClone", "origin")
+    git(hostile, "config", "remote.origin.url", f"ext::{script}")
+    git(hostile, "config", "remote.origin.promisor", "true")
+    git(hostile, "config", "protocol.ext.allow", "always")
+    report = record(hostile, tmp_path / "r.jsonl")
+    assert report.kept == 2
+    missing = git(history, "rev-parse", "HEAD~1:add.py").strip()
+    for pack in (hostile / ".git" / "objects" / "pack").iterdir():
+        pack.chmod(0o644)
+        pack.rename(tmp_path / pack.name)
+    for pack in tmp_path.glob("*.pack"):
+        with pack.open("rb") as data:
+            git_unpack(hostile, data.read())
+    (hostile / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
+    assert record(hostile, tmp_path / "r.jsonl").not_text == 2, "a missing object is left out, not fetched"
+    assert not trap.exists()
+
+
+def git_unpack(repository: Path, pack: bytes) -> None:
+    import subprocess
+
+    subprocess.run(["git", "-C", str(repository), "unpack-objects", "-q"], input=pack, check=True)
+
+
+def test_sizes_are_bounded(tmp_path: Path) -> None:
+    path = make_repository(tmp_path / "large", {"large.txt": b"x\n" * 600, "small.txt": b"x\n"})
+    report = record(path, tmp_path / "r.jsonl", limits=Limits(blob_bytes=1000, seconds=60))
+    assert (report.eligible, report.not_text) == (1, 1)
+    with pytest.raises(FbamError, match=r"repository .*: git --git-dir failed"):
+        record(path, tmp_path / "r.jsonl", limits=Limits(output_bytes=100, seconds=60))
+
+
+def test_the_objects_of_linked_bare_and_packed_repositories_are_found(history: Path, tmp_path: Path) -> None:
+    git(history, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    git(tmp_path, "clone", "--quiet", "--bare", str(history), str(tmp_path / "bare"))
+    git(tmp_path / "bare", "pack-refs", "--all")
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{history}", str(tmp_path / "shallow"))
+    for place in ("linked", "bare"):
+        assert record(tmp_path / place, tmp_path / "r.jsonl").kept == 2, place
+    assert record(tmp_path / "shallow", tmp_path / "r.jsonl").kept == 1, "the one commit adds the file as it is"
+
+
+def test_what_is_not_a_repository_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FbamError, match=r"repository .*: not a git repository; give the directory that has .git"):
+        record(tmp_path, tmp_path / "r.jsonl")
+    (tmp_path / ".git" / "objects").mkdir(parents=True)
+    os.mkfifo(tmp_path / ".git" / "HEAD")
+    with pytest.raises(FbamError, match="HEAD names no SHA-1 commit"):
+        record(tmp_path, tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty; write one with: shoal fbam record"),
+        ("nonsense\n", "line 1: it: Invalid JSON"),
+        ('{"format":2,"words":[]}\n', "line 1: format: Input should be 1; format 1 is read"),
+        ('{"format":1,"words":["x"]}\n', "line 1: word b'x': give 2 to 64 bytes"),
+        ('{"format":1,"words":[]}\n{"commit":"c"}\n', "line 2: commit: String should match pattern"),
+    ],
+)
+def test_a_damaged_recording_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(FbamError) as refused:
+        read_recording(tmp_path / "r.jsonl")
+    assert said in str(refused.value)
+
+
+def test_an_action_outside_the_table_is_refused(history: Path, tmp_path: Path) -> None:
+    record(history, tmp_path / "r.jsonl", words=0)
+    text = (tmp_path / "r.jsonl").read_text().replace('"actions":[', '"actions":[380,', 1)
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(FbamError, match=r"line 2: action 380: its table has 0 .. 379"):
+        read_recording(tmp_path / "r.jsonl")
+
+
+def test_a_recording_is_watched_without_obeying_escapes_in_it(history: Path, tmp_path: Path) -> None:
+    record(history, tmp_path / "r.jsonl")
+    recording = read_recording(tmp_path / "r.jsonl")
+    out = StringIO()
+    console = Console(file=out, width=100, color_system=None)
+    list_changes(recording, console)
+    print_frame(recording, 1, len(recording.changes[1].actions), FrameShape(rows=8, columns=30), console)
+    play(recording, 0, 1e6, SHAPE, console)
+    for said in ("add.py", "return a + b", "end", "add.py 6:21"):
+        assert said in out.getvalue()
+    with pytest.raises(FbamError, match=r"change 2: the recording has 0 .. 1"):
+        print_frame(recording, 2, 0, SHAPE, console)
+    with pytest.raises(FbamError, match=r"change 0: frame 9999: it has 0 .."):
+        print_frame(recording, 0, 9999, SHAPE, console)
+    rows = screen_text(draw_screen(Editor.opened(b"\x1b[31m\x9b\ta"), "\x1b]0;x", SHAPE))
+    assert rows[0].startswith("·[31m·→a")
+    assert all(row.isprintable() for row in rows)
+
+
+def test_a_screen_follows_the_cursor_to_any_place() -> None:
+    text = b"\n".join(b"%d " % n * 40 for n in range(50))
+    for row, column in ((0, 0), (49, 0), (30, 110), (49, 120)):
+        editor = Editor(tuple(text.split(b"\n")), row, column)
+        for shape in (SHAPE, FrameShape(rows=1, columns=1), FrameShape(rows=48, columns=160)):
+            cells = draw_screen(editor, "name", shape)
+            under = text.split(b"\n")[row][column : column + 1] or b" "
+            cursor = np.argwhere((cells[1] == 0) & (cells[2] == 7))
+            assert len(cursor) == 1
+            assert cells[0][tuple(cursor[0])] == under[0]

@@ -1,0 +1,172 @@
+"""Training: a run that was killed has the losses of one that was not, a small model learns, and misuse is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.errors import FbamError
+from shoal.fbam import ModelConfig
+from shoal.fbam.frames import IGNORED
+from shoal.fbam.tasks import Frjt, build_task
+from shoal.fbam.training.evaluation import LastFrame, accuracy_at, report_length
+from shoal.fbam.training.run_directory import RunDirectory
+from shoal.fbam.training.settings import TrainSettings, parse_settings
+from shoal.fbam.training.trainer import Trainer
+from shoal.telemetry.metrics import read_steps
+from tests.fbam.repositories import make_repository
+
+STEPS = 120
+SMALL = ["--task", "frjt", "--width", "16", "--head-width", "8", "--batch", "8", "--length", "4", "--chunk", "3"]
+FLAGS = [*SMALL, "--steps", str(STEPS), "--checkpoint-every", "7"]
+
+
+def shoal(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["fbam", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def small_settings(**changes: object) -> TrainSettings:
+    task = Frjt()
+    model = ModelConfig(shape=task.shape, actions=task.actions, head_width=8, width=16)
+    return TrainSettings.model_validate({"model": model, "task": "frjt", "max_length": 4, "batch": 8, **changes})
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["loss"]) for entry in read_steps(run / "metrics.jsonl", "step")]
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    shoal("train", str(tmp_path / "calm"), *FLAGS)
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "shoal", "fbam", "train", str(killed), *FLAGS]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 200
+    while len(losses(killed)) < 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    torch.set_num_threads(1)
+    assert 10 <= len(losses(killed)) < STEPS, "it was killed on its way"
+    again = shoal("train", str(killed))
+    assert losses(killed) == losses(tmp_path / "calm")
+    assert f"step {STEPS}: loss" in again
+    assert "all steps were made before" in shoal("train", str(killed))
+    assert (killed / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_lstm_learns_to_run_short_programs() -> None:
+    task = Frjt()
+    model = ModelConfig(shape=task.shape, actions=task.actions, head_width=32, width=32)
+    settings = small_settings(model=model, steps=300, batch=128, max_length=3, lr=1e-2, warmup_steps=20)
+    trainer = Trainer(settings, task)
+    before = accuracy_at(trainer.model, trainer.source, 3, 256)
+    for _ in range(settings.steps):
+        trainer.step()
+    report = report_length(trainer.model, task, 3, 256)
+    assert before < 0.8
+    assert report.accuracy > 0.95
+    assert report.window > 2, "so many last frames must have been used"
+
+
+def test_the_number_of_steps_done_is_part_of_what_a_checkpoint_restores(tmp_path: Path) -> None:
+    run, first = RunDirectory(tmp_path), Trainer(small_settings(), Frjt())
+    for _ in range(3):
+        first.step()
+    run.save(first)
+    second = Trainer(small_settings(), Frjt())
+    run.restore(second)
+    assert second.steps_done == 3
+    assert first.step() == second.step()
+
+
+def test_lengths_grow_with_the_curriculum_and_the_rate_rises_holds_and_falls() -> None:
+    settings = small_settings(steps=100, max_length=11, curriculum_steps=50, warmup_steps=10, lr=1.0)
+    assert [settings.longest_at(step) for step in (0, 25, 49, 50, 99)] == [1, 6, 10, 11, 11]
+    rates = [settings.lr_at(step) for step in (0, 9, 50, 90, 99)]
+    assert rates == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.05])
+
+
+def test_evaluation_scores_the_last_frame_alone_and_other_sequences_than_training() -> None:
+    task = build_task("s5")
+    stream = task.draw(np.random.default_rng(0), 3, 10)
+    last = LastFrame(stream)
+    targets = torch.cat([last.targets(0, 6), last.targets(6, 10)], dim=1)
+    assert (targets[:, :-1] == IGNORED).all()
+    assert torch.equal(targets[:, -1], stream.targets(0, 10)[:, -1])
+
+
+def test_a_run_is_evaluated_by_length_with_floor_and_window(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shoal("train", str(run), *SMALL, "--steps", "2")
+    found = json.loads(shoal("eval", str(run), "--lengths", "2,5", "--sequences", "40", "--json"))
+    assert [report["length"] for report in found] == [2, 5]
+    assert all(0 <= report["accuracy"] <= 1 and report["floor"] >= 0.5 for report in found)
+    assert "equivalent window" in shoal("eval", str(run), "--lengths", "2", "--sequences", "40")
+
+
+def test_a_recording_is_made_watched_trained_on_and_evaluated(tmp_path: Path) -> None:
+    versions = [{"a.py": b"def f():\n    return %d\n" % n} for n in range(8)]
+    repository = make_repository(tmp_path / "repository", *versions)
+    recording, run = tmp_path / "r.jsonl", tmp_path / "run"
+    assert "8 of 8 text changes (100.0%)" in shoal("record", str(repository), str(recording))
+    assert "a.py" in shoal("show", str(recording))
+    assert "return 0" in shoal("show", str(recording), "--change", "1", "--at", "0", "--rows", "6", "--columns", "20")
+    sizes = ["--rows", "4", "--columns", "8", "--head-width", "4", "--width", "8", "--batch", "2", "--length", "6"]
+    shoal("train", str(run), "--recording", str(recording), *sizes, "--steps", "2", "--method", "truncated")
+    found = json.loads(shoal("eval", str(run), "--lengths", "4", "--sequences", "3", "--json"))
+    assert found[0]["loss"] > 0
+    recording.write_bytes(recording.read_bytes().replace(b"a.py", b"b.py"))
+    with pytest.raises(FbamError, match="it has changed since the run began"):
+        shoal("eval", str(run))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "new"], "a new run needs --task NAME or --recording FILE"),
+        (["train", "new", "--task", "chess"], "task chess: unknown"),
+        (["train", "new", "--task", "s5", "--integrator", "gru"], "model.integrator = 'gru': Input should be 'lstm'"),
+        (["train", "new", "--recording", "nowhere"], "recording nowhere: cannot be read (No such file or directory)"),
+        (["eval", "nowhere"], "run nowhere: no settings.json there; start a run with: shoal fbam train nowhere"),
+        (["eval", "run", "--lengths", "4,x"], "--lengths 4,x: give numbers with commas between them"),
+        (["eval", "run"], "run run: no checkpoint yet; train it with: shoal fbam train run"),
+        (["train", "run", "--steps", "9"], "fbam train run does not take --steps: the run exists"),
+        (["train", "new", "--task", "s5", "--rows", "9"], "fbam train --task does not take --rows: a task has its own"),
+        (["train", "new", "--recording", "r", "--curriculum", "9"], "--recording does not take --curriculum: all its"),
+        (["record", ".", "r.jsonl"], "repository .: not a git repository"),
+        (["show", "run/settings.json"], "recording run/settings.json: line 1: "),
+    ],
+)
+def test_misuse_is_named_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunDirectory(Path("run")).create(small_settings())
+    result = CliRunner().invoke(app, ["fbam", *arguments])
+    assert said in str(result.exception)
+    assert not Path("new").exists()
+
+
+def test_a_damaged_checkpoint_and_unknown_settings_are_refused_by_name(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.checkpoint.write_bytes(b"PK\3\4 nonsense")
+    with pytest.raises(FbamError, match=r"checkpoint.pt is damaged; remove it to begin at step 0"):
+        run.restore(Trainer(small_settings(), Frjt()))
+    with pytest.raises(FbamError, match=r"settings.json: chess = 1: Extra inputs are not permitted"):
+        parse_settings(json.dumps({**small_settings().model_dump(), "chess": 1}), "settings.json")
+    with pytest.raises(ValidationError, match="min_length 9 is above max_length 4"):
+        small_settings(min_length=9)
+    with pytest.raises(FbamError, match="source with 120 actions"):
+        Trainer(small_settings(), build_task("s5"))
