@@ -36,7 +36,7 @@ class Task(Source, Protocol):
     def window_floor(self, length: int, window: int) -> float:
         """The best accuracy of a reader that knows all rules and the length, but sees the last `window` frames alone.
 
-        An accuracy at or below this figure is no evidence of memory that is longer than the window.
+        An accuracy at or below this figure shows no memory that is longer than the window.
         """
 
 
