@@ -65,6 +65,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def full_priority() -> Iterator[None]:
+    """Code that gives way to training would slow down all tests after it in this process: it cannot be taken back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "nice", lambda _: 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with random weights: hidden size 64, two layers, byte-level tokenizer."""

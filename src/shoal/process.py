@@ -23,6 +23,7 @@ LAST_WORDS = "SHOAL_LAST_WORDS"
 OMP_THREADS = "OMP_NUM_THREADS"
 # The file through which ranks on one machine meet, in the place of torchrun's server.
 RENDEZVOUS = "SHOAL_RENDEZVOUS"
+NICE = 10
 MAX_WORDS = 4096  # bytes; any pipe takes them without a reader
 _last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
@@ -55,6 +56,12 @@ def set_defaults() -> None:
     """Settings of this process that must stand before torch is imported; the user's own are left alone."""
     for name, value in {**SLEEP_WHEN_IDLE, **NO_HUB}.items():
         os.environ.setdefault(name, value)
+
+
+def give_way() -> None:
+    """Lets the roles of a run go first: for a process that only looks on, or talks."""
+    with suppress(OSError):
+        os.nice(NICE)
 
 
 def role_environment(threads: int) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """`shoal page`: serves the pages of a run from its files, in a process that no role waits for."""
 
-import os
 import signal
 import ssl
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -16,10 +14,10 @@ from shoal.errors import ConfigError
 from shoal.page.app import MAX_STREAMS, make_app
 from shoal.page.pages import Pages
 from shoal.page.source import RunFiles
+from shoal.process import give_way
 from shoal.rundir import role_key
 
 # Training comes first; a page may be a second late.
-NICE = 10
 MAX_CONNECTIONS = 4 * MAX_STREAMS
 
 
@@ -31,7 +29,7 @@ def serve_page(run: Path, host: str, port: int, console: Console, *, public: boo
             "docs/page.md lists"
         )
     files = RunFiles.open(run)
-    _give_way()
+    give_way()
     listener = bind(host, port)
     context = _context(files, run) if public else None
     pages = Pages(files, public=public)
@@ -45,11 +43,6 @@ def serve_page(run: Path, host: str, port: int, console: Console, *, public: boo
         signal.signal(number, stop)
     console.print(f"pages of {files.name} at {url_of(listener, tls=context is not None)}/", highlight=False)
     server.run(sockets=[listener])
-
-
-def _give_way() -> None:
-    with suppress(OSError):
-        os.nice(NICE)
 
 
 def _context(files: RunFiles, run: Path) -> ssl.SSLContext | None:

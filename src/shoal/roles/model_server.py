@@ -4,7 +4,6 @@ It reads the run's files and writes none, so it serves a run that goes on, has e
 changes nothing for training.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from shoal.generate.engine import Engine
 from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load_as, outline
 from shoal.models.version_reader import VersionReader
+from shoal.process import give_way
 from shoal.roles.worker_engine import chosen_engine
 from shoal.rundir import RunDir, is_own, role_key
 from shoal.serve.desk import Desk
@@ -36,7 +36,6 @@ from shoal.text import one_line
 
 # Tokens of prompt and answer by default, where the model takes so many.
 USUAL_CONTEXT = 2048
-NICE = 10
 MAX_CONNECTIONS = 512
 
 
@@ -131,8 +130,7 @@ def desk_of(run: RunDir, options: ServeOptions, console: Console) -> Iterator[tu
     if versions.newest() is None:
         there = ", ".join(map(str, versions.channel.numbers())) or "none"
         raise WeightsError(f"run {run.path}: version {options.version} is not there; there are: {there}")
-    with suppress(OSError):
-        os.nice(NICE)  # training comes first
+    give_way()
     policy, engine, longest = build_engine(run, versions, options)
 
     def say(text: str) -> None:

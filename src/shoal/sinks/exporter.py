@@ -5,11 +5,9 @@ has a low priority, and a scraper that stalls holds up no other. On loopback it 
 loopback's: otherwise any web site could point a name of its own at 127.0.0.1 and read it (DNS rebinding).
 """
 
-import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
@@ -17,11 +15,11 @@ from types import FrameType
 from rich.console import Console
 
 from shoal.errors import ConfigError
+from shoal.process import give_way
 from shoal.sinks.prometheus import RunFigures
 from shoal.telemetry.prometheus_text import CONTENT_TYPE
 from shoal.watch.history import run_directory
 
-NICE = 10
 REQUEST_S = 5.0
 # Scrapers that come more often than this get the last page again.
 FRESH_S = 0.5
@@ -84,8 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 def serve_metrics(run: Path, host: str, port: int, console: Console) -> None:
     """Serves until SIGINT or SIGTERM. Reads the run's files and writes none."""
     with Exporter(run, host, port) as server:
-        with suppress(OSError):
-            os.nice(NICE)
+        give_way()
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             threading.Thread(target=server.shutdown, daemon=True).start()

@@ -4,10 +4,8 @@ It reads files, and what it knows of its own past it has from the sink or from a
 on where it was. A sink that hangs, raises or exits takes this process with it and nothing else.
 """
 
-import os
 import signal
 import threading
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal, get_args
@@ -18,6 +16,7 @@ from shoal.config import LogConfig, RunConfig, TensorBoardConfig, TrackioConfig,
 from shoal.config_io import check_config, override
 from shoal.errors import ConfigError
 from shoal.files import locked, make_directory
+from shoal.process import give_way
 from shoal.rundir import RunDir, open_run
 from shoal.sinks.rows import Rows
 from shoal.sinks.sink import Sink, unique_name
@@ -28,7 +27,6 @@ SINKS: tuple[SinkName, ...] = get_args(SinkName)
 FOLDER = "sinks"
 LOOK_S = 2.0
 # Training comes first; a curve may be a second late.
-NICE = 10
 # The process before this one may have been killed a moment ago.
 TAKEOVER_S = 10.0
 
@@ -48,7 +46,7 @@ def feed_run(path: Path, name: str, settings: list[str], console: Console, *, fo
     stop = threading.Event()
     with locked(folder / f"{name}.lock", taken, wait_s=TAKEOVER_S):
         _stop_on_signals(stop)
-        _give_way()
+        give_way()
         sink = open_sink(sink_name, run)
         sent = feed(History(path), sink, stop, follow=follow)
     console.print(f"{name}: {sent} new rows of {path}", highlight=False, soft_wrap=True)
@@ -115,8 +113,3 @@ def _stop_on_signals(stop: threading.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-
-
-def _give_way() -> None:
-    with suppress(OSError):
-        os.nice(NICE)
