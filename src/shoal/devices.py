@@ -99,6 +99,11 @@ def is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def bound_memory(device: torch.device, share: float) -> None:
+    """Lets this process take so much of a CUDA device's memory, as a share of all of it."""
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def sums_dtype(device: torch.device) -> torch.dtype:
     """The widest float of a device: float64, and float32 on MPS, which has nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -137,7 +137,8 @@ class CoordinatorClient:
 
     def hand_back(self) -> list[tuple[int, int]]:
         """Ends all leases that this node holds and cannot finish, as step and submission; their draws come again."""
-        return self.ask(m.HandedBack, "DELETE", "/v1/leases").leases
+        back = self.ask(m.HandedBack, "DELETE", "/v1/leases").leases
+        return [(lease.step, lease.submission) for lease in back]
 
     def announce(self, number: int, root: str, table: Table | None = None) -> None:
         """Makes a policy version known; leases for it are given from then on, and draw tasks by its table."""

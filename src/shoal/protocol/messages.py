@@ -210,8 +210,13 @@ class NewestOut(BaseModel):
     newest: int | None = Field(description="Number of the newest policy version; null before there is one.")
 
 
+class PlaceOut(BaseModel):
+    step: int
+    submission: int
+
+
 class HandedBack(BaseModel):
-    leases: list[tuple[int, int]] = Field(description="Step and submission of each lease that was open.")
+    leases: list[PlaceOut] = Field(description="Each lease that was open.")
 
 
 class Numbers(BaseModel):

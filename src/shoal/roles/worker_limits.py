@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from shoal.config import RunConfig
-from shoal.devices import DTYPES, is_cuda, memory
+from shoal.devices import DTYPES, bound_memory, is_cuda, memory
 from shoal.errors import LimitError
 from shoal.limits import show_size
 
@@ -100,7 +100,7 @@ def limit_gpu_memory(device: torch.device, limit: int | None) -> None:
         return
     if not is_cuda(device):
         raise LimitError(f"--gpu-memory {show_size(limit)}: this worker computes on {device}; leave it out")
-    torch.cuda.set_per_process_memory_fraction(gpu_share(limit, memory(device).total or limit), device)
+    bound_memory(device, gpu_share(limit, memory(device).total or limit))
 
 
 def gpu_share(limit: int, total: int) -> float:

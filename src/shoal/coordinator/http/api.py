@@ -278,7 +278,8 @@ def _node_routes(app: FastAPI, coordinator: Coordinator) -> None:
 
     @app.delete("/v1/leases", summary="Hand back all leases that the node holds and cannot finish.")
     async def hand_back(by: Signed = signed) -> m.HandedBack:
-        return m.HandedBack(leases=await coordinator.hand_back(by))
+        back = await coordinator.hand_back(by)
+        return m.HandedBack(leases=[m.PlaceOut(step=step, submission=submission) for step, submission in back])
 
     @app.put(
         "/v1/leases/{step}/{submission}/spans/{first}",
