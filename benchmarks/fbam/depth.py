@@ -18,7 +18,7 @@ QUICK_STEPS = 4
 CRITICAL = 0.9  # accuracy
 CRITICAL_LENGTHS = (2, 4, 8, 16, 32, 64)
 CRITICAL_LAYERS = (1, 2, 4, 8)
-LRS: Mapping[IntegratorKind, float] = {"lstm": 3e-3, "transformer": 1e-3, "scan": 3e-3}
+LRS: Mapping[IntegratorKind, float] = {"lstm": 5e-3, "transformer": 1e-3, "scan": 3e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Contest:
         return sum(found[self.name(kind, layers, seed)][length] for seed in self.seeds) / len(self.seeds)
 
 
-FRJT = Contest("frjt", 128, 3000, 128, 16, 0, (16, 64, 128), (0, 1, 2))
+FRJT = Contest("frjt", 128, 3000, 128, 16, 1000, (16, 64, 128), (0, 1, 2))
 LIVE = Contest("frjt-live", 128, 4000, 128, 32, 2000, (32, 64, 256))
 S5 = Contest("s5", 256, 8000, 128, 32, 3000, (8, 16, 32, 64, 128))
 DEEP = Contest("s5", 256, 5000, 64, 64, 2500, CRITICAL_LENGTHS)
