@@ -14,7 +14,7 @@ from shoal.generate.vllm.start import VllmSettings
 from shoal.models.load import Policy, outline
 from shoal.models.weights import write_weights
 
-SMALL_CACHE_GB = 0.05
+SMALL_CACHE_GB = 0.03
 CHUNK_OF_PREFILL = 64
 
 
