@@ -7,7 +7,7 @@ import pytest
 from shoal.models import load
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _endless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "_eos_ids", lambda *_: frozenset({1 << 20}))
