@@ -39,6 +39,7 @@ ALONE = (
     "tests/benchmarks/test_generation.py",
     "tests/benchmarks/test_ledger_bench.py",
     "tests/benchmarks/test_loop.py",
+    "tests/benchmarks/test_page_bench.py",
     "tests/benchmarks/test_peers",
     "tests/benchmarks/test_swarm_load.py",
     "tests/faults/test_shardcast.py",
