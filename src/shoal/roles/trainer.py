@@ -159,7 +159,7 @@ class Trainer:
         if step + 1 == self.config.steps or (step + 1) % every == 0:
             self.ranks.save(self.progress)  # the checkpoint before is whole now; this one may never be
             if kept:
-                self.store.forget(min(step + 1 - kept, step // every * every))
+                self.store.forget(max(0, min(step + 1 - kept, step // every * every)))
 
     def _rates(self, submissions: list[Submission]) -> Rates | None:
         """What is known of the tasks now; answers without signal tell as much of them as others."""
