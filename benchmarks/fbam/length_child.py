@@ -3,24 +3,16 @@
 import json
 import sys
 
-import torch
-
+from benchmarks.fbam.child import train_as_told
 from shoal.fbam import evaluate_stream
 from shoal.fbam.training.evaluation import CHUNK, draw_parts
 from shoal.fbam.training.run_directory import open_source
-from shoal.fbam.training.settings import TrainSettings
-from shoal.fbam.training.trainer import Trainer
 
 EVALUATION_SEED = 1000
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    told = json.load(sys.stdin)
-    settings = TrainSettings.model_validate(told["settings"])
-    trainer = Trainer(settings, open_source(settings))
-    for _ in range(settings.steps):
-        trainer.step()
+    trainer, settings, told = train_as_told()
     heldout = open_source(settings, "heldout")
 
     def loss_at(length: int, sequences: int) -> float:

@@ -3,21 +3,12 @@
 import json
 import sys
 
-import torch
-
+from benchmarks.fbam.child import train_as_told
 from shoal.fbam.training.evaluation import accuracy_at
-from shoal.fbam.training.run_directory import open_source
-from shoal.fbam.training.settings import TrainSettings
-from shoal.fbam.training.trainer import Trainer
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    told = json.load(sys.stdin)
-    settings = TrainSettings.model_validate(told["settings"])
-    trainer = Trainer(settings, open_source(settings))
-    for _ in range(settings.steps):
-        trainer.step()
+    trainer, _, told = train_as_told()
     found = {
         length: accuracy_at(trainer.model, trainer.source, length, told["sequences"]) for length in told["lengths"]
     }
