@@ -60,5 +60,5 @@ def test_training_on_it_works() -> None:
     command = [sys.executable, "-m", "shoal", "run", "own.toml", *(f"--set={setting}" for setting in smaller)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\b2 in \d+:\d\d", done.stdout)
+    assert "2 in 0:" in done.stdout
     assert (Path("runs/sorting/model") / "config.json").is_file()
