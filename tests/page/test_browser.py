@@ -4,6 +4,7 @@ No console error, no violation of the policy, no request elsewhere, nothing of a
 that the accessibility audit finds.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,10 @@ def test_hostile_answers_of_a_megabyte_are_shown_whole_and_run_nothing(browser: 
     path, ready = PAGES["group"]
     with opened(browser) as page:
         page.open(large_pages + path, ready)
-        text = page.text()
-        assert HOSTILE[0] in text
-        assert HOSTILE[1] in text
+        for number in (0, 1):
+            # The browser lays an answer out once it is in view, and text that is not laid out is not shown.
+            page.run(f"document.querySelectorAll('.sample')[{number}].scrollIntoView()")
+            page.until(f"document.body.innerText.includes({json.dumps(HOSTILE[number])})")
         assert page.run("document.querySelectorAll('main script, main img, main iframe').length") == 0
         page.run("[...document.querySelectorAll('.sample button')].find(b => /Show all/.test(b.textContent)).click()")
         page.until("document.querySelector('.sample pre').textContent.length === 1 << 20")
