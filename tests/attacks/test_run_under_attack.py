@@ -67,6 +67,10 @@ def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_t
     for entry in judged:
         place = int(entry["step"]), int(entry["submission"])
         expected = "av" if entry["accept"] else "r" if entry["blamed"] else "v"  # the trainer may turn a file down
-        assert outcomes.get(place, "missing") in expected, entry
+        if place not in outcomes:  # judged after the last step was full, when the ledger was closed
+            assert place[0] >= STEPS - 1, entry
+            assert str(place[1]) not in used.get(str(place[0]), {}), entry
+            continue
+        assert outcomes[place] in expected, entry
     assert {names[address] for address in state.accounts} == {"worker-0", "worker-1", "validator"}
     assert abs(reward_at(out, STEPS) - reward_at(calm, STEPS)) < 0.12
