@@ -14,11 +14,11 @@ from shoal.client.rollout_store import SwarmStore
 from shoal.coordinator.db.schema import nodes
 from shoal.errors import UnreadError
 from shoal.protocol.lease import Lease
-from shoal.protocol.stores import Upload
+from shoal.protocol.stores import PROVEN, Upload
 from shoal.protocol.submission import Submission
 from shoal.tasks.source import Score, Split, Task
 from shoal.validate.evidence.vote_log import Votes
-from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, PROVEN, TimeBudget, in_turn
+from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, NEWCOMER_SHARE, NewcomerTime, TimeBudget, in_turn
 from tests.support.coordinator_in_process import good_file, key_of, world_at
 from tests.support.model_and_checks import World, build_world, gym
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, train, working
@@ -77,6 +77,32 @@ def test_slow_answers_of_fresh_keys_never_delay_a_proven_nodes_file(tmp_path: Pa
     assert {(accept, check) for _, accept, check in judged[1:]} == {(False, "sampling")}
     assert court.verdict(proven).accept
     assert len(scorer.let) == 1
+
+
+def test_a_newcomer_is_judged_though_proven_nodes_always_have_files_waiting(tmp_path: Path, world: World) -> None:
+    court = open_court(tmp_path / "run", world)
+    new = court.hand_in("new")
+    place = new.step, new.submission
+    for _ in range(20):  # a proven node's files: one more with every look at what waits
+        court.hand_in("proven")
+        waiting = court.store.waiting(0, 9)
+        court.validator.judge([replace(file, record=PROVEN * (file.node == "proven")) for file in waiting], 0.0)
+        if place in court.store.records.verdicts:
+            break
+    assert court.verdict(new).accept
+
+
+def test_what_fresh_keys_hand_in_never_takes_more_than_its_share_of_the_time_from_proven_nodes() -> None:
+    newcomers, taken, proven = NewcomerTime(), 0.0, 0.0
+    for number in range(1000):
+        took = (0.1, 0.5, 3.0)[number % 3]
+        if newcomers.is_due:
+            taken += took
+            newcomers.newcomer_took(took)
+        else:
+            proven += took
+            newcomers.proven_took(took)
+    assert taken == pytest.approx(NEWCOMER_SHARE * (taken + proven), rel=0.02)
 
 
 def test_a_file_that_comes_while_rubbish_is_judged_never_waits_for_the_whole_listing(

@@ -189,7 +189,7 @@ def test_an_engine_core_that_is_killed_while_it_is_started_again_is_started_once
     requests = requests_of(6)
     for key, request in enumerate(requests):
         engine.submit(key, request)
-    engine.step()
+    done = engine.step()
     killed = list[int]()
 
     def kill_first(client: Any) -> None:
@@ -200,7 +200,6 @@ def test_an_engine_core_that_is_killed_while_it_is_started_again_is_started_once
 
     monkeypatch.setattr("shoal.generate.vllm.engine.watch_for_death", kill_first)
     os.kill(core_of(engine), signal.SIGKILL)
-    done = list[Completion]()
     while engine.running:
         done += engine.step()
     assert killed

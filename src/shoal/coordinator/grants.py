@@ -22,6 +22,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.pacing import Grant, StepCount, next_grant
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
+from shoal.protocol.stores import PROVEN
 
 # Signal rates are judged by this many steps before the newest version's.
 MEMORY = 4
@@ -111,7 +112,7 @@ def _why_no_more(
 ) -> str:
     """Why a node that holds so many leases gets no other for now, whatever steps are short of; empty if it does."""
     record = record_of(node)
-    if record == 2:
+    if record == PROVEN:
         may_hold = max(may_hold, min(PIPELINE, terms.leases))
     if held >= may_hold:
         return f"{node.address} holds {held} leases, and may hold {may_hold} at once"

@@ -23,11 +23,13 @@ from shoal.protocol.judge_note import FiledNote, JudgeNote
 from shoal.protocol.lease import Lease
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.refusal import Refusal
+from shoal.protocol.stores import PROVEN
 from shoal.protocol.verdict import Verdict
 
 MAX_LISTED = 1000
 MAX_NOTES = 500
 MAX_WHY = 500  # characters
+PROVEN_PER_NEWCOMER = 7
 _LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received", "ordinal")]
 
 
@@ -108,8 +110,19 @@ def filed_for(
     if len(there) <= terms.seats:
         return filed(db, terms, who, first, last, None)
     waiting = filed(db, terms, who, first, last, None, MAX_LISTED * len(there))
-    by_place = {(file.lease.step, file.lease.submission): file for file in waiting}
+    by_place = {(file.lease.step, file.lease.submission): file for file in _mixed(waiting)}
     return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
+
+
+def _mixed(waiting: list[Filed]) -> list[Filed]:
+    """In the order of judging, with one file of a node without a record after every few of nodes with one: a hand of
+    files holds some of both, and who is new does not wait for ever."""
+    proven, others = [f for f in waiting if f.record >= PROVEN], [f for f in waiting if f.record < PROVEN]
+    mixed = list[Filed]()
+    for start in range(0, len(proven), PROVEN_PER_NEWCOMER):
+        mixed += proven[start : start + PROVEN_PER_NEWCOMER] + others[:1]
+        others = others[1:]
+    return mixed + others
 
 
 def _judging_order(
@@ -119,7 +132,7 @@ def _judging_order(
     newcomers take turns, network by network, and within one node by node: a thousand rubbish files of a thousand keys
     in one place keep a newcomer elsewhere waiting for one of them."""
     turn = func.row_number().over(partition_by=found.queue, order_by=(found.turn, found.received))
-    by_step, by_version = (case((found.record == 2, column), else_=0) for column in (found.step, version))
+    by_step, by_version = (case((found.record == PROVEN, column), else_=0) for column in (found.step, version))
     return found.record.desc(), by_step, by_version, turn
 
 

@@ -94,6 +94,9 @@ class WeightChannel(WeightSource, Protocol):
         ...
 
 
+PROVEN = 2  # the record of a node that has had files accepted
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
     """A file that was handed in for a step and waits for judgement."""

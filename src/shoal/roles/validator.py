@@ -24,7 +24,7 @@ from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
 from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.rates.rates_table import RatesTable
-from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource, newest_of
+from shoal.protocol.stores import PROVEN, RolloutStore, Upload, Version, WeightSource, newest_of
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NUMBERS, UNFETCHED, Finding
 from shoal.rundir import RunDir
@@ -40,7 +40,7 @@ from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import Weighed, finding_of
 from shoal.validate.numerics.shared_evidence import SharedEvidence, Shown
-from shoal.validate.queue import TimeBudget, in_turn
+from shoal.validate.queue import NewcomerTime, TimeBudget, in_turn, one_newcomer_first
 
 POLL_S = 0.02
 # How long files are judged before it is asked whether better ones have come.
@@ -86,6 +86,7 @@ class Validator:
     """Files made with a version that is out and has not come here, and its number."""
     postponed: dict[tuple[int, int], Put] = field(default_factory=dict)
     budget: TimeBudget = field(default_factory=TimeBudget)
+    newcomers: NewcomerTime = field(default_factory=NewcomerTime)
     evidence: EvidenceLog | SharedEvidence | None = field(init=False)
     """Numeric evidence against each node, over its life; bfloat16 runs alone have it."""
     files: FileJudge = field(init=False)
@@ -196,11 +197,22 @@ class Validator:
             for upload in uploads:
                 self.evidence.listed(upload.step, upload.submission, upload.ordinal)
         self._hear()
-        for number, upload in enumerate(in_turn(uploads, self._rank, self.files.versions.loaded.number), 1):
+        order = in_turn(uploads, self._rank, self.files.versions.loaded.number)
+        proven_waiting = sum(self._rank(upload) >= PROVEN for upload in order)
+        if self.newcomers.is_due:
+            order = one_newcomer_first(order, self._rank)
+        for number, upload in enumerate(order, 1):
             self.status.working(f"judging submission {upload.submission} of step {upload.step}")
-            began = time.monotonic()
-            if not self._judge(upload):
-                self.budget.spend(upload.node, time.monotonic() - began)
+            began, is_proven = time.monotonic(), self._rank(upload) >= PROVEN
+            is_accepted = self._judge(upload)
+            took = time.monotonic() - began
+            if not is_accepted:
+                self.budget.spend(upload.node, took)
+            if is_proven:
+                proven_waiting -= 1
+                self.newcomers.proven_took(took)
+            elif proven_waiting:
+                self.newcomers.newcomer_took(took)
             self._hand = math.ceil(RELIST_S * number / (time.monotonic() - began_all + 1e-3))
             if time.monotonic() >= until:
                 return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from shoal.protocol.stores import Upload
+from shoal.protocol.stores import PROVEN, Upload
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import MARGIN, Finding, is_blame
 from shoal.validate.audit import Audits
@@ -17,7 +17,6 @@ from shoal.validate.judging.recomputed import ByEvidence, ByThresholds, Recomput
 from shoal.validate.judging.version_cache import VersionCache
 from shoal.validate.numerics.account import Account
 from shoal.validate.numerics.judge import Weighed
-from shoal.validate.queue import PROVEN
 
 SCORER = "scorer"
 
