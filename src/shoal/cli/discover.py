@@ -75,7 +75,9 @@ def runs_publish(
     own = Key.load_or_create(key or default_key())
     listing = publish(target, entries or [], own, days, remove or [])
     console.print(
-        f"{target}: {len(listing.runs)} runs, published by {checksummed(own.address)}", highlight=False, soft_wrap=True
+        f"{target}: {len(listing.runs)} run(s), published by {checksummed(own.address)}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from shoal.cli.app import app, console
+from shoal.cli.app import app, console, errors
 from shoal.cli.look import PANEL
 from shoal.cli.options import Device, Run, takes_options, with_device
 from shoal.errors import ConfigError
@@ -88,6 +88,7 @@ def _located(run: "Path", model: ModelFlags, batch: int, queue: int) -> "tuple[R
     if model.engine not in get_args(Engines) or model.engine == "vllm-server":
         raise ConfigError(f"--engine {model.engine}: give auto, torch or vllm")
     config = with_device(open_run(run).config, "workers", model.device)
+    errors.print(f"loading a version of {run}", style="dim", markup=False, highlight=False)
     if model.threads is not None:
         config = config.model_copy(update={"workers": config.workers.model_copy(update={"threads": model.threads})})
     from shoal.roles.model_server import ServeOptions

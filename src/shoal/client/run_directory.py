@@ -80,7 +80,7 @@ def show_directory(where: str, console: Console) -> None:
     def say(text: str) -> None:
         console.print(one_line(text) if text else "", markup=False, highlight=False, soft_wrap=True)
 
-    say(f"{len(listing.runs)} open runs, published by {checksummed(listing.publisher)} at {made}")
+    say(f"{len(listing.runs)} open run(s), published by {checksummed(listing.publisher)} at {made}")
     for signed in listing.runs:
         for line in entry_lines(signed.entry):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
