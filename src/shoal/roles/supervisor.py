@@ -106,9 +106,8 @@ def run_swarm(run: RunDir, console: Console) -> None:
             stop_all(children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
-            late = sinks.finish()
-    for said in late:
-        console.print(said, soft_wrap=True, highlight=False)
+            for said in sinks.finish():
+                console.print(said, soft_wrap=True, highlight=False)
     curves = str(run.path / "curves.png")
     try:
         plot_run(run.path, run.path / "curves.png")
