@@ -22,6 +22,7 @@ from shoal.errors import BenchError
 from shoal.files import parse_json
 from shoal.roles.supervisor import PORTS, join_line
 from shoal.rundir import RunDir, prepare_run
+from shoal.tasks.package_versions import packages_of, pins_of
 from tests.support.wheel import bare, borrowing, build_wheel
 
 INSTALL_S = 3600.0
@@ -35,15 +36,16 @@ def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
         progress.stage("building the wheel")
         wheel = build_wheel(folder / "wheel")
         values: dict[str, Figure] = {"wheel_bytes": wheel.stat().st_size}
+        pins = pins_of(packages_of(laptop_config().tasks))
         if quick:  # other packages are those of this environment
             shoal, installed = borrowing(folder / "env", wheel), 0.0
         else:
             progress.stage("installing it once, to fill pip's cache")
-            _install(folder / "first", wheel)
+            _install(folder / "first", wheel, pins)
             shutil.rmtree(folder / "first")
             progress.stage("installing it into an empty environment")
             began = time.monotonic()
-            shoal = _install(folder / "env", wheel)
+            shoal = _install(folder / "env", wheel, pins)
             installed = time.monotonic() - began
             values["packages"] = len(list(shoal.parents[1].glob("lib/python3*/site-packages/*.dist-info")))
             values["installed_bytes"] = sum(f.stat().st_size for f in shoal.parents[1].rglob("*") if f.is_file())
@@ -56,8 +58,8 @@ def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
     return BenchResult("wheel", {}, values)
 
 
-def _install(folder: Path, wheel: Path) -> Path:
-    """The `shoal` command of an empty environment with the wheel and all that it needs."""
+def _install(folder: Path, wheel: Path, pins: list[str]) -> Path:
+    """The `shoal` command of an empty environment with the wheel and all that it needs, as the page "join" says."""
     venv.create(folder, with_pip=True)
     # With what says where packages are, if this machine has a mirror.
     own = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
@@ -69,6 +71,7 @@ def _install(folder: Path, wheel: Path) -> Path:
         "--quiet",
         "--disable-pip-version-check",
         str(wheel),
+        *pins,
     ]
     environment = {**bare(Path.home()), **own}
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, env=environment)

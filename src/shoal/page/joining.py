@@ -7,6 +7,7 @@ from shoal.config import RunConfig
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.tasks.files import code_of
+from shoal.tasks.package_versions import install_line
 
 MAY = (
     "Fetch policy versions from relays. Each piece is checked against what the run's origin signed.",
@@ -37,6 +38,7 @@ def join_document(files: RunFiles) -> dict[str, object]:
     is_over = state.closed or (files.history.total_steps or config.steps) <= files.history.steps_done
     return {
         "line": f"shoal worker --join {url}#{state.coordinator}",
+        "install": install_line(config.tasks),
         "why": "The run is over: there are no more leases." if is_over else "",
         "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
         "coordinator": state.coordinator,

@@ -41,6 +41,21 @@ def packages_of(tasks: Sequence[TaskConfig]) -> dict[str, str]:
     return found
 
 
+def pins_of(packages: Mapping[str, str]) -> list[str]:
+    """What pip installs beside shoal, so that a machine makes the tasks and rewards of a run with these packages."""
+    exact = {name: version for name, version in packages.items() if name != PYTHON}
+    return [f"{name}=={_release(name, exact[name])}{'.*' if name in PROMPTS else ''}" for name in exact]
+
+
+def install_line(tasks: Sequence[TaskConfig]) -> str:
+    """What to install on a machine that is to join a run of these tasks whose owner has the packages that are here."""
+    try:
+        pins = pins_of(packages_of(tasks))
+    except importlib.metadata.PackageNotFoundError:  # a run that was copied here from another machine
+        pins = []
+    return " ".join(["pip install shoal-rl", *(f"'{pin}'" for pin in pins)])
+
+
 def check_packages(theirs: Mapping[str, str], tasks: Sequence[TaskConfig], whose: str) -> None:
     """SwarmError that names each package whose version here is not the run's, and how to install the run's."""
     if strange := [name for name, version in theirs.items() if name not in KNOWN or not VERSION.fullmatch(version)]:

@@ -23,7 +23,7 @@ from shoal.protocol.messages import UploadOut
 from shoal.roles.session import join_run
 from shoal.subproc import ChildError
 from shoal.tasks.isolation import landlock as confine
-from shoal.tasks.package_versions import PYTHON, check_packages, packages_of
+from shoal.tasks.package_versions import PYTHON, check_packages, install_line, packages_of, pins_of
 from shoal.tasks.rewards.scorer import Scorer, _score
 from shoal.tasks.sources.gym import source as gym
 from shoal.tasks.sources.gym.safe_answers import TEXT_OPTIONS
@@ -239,6 +239,18 @@ def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> Non
     for name in here:
         with pytest.raises(SwarmError, match=f"it has {name} "):
             check_packages({other: here[other] for other in here if other != name}, tasks, "run card of x")
+
+
+def test_what_a_joiner_is_told_to_install_is_what_the_run_takes_and_no_more() -> None:
+    tasks = [TaskConfig(source="reasoning-gym/spell_backward", reward="math")]
+    here = packages_of(tasks)
+    minor = ".".join(here["transformers"].split(".")[:2])
+    line = install_line(tasks)
+    assert line.startswith("pip install shoal-rl '")
+    assert f"'transformers=={minor}.*'" in line
+    assert f"'sympy=={here['sympy']}'" in line
+    assert f"'{PYTHON}==" not in line
+    assert len(pins_of(here)) == len(here) - 1
 
 
 @pytest.mark.parametrize("said", [{"evil": "1.0"}, {"sympy": "1.0 --index-url=http://x"}, {"sympy": "1;rm"}])
