@@ -16,6 +16,9 @@ from shoal.models.weights import write_weights
 
 SMALL_CACHE_GB = 0.03
 CHUNK_OF_PREFILL = 64
+# Of the cache, in tokens. A block of 128, as by default, holds a whole answer: it never asks for another and is never
+# preempted.
+BLOCK = 32
 
 
 def written(folder: Path, policy: Policy, weights: dict[str, Tensor]) -> Path:
@@ -39,7 +42,7 @@ def started(folder: Path, config: RunConfig, policy: Policy | None = None, **cha
         cuda=False,
         threads=config.workers.threads,
         kv_cache_gb=SMALL_CACHE_GB,
-        more={"max_num_batched_tokens": CHUNK_OF_PREFILL},
+        more={"max_num_batched_tokens": CHUNK_OF_PREFILL, "block_size": BLOCK},
     )
     engine = VllmEngine(
         folder,
