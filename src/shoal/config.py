@@ -65,6 +65,20 @@ class CodeConfig(_Table):
     output_kb: int = Field(1024, ge=1, le=65536, description="KiB of output.")
 
 
+class SolveRateConfig(_Table):
+    """Which rows of a table are trained on, by a column that says how often a model has solved them."""
+
+    column: str = Field(description="The column, such as solve_rate_qwen_r1_distill_7b.")
+    min: float = Field(0.125, ge=0, le=1, description="Rows below are left out, and rows without a value.")
+    max: float = Field(0.5, ge=0, le=1, description="Rows above are left out.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min = {self.min} is above max = {self.max}; no row would be left")
+        return self
+
+
 def _whole(value: JsonValue) -> JsonValue:
     """A value whose whole numbers are integers. Canonical JSON writes 1.0 and 1 alike, so that a signature over a run
     card holds for both: if a source drew other tasks for one than for the other, changing it would go unnoticed."""
@@ -95,10 +109,17 @@ class TaskConfig(_Table):
         default_factory=dict, description="For a table: which column is question, answer, tests or split."
     )
     reward: str | None = Field(
-        None, description="math, code, exact, contains, format or python/FILE.py:FUNCTION; default: the source's own."
+        None,
+        description="math, code, exact, contains, format, row (by each row's task_type) or python/FILE.py:FUNCTION; "
+        "default: the source's own.",
     )
     rewards: list[RewardConfig] = Field(default_factory=list, description="Several rewards instead of one.")
     thinking: bool = Field(False, description="An answer must close its thinking part with </think>, or it earns 0.")
+    system: str = Field("", max_length=20_000, description="Text of a system turn before each prompt; empty: none.")
+    prefill: str = Field(
+        "", max_length=1000, description='How each answer begins, such as "<think>\\n"; it is part of the prompt.'
+    )
+    solve_rate: SolveRateConfig | None = None
     code: CodeConfig = CodeConfig()
     sha256: str | None = Field(None, description="Hash of the source's content; content with another hash is refused.")
     files: dict[str, Sha256] = Field(

@@ -57,7 +57,7 @@ def test_version(honest: Submission) -> None:
 
 
 def test_tasks(world: World, honest: Submission) -> None:
-    encode = world.checks.policy.encode
+    encode = world.checks.policy.encode_task
     assert check_tasks(honest, gym(), encode) is None
     group = [n for n, r in enumerate(honest.rollouts) if r.group == 1]
     own = honest.rollouts[group[0]]
@@ -88,7 +88,7 @@ class Mute:
 def test_a_task_that_nobody_can_ask_is_a_finding(honest: Submission) -> None:
     """No honest worker got past it, and a validator that falls over it would judge nobody any more."""
 
-    def encode(_: str) -> list[int]:
+    def encode(_: Task) -> list[int]:
         raise ValueError("no tokens for this")
 
     assert said(check_tasks(honest, Mute(), lambda _: [1]))[3] == "TaskError: nothing left to ask"

@@ -133,7 +133,7 @@ def evaluate(
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate versions as a run publishes them.")] = False,
     suite: Annotated[
         str | None,
-        typer.Option(help="Tasks to measure: words, arithmetic, reasoning, a TOML file, or an lm-eval YAML file."),
+        typer.Option(help="Tasks to measure: a name that shoal suites lists, a TOML file, or an lm-eval YAML file."),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers per task.")] = None,
@@ -163,6 +163,21 @@ def evaluate(
         from shoal.roles.evaluator import evaluate_target
 
         evaluate_target(target, measured, version, tasks, console)
+
+
+@app.command(rich_help_panel=PANEL)
+def suites(
+    fetch: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Download the file of a suite; may be given several times.")
+    ] = None,
+) -> None:
+    """List the suites of shoal eval and whether their questions are on this machine; with --fetch, download them."""
+    from shoal.evals.suites_command import fetch_suites, print_suites
+
+    if fetch:
+        fetch_suites(fetch, console)
+    else:
+        print_suites(console)
 
 
 @app.command(rich_help_panel=PANEL)

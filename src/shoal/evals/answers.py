@@ -56,7 +56,7 @@ def answer_tasks(
     policy: Policy, tasks: Sequence[Task], judge: Judge, split: Split, drawing: Drawing
 ) -> Iterator[Answered]:
     """Yields the tasks in their order, some at a time."""
-    prompts = [tuple(policy.encode(task.prompt)) for task in tasks]
+    prompts = [tuple(policy.encode_task(task)) for task in tasks]
     longest = max(map(len, prompts), default=0)
     if longest > drawing.max_prompt_tokens:
         task = next(task for task, prompt in zip(tasks, prompts, strict=True) if len(prompt) == longest)

@@ -7,10 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import TaskConfig
 from shoal.errors import ConfigError
+from shoal.evals.paper_suites import PAPER_SUITES, PaperSuite
 from shoal.extras import require
 
 # A prompt of lm-eval is as long as it is: what the model can handle is the bound.
 MAX_PROMPT_TOKENS = 1 << 20
+# No exam has as many; a suite asks those that there are.
+ALL_TASKS = 1 << 20
 
 
 class Suite(BaseModel):
@@ -67,14 +70,19 @@ BUILT_IN = {
 
 
 def find_suite(name: str) -> Suite:
-    """A built-in suite, or the one that a TOML file describes, or a task of lm-evaluation-harness by its YAML file."""
+    """A built-in suite, one of the paper's, whose file is in the cache, the one that a TOML file describes, or a task of
+    lm-evaluation-harness by its YAML file."""
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name in PAPER_SUITES:
+        return _of_paper(PAPER_SUITES[name])
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return _of_lm_eval(path)
     if path.suffix != ".toml":
-        raise ConfigError(f"--suite {name}: not one of {', '.join(BUILT_IN)}, and no .toml or .yaml file")
+        raise ConfigError(
+            f"--suite {name}: not one of {', '.join([*BUILT_IN, *PAPER_SUITES])}, and no .toml or .yaml file"
+        )
     try:
         tree = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -86,6 +94,13 @@ def find_suite(name: str) -> Suite:
     except ValidationError as error:
         faults = "\n".join(f"  {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"--suite {name}:\n{faults}") from None
+
+
+def _of_paper(found: PaperSuite) -> Suite:
+    """All questions of the file, asked as reports on these suites ask them."""
+    source = TaskConfig.model_validate(found.source())
+    drawn = {name: value for name, value in found.settings.items() if name != "source"}
+    return Suite.model_validate({"name": found.name, "sources": [source], "tasks": ALL_TASKS} | drawn)
 
 
 def _of_lm_eval(path: Path) -> Suite:

@@ -112,7 +112,7 @@ class Maker:
         return [asked(self.tasks, lease, group, self.config.length, table) for group in range(lease.groups)]
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        ids = tuple(self.policy.encode(task.prompt))
+        ids = tuple(self.policy.encode_task(task))
         most = self.config.sampling.max_prompt_tokens
         if len(ids) > most:
             raise TaskError(

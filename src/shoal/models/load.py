@@ -33,6 +33,7 @@ from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
 from shoal.models.merge import shapes_of
 from shoal.models.untrusted import check_foreign_model
+from shoal.tasks.source import Task
 
 # Packed and plain logits of the same tokens, relative to their spread (`disagreement`): float32 kernels differ by about
 # 1e-6 at most, bfloat16 ones by some hundredths on average; an architecture that ignores our attention differs by 1.
@@ -102,14 +103,35 @@ class Policy:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids of one user turn: through the chat template where the tokenizer has one, as it is otherwise."""
-        if self.tokenizer.chat_template:
-            turn = [{"role": "user", "content": prompt}]
-            ids = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
-        else:
-            ids = self.tokenizer.encode(prompt)
+    def encode(self, prompt: str, system: str = "", prefill: str = "") -> list[int]:
+        """Token ids of one user turn, with a system turn before it and the beginning of the answer behind it, where
+        they are given: through the chat template where the tokenizer has one, as plain text otherwise.
+
+        A template that begins the answer with the same text by itself, as those of some reasoning models do, is left
+        alone: the text is there once.
+        """
+        tokenizer = self.tokenizer
+        if not tokenizer.chat_template:
+            text = f"{system}\n{prompt}" if system else prompt
+            return list(map(int, tokenizer.encode(text + prefill)))
+        turns = [{"role": "system", "content": system}] if system else []
+        turns.append({"role": "user", "content": prompt})
+        try:
+            ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+            begun = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) if prefill else ""
+        except Exception as error:  # a template is a program, and raises what it likes at a system turn
+            if not system:
+                raise
+            raise ModelError(
+                f"system turn {system[:60]!r}: the model's chat template refuses it ({error!s:.200}); leave it out"
+            ) from error
+        if prefill and not str(begun).rstrip().endswith(prefill.strip()):
+            ids = [*ids, *tokenizer.encode(prefill, add_special_tokens=False)]
         return list(map(int, ids))
+
+    def encode_task(self, task: Task) -> list[int]:
+        """Token ids of what a task asks, turns and all."""
+        return self.encode(task.prompt, task.system, task.prefill)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """The text of an answer, without the special tokens that end it."""

@@ -117,4 +117,4 @@ def _demonstration(policy: Policy, task: Task, eos: int) -> tuple[list[int], lis
     if task.answer is None:
         raise TaskError(f"{task.source} task {task.index}: has no worked answer to show to the tiny model")
     answer = policy.tokenizer.encode(task.answer, add_special_tokens=False)
-    return policy.encode(task.prompt), [*answer, eos]
+    return policy.encode_task(task), [*answer, eos]

@@ -8,13 +8,14 @@ from typing import Any
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.files import held, is_loose, keep, keep_bytes, named
+from shoal.tasks.prompts import framed
 from shoal.tasks.rewards.combine import rewarded
 from shoal.tasks.source import Mixture, TaskSource, content_of
 from shoal.tasks.sources.filtered import Filtered, layers, read_filtered
 
 KINDS = (
-    "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py "
-    "or filtered/FILE"
+    "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py, "
+    "filtered/FILE, or an exam: aime/FILE, gpqa/FILE, ifeval/FILE, livecodebench/FILE"
 )
 
 
@@ -26,7 +27,7 @@ def split_up(tasks: Sequence[TaskConfig]) -> list[TaskConfig]:
 def build_source(tasks: Sequence[TaskConfig]) -> TaskSource:
     """One source out of the config's `[[tasks]]`, mixed by weight if there are several."""
     parts = split_up(tasks)
-    sources = [rewarded(_build(part), part) for part in parts]
+    sources = [rewarded(framed(_build(part), part.system, part.prefill), part) for part in parts]
     return sources[0] if len(sources) == 1 else Mixture(sources, [part.weight for part in parts])
 
 
@@ -115,6 +116,10 @@ def _build(task: TaskConfig) -> TaskSource:
         raise TaskError(f"task source {task.source}: names no source; write {KINDS}")
     if kind != "reasoning-gym" and task.difficulty is not None:
         raise TaskError(f"task source {task.source}: has no difficulty; only reasoning-gym's generators do")
+    if kind not in ("file", "dataset") and task.solve_rate is not None:
+        raise TaskError(
+            f"task source {task.source}: solve_rate filters tables; only file/PATH and dataset/NAME have it"
+        )
     source = _source(kind, rest, task)
     found = content_of(source)
     if task.sha256 is not None and task.sha256 != found:
@@ -145,16 +150,20 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             from shoal.tasks.sources.table import Rows, read_rows
 
             rows = read_rows(held(rest, task.files), task.columns)
-            return Rows(task.name or Path(rest).stem, rows, place=task.answer, template=task.template)
+            return Rows(task.name or Path(rest).stem, rows, **_table_options(task))
         case "dataset":
             from shoal.tasks.sources.table import Rows, read_dataset
 
             rows = read_dataset(rest, options, task.columns)
-            return Rows(task.name or Path(rest).name, rows, place=task.answer, template=task.template)
+            return Rows(task.name or Path(rest).name, rows, **_table_options(task))
         case "lm-eval":
             from shoal.tasks.sources.lmeval.source import LmEval
 
             return LmEval(held(rest, task.files), name=task.name, template=task.template, **_extras(task))
+        case "aime" | "gpqa" | "ifeval" | "livecodebench":
+            from shoal.tasks.sources.exams.source import read_exam
+
+            return read_exam(kind, held(rest, task.files), task.name or Path(rest).stem, task.template, task.code)
         case "filtered":
             header, rated = read_filtered(held(rest, task.files))
             return Filtered(Path(rest), header, build_source(header.tasks), rated)
@@ -169,6 +178,10 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             where = held(rest, task.files)
             return Own(where, name=name, options=options, place=task.answer, template=task.template)
     raise TaskError(f"task source {task.source}: unknown kind {kind!r}; write {KINDS}")
+
+
+def _table_options(task: TaskConfig) -> dict[str, Any]:
+    return {"place": task.answer, "template": task.template, "solve_rate": task.solve_rate}
 
 
 def _extras(task: TaskConfig) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from shoal.errors import TaskError
 from shoal.files import cache_dir, sha256_file, whole_file, write_whole
 
 MAX_BYTES = 4 << 30
+# Kinds of sources that are a file.
+NAME_A_FILE = ("file", "filtered", "lm-eval", "aime", "gpqa", "ifeval", "livecodebench")
 # How a file is read follows from the end of its name.
-SUFFIXES = (".jsonl", ".json", ".parquet", ".py")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".py")
 
 
 def place_of(sha256: str, name: str) -> Path:
@@ -59,7 +61,7 @@ def held(name: str, files: Mapping[str, str]) -> Path:
 def named(task: TaskConfig) -> list[str]:
     """The files that a line of a config names."""
     kind, _, rest = task.source.partition("/")
-    places = [rest] if kind in ("file", "filtered", "lm-eval") else []
+    places = [rest] if kind in NAME_A_FILE else []
     return [*places, *(module for module in _modules(task) if module.endswith(".py"))]
 
 

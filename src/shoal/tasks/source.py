@@ -31,6 +31,10 @@ class Task:
     answer: str | None
     """A right answer, where the source knows one: shown to a model that is warm-started, never to the policy."""
     entry: Mapping[str, Any]
+    system: str = ""
+    """What a system turn before the prompt says; empty for none."""
+    prefill: str = ""
+    """How the answer begins, as the prompt's last tokens: the policy goes on from there."""
 
 
 class TaskSource(Protocol):

@@ -101,7 +101,7 @@ def from_source(policy: Policy, source: TaskSource, count: int) -> list[Group]:
                 f"{task.source} task {task.index}: has no worked answer to learn from; leave the source out, or give "
                 "conversations in its place"
             )
-        examples.append(example(policy, policy.encode(task.prompt), task.answer))
+        examples.append(example(policy, policy.encode_task(task), task.answer))
     return examples
 
 

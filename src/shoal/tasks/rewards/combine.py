@@ -11,15 +11,18 @@ from shoal.config import CodeConfig, RewardConfig, TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.isolation.sandbox import Bounds, find_bubblewrap
 from shoal.tasks.rewards.code import Test, judge_program, read_tests
-from shoal.tasks.rewards.extract import Place, after_thinking, final_answer, last_python
+from shoal.tasks.rewards.extract import THINK, Place, after_thinking, final_answer, last_box, last_python
 from shoal.tasks.rewards.math import same
 from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 from shoal.tasks.sources.filtered import unfolded
+from shoal.tasks.sources.released_rows import CODE, right_answers
 from shoal.tasks.sources.user_python import load_function
 
 Reward = Callable[[Task, str], float | Score]
 OWN = "own"
-NAMES = (OWN, "exact", "contains", "math", "code", "format")
+ROW = "row"
+LIVECODEBENCH = "livecodebench"
+NAMES = (OWN, "exact", "contains", "math", "code", "format", ROW)
 
 
 @dataclass(slots=True)
@@ -69,19 +72,23 @@ def combine(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
 def rewarded(source: TaskSource, config: TaskConfig) -> TaskSource:
     """The source with the rewards of its config; as it is where nothing but its own is asked for."""
     named = [RewardConfig(kind=config.reward)] if config.reward else list(config.rewards)
-    if not named and not config.thinking:
+    thinking = config.thinking or THINK in config.prefill  # what the prompt opens the answer has to close
+    if not named and not thinking:
         return source
     named = named or [RewardConfig(kind=OWN)]
     rewards = {reward.name or reward.kind: (_build(reward.kind, source, config), reward.weight) for reward in named}
     if len(rewards) < len(named):
         raise TaskError(f"task source {config.source}: two rewards have the same name; set name on one of them")
-    return Rewarded(source.name, source, rewards, config.thinking)
+    return Rewarded(source.name, source, rewards, thinking)
 
 
 def kinds_of(tasks: Sequence[TaskConfig]) -> set[str]:
     """The rewards that tasks name."""
     lines = unfolded(tasks)
-    return {kind for task in lines for kind in (task.reward, *(reward.kind for reward in task.rewards)) if kind}
+    named = {kind for task in lines for kind in (task.reward, *(reward.kind for reward in task.rewards)) if kind}
+    programs = any(task.source.startswith(f"{LIVECODEBENCH}/") for task in lines)
+    # A row that says itself how it is judged may be of either kind.
+    return named | ({"math", "code"} if ROW in named else set()) | ({"code"} if programs else set())
 
 
 def runs_programs(tasks: Sequence[TaskConfig]) -> bool:
@@ -107,6 +114,11 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
         case ("code", "", ""):
             find_bubblewrap()  # a refusal is told before anything else is done
             return _code(config.code)
+        case ("row", "", ""):
+            import math_verify
+
+            find_bubblewrap()
+            return _by_row(config.code)
         case ("python", "/", where):
             function = load_function(where, config.files)
             return lambda task, answer: float(function(dict(task.entry), answer))
@@ -132,6 +144,22 @@ def _code(config: CodeConfig) -> Reward:
         if key not in tests:
             tests[key] = read_tests(task.entry.get("tests"), f"{task.source} task {task.index}")
         return judge_program(last_python(answer), tests[key], bounds)
+
+    return reward
+
+
+def _by_row(config: CodeConfig) -> Reward:
+    """Each row is judged by its own `task_type`; of several right answers any is right."""
+    program = _code(config)
+
+    def reward(task: Task, answer: str) -> float | Score:
+        where = f"{task.source} task {task.index}"
+        if "verification_info" not in task.entry:
+            raise TaskError(f"{where}: has no verification_info; reward row is for rows that say how they are judged")
+        if task.entry["task_type"] == CODE:
+            return program(task, answer)
+        boxed = last_box(answer)
+        return float(boxed is not None and any(same(right, boxed) for right in right_answers(task.entry, where)))
 
     return reward
 

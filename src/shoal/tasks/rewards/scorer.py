@@ -25,7 +25,7 @@ from shoal.tasks.files import code_of, held, is_loose, named
 from shoal.tasks.isolation.landlock import MAX_MEMORY, landlock_version
 from shoal.tasks.isolation.sandbox import START_S
 from shoal.tasks.rewards.code import TOTAL
-from shoal.tasks.rewards.combine import runs_programs
+from shoal.tasks.rewards.combine import LIVECODEBENCH, runs_programs
 from shoal.tasks.source import Mixture, Score, Split, Task, TaskSource
 from shoal.tasks.sources.filtered import layers, unfolded
 from shoal.tasks.sources.remote import Remote, read_source, read_task
@@ -33,6 +33,8 @@ from shoal.tasks.sources.remote import Remote, read_source, read_task
 SCORE_S = 5.0
 # Comparing formulas ends by itself after a second of processor time, but for a multiplication without end.
 MATH_S = 2.0
+# All tests of a contest problem in one run (`livecodebench.MAX_SECONDS`), which are read from a large file first.
+CONTEST_S = 660.0
 # Importing reasoning-gym takes two seconds; drawing a task can take one.
 READY_S = 120.0
 MAX_ANSWER = 1 << 20
@@ -209,6 +211,8 @@ class Scorer:
 def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
     """How long one answer may take: what a program may take for all of its tests, where programs are judged."""
     tasks = unfolded(tasks)
+    if any(task.source.startswith(f"{LIVECODEBENCH}/") for task in tasks):
+        return CONTEST_S
     if runs_programs(tasks):
         return (TOTAL + 1) * (max(task.code.seconds for task in tasks) + START_S)
     return MATH_S if all(task.reward == "math" for task in tasks) else SCORE_S

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,6 +72,11 @@ def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource
         start_broker()
     if any(task.source.startswith("reasoning-gym/") for task in unfolded(tasks)):
         import reasoning_gym  # noqa: F401  (it imports matplotlib, which looks for a place to write)
+    if any(task.source.startswith("ifeval/") for task in unfolded(tasks)):
+        from shoal.tasks.sources.exams.words import load
+
+        with suppress(TaskError):  # which the source raises again if its questions need what is missing
+            load(punkt=True)  # its model of sentences is none of the files that tasks name
     silence()
     confine(map(Path, readable))
     try:
@@ -100,7 +106,8 @@ def make(asked: Sequence[Any], sources: Sequence[TaskSource], replies: IO[bytes]
     except ShoalError as error:
         say(replies, {"refused": str(error)[:MAX_REFUSAL]})
         return
-    say(replies, {"tasks": [[task.source, task.index, task.prompt, task.answer] for task in tasks]})
+    said = [[task.source, task.index, task.prompt, task.answer, task.system, task.prefill] for task in tasks]
+    say(replies, {"tasks": said})
 
 
 def serve(request: Any, source: TaskSource, score_s: float, replies: IO[bytes], memory: "Memory") -> None:

@@ -54,6 +54,13 @@ def read_source(said: Any, number: int, make: Make) -> Remote:
 def read_task(said: Any, known: Callable[[str], bool]) -> Task:
     """A task as the other process made it, of a source that is known; ValueError for anything else."""
     match said:
-        case [str() as source, int() as index, str() as prompt, str() | None as answer] if known(source):
-            return Task(source, index, prompt, answer, {})
+        case [
+            str() as source,
+            int() as index,
+            str() as prompt,
+            str() | None as answer,
+            str() as system,
+            str() as prefill,
+        ] if known(source):
+            return Task(source, index, prompt, answer, {}, system, prefill)
     raise ValueError

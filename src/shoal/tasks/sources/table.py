@@ -1,20 +1,25 @@
-"""Tasks from a table (JSONL, Parquet, datasets): deduplicated, a tenth held out, content-addressed."""
+"""Tasks from a table (JSONL, Parquet, CSV, datasets): deduplicated, a tenth held out, content-addressed."""
 
+import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.config import SolveRateConfig
 from shoal.errors import TaskError
 from shoal.extras import require
 from shoal.files import parse_json
 from shoal.tasks.prompts import posed
 from shoal.tasks.rewards.extract import Place
 from shoal.tasks.source import Score, Split, Task, split_of
+from shoal.tasks.sources.released_rows import as_question, is_released, within
 
 # What a task is made of, and the columns that it stands in unless the config says otherwise.
 COLUMNS = {"question": "question", "answer": "answer", "tests": "tests", "split": "split"}
+# Characters of one cell of a CSV file.
+MAX_CELL = 1 << 24
 HELDOUT_NAMES = ("heldout", "test", "validation", "eval")
 
 
@@ -23,8 +28,16 @@ class Rows:
     more."""
 
     def __init__(
-        self, name: str, rows: Iterable[Mapping[str, Any]], *, place: Place = "whole", template: str = "{question}"
+        self,
+        name: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        place: Place = "whole",
+        template: str = "{question}",
+        solve_rate: SolveRateConfig | None = None,
     ) -> None:
+        """`solve_rate` says which rows are trained on; held-out rows stay as they are, so that runs on all rows and on
+        some are measured by the same ones."""
         self.name = name
         self._place = place
         self._template = template
@@ -43,6 +56,9 @@ class Rows:
         self.sha256 = digest.hexdigest()
         if not seen:
             raise TaskError(f"task source {name}: holds no tasks")
+        if solve_rate is not None:
+            kept = within(self._rows["train"], solve_rate, f"task source {name}")
+            self._rows["train"] = [dict(row) for row in kept]
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
@@ -69,7 +85,8 @@ class Rows:
     def score(self, task: Task, answer: str) -> float | Score:
         del answer
         raise TaskError(
-            f"{task.source}: a table has no score of its own; set reward to math, code, exact, contains or python/..."
+            f"{task.source}: a table has no score of its own; set reward to math, code, exact, contains, "
+            "row (for rows with a task_type) or python/..."
         )
 
 
@@ -82,16 +99,17 @@ def _split(row: Mapping[str, Any], question: str) -> Split:
 
 
 def read_rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file, under our own names for their columns."""
+    """The rows of a JSONL, Parquet or CSV file, under our own names for their columns."""
     return rename(read_table(path), columns, f"file/{path}")
 
 
 def read_table(path: Path) -> Sequence[Mapping[str, Any]]:
-    """The rows of a JSONL or Parquet file as they are."""
+    """The rows of a JSONL, Parquet or CSV file as they are."""
     readers: dict[str, Callable[[Path], Sequence[Mapping[str, Any]]]] = {
         ".jsonl": _read_jsonl,
         ".json": _read_json,
         ".parquet": _read_parquet,
+        ".csv": _read_csv,
     }
     if path.suffix not in readers:
         raise TaskError(f"task source file/{path}: must end in {', '.join(readers)}")
@@ -102,12 +120,19 @@ def read_table(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> list[dict[str, Any]]:
-    """Rows under our own names. All other columns stay as they are, for rewards of the user's own."""
+    """Rows under our own names. All other columns stay as they are, for rewards of the user's own.
+
+    Rows of the format that INTELLECT-2's tasks were released in need no names (`released_rows.py`).
+    """
     if unknown := set(columns) - set(COLUMNS):
         raise TaskError(f"task source {where}: columns name {sorted(unknown)}; known: {', '.join(COLUMNS)}")
     theirs = COLUMNS | dict(columns)
     rows = []
     for number, row in enumerate(table):
+        if not columns and is_released(row):
+            asked = as_question(row, f"task source {where}: row {number}")
+            rows.append({name: value for name, value in asked.items() if value is not None})
+            continue
         for name in ("question", *columns):
             if row.get(theirs[name]) is None:
                 raise TaskError(
@@ -161,6 +186,17 @@ def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:
     except pa.ArrowException as error:
         raise TaskError(f"task source file/{path}: is not a valid Parquet file ({error})") from None
     return rows
+
+
+def _read_csv(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The first line names the columns; an empty cell is no value."""
+    csv.field_size_limit(MAX_CELL)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            found = list(csv.DictReader(file, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise TaskError(f"task source file/{path}: is not a valid CSV file ({error})") from None
+    return [{str(name): cell or None for name, cell in row.items() if name is not None} for row in found]
 
 
 def read_dataset(name: str, options: Mapping[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:

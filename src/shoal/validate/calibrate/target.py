@@ -22,7 +22,7 @@ def make_requests(policy: Policy, config: RunConfig, samples: int, with_tasks: b
     while len(requests) < samples:
         group = len(requests) // size
         if source is not None:
-            prompt = policy.encode(source.task("train", group).prompt)[: config.sampling.max_prompt_tokens]
+            prompt = policy.encode_task(source.task("train", group))[: config.sampling.max_prompt_tokens]
         else:
             prompt = [rng.randrange(policy.vocab) for _ in range(RANDOM_PROMPT)]
         requests += [Request(tuple(prompt), config.seed, len(requests) + n, new) for n in range(size)]

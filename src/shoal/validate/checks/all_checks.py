@@ -95,7 +95,7 @@ class Checks:
             return Finding(VERSION, "the table that a lease draws by is published", lease.version, str(error))
         if table is not None:
             check_fits(self.tasks, table)
-        return check_tasks(submission, self.tasks, self.policy.encode, self.config.length, table)
+        return check_tasks(submission, self.tasks, self.policy.encode_task, self.config.length, table)
 
     def costly(self, submissions: Sequence[Submission], load: Load | None = None) -> Iterator[Finding | None]:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed; one
@@ -169,7 +169,7 @@ class Checks:
     def _prompts(self) -> list[list[int]]:
         """Prompts of the run's own, for the judge to answer itself."""
         most = self.config.sampling.max_prompt_tokens
-        return [self.policy.encode(self.tasks.task("train", number).prompt)[:most] for number in range(NOISE_ANSWERS)]
+        return [self.policy.encode_task(self.tasks.task("train", number))[:most] for number in range(NOISE_ANSWERS)]
 
     def _compare(self, submission: Submission, own: Sequence[Replayed]) -> Finding | None:
         draws = check_seeded if self.config.sampling.mode == "seeded" else check_free

@@ -9,7 +9,7 @@ from shoal.protocol.lease import asked
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, shown
 from shoal.tasks.difficulty import Table
-from shoal.tasks.source import TaskSource
+from shoal.tasks.source import Task, TaskSource
 
 CHECK = "tasks"
 NO_BUDGET = LengthConfig()
@@ -18,7 +18,7 @@ NO_BUDGET = LengthConfig()
 def check_tasks(
     submission: Submission,
     tasks: TaskSource,
-    encode: Callable[[str], list[int]],
+    encode: Callable[[Task], list[int]],
     length: LengthConfig = NO_BUDGET,
     table: Table | None = None,
 ) -> Finding | None:
@@ -28,7 +28,7 @@ def check_tasks(
         first = group[0]
         try:
             task = asked(tasks, submission.lease, first.group, length, table)
-            prompt = encode(task.prompt)
+            prompt = encode(task)
         except Exception as error:  # sources and tokenizers are foreign code, and here they fail without the file
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
             return Finding(
