@@ -104,6 +104,11 @@ BENCHMARKS = {
     "eval": Benchmark(
         "`shoal eval --suite`, against a plain loop around `generate`", "generation.evaluation", "bench_eval"
     ),
+    "evals": Benchmark(
+        "verdicts of the exams AIME, GPQA, IFEval and LiveCodeBench, against those of their reference scorers",
+        "evals.bench",
+        "bench_evals",
+    ),
     "filter": Benchmark(
         "held-out reward with offline and online task filters, against none", "training.filtering", "bench_filter"
     ),

@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "lmeval": ("jinja2", "yaml"),
     "datasets": ("datasets",),
+    "ifeval": ("langdetect", "nltk"),
     "smollm2": ("accelerate", "gguf"),
     "verifiers": ("verifiers",),
     "vllm": ("triton", "vllm"),

@@ -50,8 +50,8 @@ class PaperSuite:
         """The suite's one source, as a config has it; ConfigError where its file is missing."""
         if not self.path.is_file():
             raise ConfigError(
-                f"--suite {self.name}: {self.path} is not there; fetch it with `shoal suites --fetch {self.name}` where "
-                "there is a network, or copy it there"
+                f"--suite {self.name}: {self.path} is not there; copy it there or, where there is a network, run: "
+                f"shoal suites --fetch {self.name}"
             )
         return {"source": f"{self.kind}/{self.path}", "name": self.name} | dict(self.settings.get("source", {}))
 

@@ -70,8 +70,8 @@ BUILT_IN = {
 
 
 def find_suite(name: str) -> Suite:
-    """A built-in suite, one of the paper's, whose file is in the cache, the one that a TOML file describes, or a task of
-    lm-evaluation-harness by its YAML file."""
+    """A built-in suite, one of the paper's, which has a file in the cache, the one that a TOML file describes, or a
+    task of lm-evaluation-harness by its YAML file."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if name in PAPER_SUITES:

@@ -3,6 +3,7 @@
 All but a user's own are binary, for partial credit can be had without solving anything.
 """
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +107,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
         case ("contains", "", ""):
             return lambda task, answer: float(_holds(_final(answer, place) or "", " ".join(_known(task).split())))
         case ("math", "", ""):
-            import math_verify  # noqa: F401  (a second that no answer is to wait for)
+            importlib.import_module("math_verify")  # a second that no answer is to wait for
 
             return lambda task, answer: _math(task, answer, place)
         case ("format", "", ""):
@@ -115,7 +116,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
             find_bubblewrap()  # a refusal is told before anything else is done
             return _code(config.code)
         case ("row", "", ""):
-            import math_verify
+            importlib.import_module("math_verify")  # a second that no answer is to wait for
 
             find_bubblewrap()
             return _by_row(config.code)

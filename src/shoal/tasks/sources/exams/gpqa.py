@@ -13,13 +13,12 @@ from typing import Any
 
 from shoal.errors import TaskError
 from shoal.tasks.source import Score, draw
-from shoal.tasks.sources.lmeval.scoring import INVALID, ExactMatch, Regex, cut
+from shoal.tasks.sources.lmeval.scoring import INVALID, ExactMatch, Regex
 
 LETTERS = "ABCD"
 CORRECT = "Correct Answer"
 WRONG = tuple(f"Incorrect Answer {number}" for number in (1, 2, 3))
 ASK = '\nReason step by step. End with "The answer is (X)." and the letter of the right choice in the place of X.'
-STOPS = ("</s>",)
 STRICT = Regex(function="regex", regex_pattern=r"(?<=The answer is )(.*)(?=.)")
 METRIC = ExactMatch(ignore_case=True, ignore_punctuation=True)
 IN_BRACKETS = re.compile(r"(\([A-Z]\))")
@@ -49,10 +48,10 @@ def _plain(choice: str) -> str:
 
 
 def score(entry: Mapping[str, Any], answer: str) -> Score:
-    text, right = cut(answer, STOPS), METRIC.bare(str(entry["target"]))
+    right = METRIC.bare(str(entry["target"]))
     found = {
-        "flexible": float(METRIC.bare(chosen(text, tuple(entry["choices"]))) == right),
-        "strict": float(METRIC.bare(STRICT.apply(text)) == right),
+        "flexible": float(METRIC.bare(chosen(answer, entry["choices"])) == right),
+        "strict": float(METRIC.bare(STRICT.apply(answer)) == right),
     }
     return Score(found["flexible"], parts=found)
 
