@@ -66,6 +66,8 @@ def bench_evals(quick: bool, progress: Progress) -> BenchResult:
             found = compare(name, quick, peer, files, Path(scratch))
             ratios[f"{name}_agreement"] = found.equal / found.verdicts
             values |= found.figures(name)
+            for unlike in found.unlike:
+                progress.console.print(f"{name}: {unlike}", markup=False, highlight=False, soft_wrap=True)
             bars[f"{name}_unexplained"] = ("<=", 0.0)
             bars |= {} if quick else {f"{name}_answers": (">=", 200.0)}
     return BenchResult("evals", ratios, values, bars)

@@ -1,7 +1,7 @@
 """What is compared: rows of an exam with answers to each, made here, and how often two scorers agree on them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.common.result import Figure
@@ -42,11 +42,11 @@ class Counted:
     explained: int = 0
     """Answers on which the two differ for a reason that was known before."""
     unexplained: int = 0
-    first: str = ""
-    """The first answer on which they differ for no known reason."""
+    unlike: list[str] = field(default_factory=list)
+    """Each answer on which they differ, with both verdicts."""
 
     def figures(self, name: str) -> dict[str, Figure]:
-        return {f"{name}_{what}": value for what, value in asdict(self).items() if what != "first" or value}
+        return {f"{name}_{what}": value for what, value in asdict(self).items() if what != "unlike"}
 
 
 def count(cases: Sequence[Case], ours: Sequence[Sequence[Verdicts]], theirs: Sequence[Sequence[Verdicts]]) -> Counted:
@@ -59,9 +59,9 @@ def count(cases: Sequence[Case], ours: Sequence[Sequence[Verdicts]], theirs: Seq
             found.right += next(iter(other.values())) == 1.0
             found.verdicts += len(other)
             found.equal += equal
-            if equal < len(other) and answer.differs:
-                found.explained += 1
-            elif equal < len(other):
-                found.unexplained += 1
-                found.first = found.first or f"{answer.text[:300]!r} on {str(case.row)[:300]}: {own}, reference {other}"
+            if equal < len(other):
+                found.explained += bool(answer.differs)
+                found.unexplained += not answer.differs
+                said = f"{own}, reference {other}; {answer.differs or 'unexplained'}"
+                found.unlike.append(f"{answer.text[:500]!r} on {str(case.row)[:300]}: {said}")
     return found

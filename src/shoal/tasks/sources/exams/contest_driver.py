@@ -117,12 +117,7 @@ def _printed(run: Callable[[], Any], given: str) -> dict[str, str]:
 
 
 def _stdin(given: str) -> Any:
-    """Standard input as the runner has it: lines come without their ends, and an empty one is the end for `input`."""
     stdin: Any = io.StringIO(given)
-    lines = iter(given.split("\n"))
-    stdin.readline = lambda *_: next(lines)
-    stdin.readlines = lambda *_: given.split("\n")
-    stdin.read = lambda *_: given
     stdin.buffer = io.BytesIO(given.encode())
     return stdin
 

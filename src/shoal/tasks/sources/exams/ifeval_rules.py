@@ -104,7 +104,7 @@ def _one_of_three(text: str, _: Arguments) -> bool:
 
 
 def _highlights(text: str, said: Arguments) -> bool:
-    """What stands between single asterisks counts once, and what stands between double ones once more."""
+    """What stands between single asterisks, and what stands between double ones."""
     single = [part.strip("*") for part in re.findall(r"\*[^\n\*]*\*", text)]
     double = [part[2:-2] for part in re.findall(r"\*\*[^\n\*]*\*\*", text)]
     return bool(sum(bool(part.strip()) for part in (*single, *double)) >= said["num_highlights"])
