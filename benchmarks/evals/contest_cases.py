@@ -12,6 +12,7 @@ from benchmarks.evals.cases import Answer, Case
 
 Tests = Sequence[tuple[str, str]]
 BUFFER = "lighteval's copy of the runner has no sys.stdin.buffer; LiveCodeBench's own has"
+EMPTY = "without a program, a function of the modules that the runner imports, here operator.truth, is taken for it"
 
 SUM = [("2\n3 4\n", "7\n"), ("3\n10 20 30\n", "60\n"), ("1\n-5\n", "-5\n")]
 
@@ -61,7 +62,7 @@ def contest_cases(quick: bool) -> list[Case]:
     """Every program in one wrapping, the first two of each problem in all of them."""
     problems: tuple[tuple[str, Tests, str | None], ...] = (
         *(("sum", SUM, None), ("halves", HALVES, None), ("words", WORDS, None)),
-        *(("pair", PAIR, "ends"), ("table", TABLE, "table"), ("truth", TRUTH, "truth")),
+        *(("pair", PAIR, "ends"), ("table", TABLE, "table"), ("truth", TRUTH, "is_true")),
     )
     cases = []
     for name, tests, function in problems[::3] if quick else problems:
@@ -72,6 +73,8 @@ def contest_cases(quick: bool) -> list[Case]:
         if name == "sum":
             answers.append(Answer(_wrapped(WRAPPED[0], programs_of("buffered")[0]), differs=BUFFER))
         cases.append(Case(_row(name, tests, function), tuple(answers[:4] if quick else answers)))
+    if not quick:
+        cases.append(Case(_row("shadowed", TRUTH, "truth"), (Answer("It is true.", differs=EMPTY),)))
     return cases
 
 

@@ -97,7 +97,7 @@ class TaskConfig(_Table):
 
     source: str = Field(
         description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, "
-        "verifiers/NAME, python/FILE.py, or filtered/FILE, which shoal filter writes."
+        "verifiers/NAME, python/FILE.py, filtered/FILE, which shoal filter writes, or an exam (docs/evals.md)."
     )
     name: str | None = Field(None, description="Name in rollouts and metrics; default: the source's own.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")

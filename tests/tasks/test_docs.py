@@ -41,7 +41,7 @@ def test_what_the_page_shows_is_a_source(folder: Path) -> None:
 def test_every_config_on_the_page_can_be_read(tmp_path: Path) -> None:
     found = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     tables = [text for text in found if "[[tasks]]" in text or "[length]" in text]
-    assert len(tables) == 4
+    assert len(tables) == 5
     for number, text in enumerate(tables):
         whole = text if "steps" in text else f'name = "x"\nsteps = 1\n{text}'
         if "[[tasks]]" not in whole:

@@ -20,7 +20,7 @@ def posed(name: str, index: int, entry: Mapping[str, Any], place: Place, templat
     return Task(name, index, template.replace("{question}", question), answer, entry, str(entry.get("system", "")))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Framed:
     """A source whose prompts have a system turn before them and the beginning of the answer behind them.
 

@@ -61,7 +61,7 @@ def chosen(answer: str, choices: Sequence[str]) -> str:
     if in_brackets := IN_BRACKETS.findall(answer):
         return str(in_brackets[-1])
     pattern, letter_of = _texts(tuple(choices))
-    if (texts := pattern.findall(_bare(answer))) and (text := texts[-1].strip()):
+    if (texts := pattern.findall(_bare(answer))) and (text := str(texts[-1]).strip()):
         return letter_of.get(text, text)
     behind = BEHIND_COLON.findall(answer)
     return f"({behind[-1]})" if behind else INVALID

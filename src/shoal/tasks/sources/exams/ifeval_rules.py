@@ -24,7 +24,7 @@ FENCES = ("```json", "```Json", "```JSON", "```")
 def _compared(count: int, relation: Any, threshold: Any) -> bool:
     match relation:
         case "less than":
-            return count < threshold
+            return bool(count < threshold)
         case "at least":
             return bool(count >= threshold)
     raise TaskError(f"IFEval: relation {relation!r} is neither 'less than' nor 'at least'")
