@@ -55,7 +55,7 @@ def open_task(question: dict[str, Any]) -> tuple[Judge, dict[str, Any]]:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if question["open"] == "ifeval":
-        import langdetect  # type: ignore[import-not-found]
+        import langdetect
 
         # It draws at random; without a seed its verdicts on short texts change from run to run.
         langdetect.DetectorFactory.seed = 0

@@ -52,11 +52,7 @@ def line(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> TaskConfig
 
 
 def tasks_of(source: TaskSource) -> list[Task]:
-    return [
-        source.task(split, index)
-        for split in ("train", "heldout")
-        for index in range(size_of(source, split) or 0)  # type: ignore[arg-type]
-    ]
+    return [source.task(split, index) for split in ("train", "heldout") for index in range(size_of(source, split) or 0)]
 
 
 @pytest.fixture

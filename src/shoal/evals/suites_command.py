@@ -1,6 +1,7 @@
 """What `shoal suites` does: lists suites, and fetches the files of those that have one."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -27,15 +28,21 @@ def fetch_suites(names: Sequence[str], console: Console) -> None:
     """Downloads the files of these suites, one after the other."""
     if unknown := [name for name in names if name not in PAPER_SUITES]:
         raise ConfigError(f"suites --fetch {unknown[0]}: has no file to fetch; those that have one: {_known()}")
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     for name in names:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            row = bar.add_task(name, total=None)
-            path = fetch_suite(
-                PAPER_SUITES[name],
-                lambda url, size, row=row, bar=bar: bar.update(row, description=url.rpartition("/")[2], completed=size),
-            )
+        path = _fetched(name)
         console.print(f"{path}: shoal eval MODEL --suite {name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fetched(name: str) -> Path:
+    """Fetches one suite, with a bar that shows what of which file is there."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(name, total=None)
+
+        def heard(url: str, size: int) -> None:
+            bar.update(row, description=url.rpartition("/")[2], completed=size)
+
+        return fetch_suite(PAPER_SUITES[name], heard)
 
 
 def _known() -> str:

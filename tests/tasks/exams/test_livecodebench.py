@@ -12,7 +12,7 @@ import pytest
 from shoal.config import CodeConfig, TaskConfig
 from shoal.errors import TaskError
 from shoal.tasks.build import build_source
-from shoal.tasks.isolation.sandbox import find_bubblewrap
+from shoal.tasks.isolation.sandbox import find_bubblewrap, run_program
 from shoal.tasks.rewards.combine import kinds_of
 from shoal.tasks.rewards.scorer import CONTEST_S, Scorer, seconds_to_score
 from shoal.tasks.source import score
@@ -80,7 +80,7 @@ def test_a_program_without_end_fails_and_right_answers_never_enter_the_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    real = livecodebench.run_program
+    real = run_program
 
     def spy(program: str, given: bytes, *rest: Any) -> Any:
         seen.append(f"{program}{given.decode()}{rest}")

@@ -159,7 +159,7 @@ def test_an_instruction_of_ifeval_is_followed_or_not(
 
 
 def test_a_prompt_of_ifeval_is_followed_as_a_whole_and_loosely_without_what_stands_around() -> None:
-    told = [("startend:quotation", {}), ("punctuation:no_comma", {})]
+    told: list[tuple[str, dict[str, Any]]] = [("startend:quotation", {}), ("punctuation:no_comma", {})]
     entry = {"question": "?", "instructions": told}
     assert ifeval.score(entry, '"a"').parts["prompt_strict"] == 1.0
     found = ifeval.score(entry, 'Sure, here it is:\n"*a*"')
