@@ -1,4 +1,4 @@
-"""The suites that INTELLECT-2 was measured by, from files that lie in the cache: AIME24, AIME25, GPQA-Diamond, IFEval
+"""The suites that INTELLECT-2 was measured by, from files in the cache: AIME24, AIME25, GPQA-Diamond, IFEval
 and LiveCodeBench. `shoal suites --fetch NAME` puts a file there; one that is put there by hand does as well.
 
 Each file is pinned: by the revision of the repository that holds it and by its own hash.

@@ -76,7 +76,7 @@ def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource
         from shoal.tasks.sources.exams.words import load
 
         with suppress(TaskError):  # which the source raises again if its questions need what is missing
-            load(punkt=True)  # its model of sentences is none of the files that tasks name
+            load(punkt=True)  # the files that tasks name do not include its model of sentences
     silence()
     confine(map(Path, readable))
     try:

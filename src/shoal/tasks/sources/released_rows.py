@@ -73,7 +73,7 @@ def _arguments(given: Any, where: str) -> Any:
 
 
 def _value(expected: Any) -> Any:
-    """What a function must return, in the list of one that `code` takes off; text that is no JSON stands for itself."""
+    """What a function must return, in the list of one that `code` takes off; other text than JSON stands for itself."""
     if not isinstance(expected, str):
         return expected
     try:

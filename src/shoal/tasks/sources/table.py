@@ -189,7 +189,7 @@ def _read_parquet(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _read_csv(path: Path) -> Sequence[Mapping[str, Any]]:
-    """The first line names the columns; an empty cell is no value."""
+    """The first line names the columns; an empty cell has no value."""
     csv.field_size_limit(MAX_CELL)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
