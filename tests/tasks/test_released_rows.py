@@ -97,12 +97,13 @@ def test_each_row_is_judged_by_its_own_type_in_a_confined_process(tmp_path: Path
         (3, f"{THOUGHT}```python\ndef joined(xs, x):\n    return xs + [x]\n```", 1.0),
         (3, f"{THOUGHT}```python\ndef joined(xs, x):\n    return xs\n```", 0.0),
     ]
-    config = pinned([line(tmp_path, rows, prefill="<think>\n")])
+    config = pinned([line(tmp_path, rows, prefill="<think>\n", system="Think first.")])
     assert runs_programs(config)
     assert "math-verify" in packages_of(config)
     with Scorer(config) as judge:
         tasks = [judge.tasks.task("train", number) for number in range(4)]
         found = judge.scores("train", [(tasks[number], answer) for number, answer, _ in asked])
+    assert {(task.system, task.prefill) for task in tasks} == {("Think first.", "<think>\n")}
     assert [one.error for one in found] == [""] * len(asked)
     assert [one.reward for one in found] == [reward for *_, reward in asked]
 
@@ -159,8 +160,7 @@ def test_turns_come_from_the_row_or_from_the_config_and_reach_every_task(tmp_pat
     source = build_source([line(tmp_path, rows)])
     assert (source.task("train", 0).system, source.task("train", 0).prompt) == ("Be brief.", "1 + 1?")
     config = line(tmp_path, rows, system="Think first.", prefill="<think>\n")
-    with Scorer([config]) as judge:
-        task = judge.tasks.task("train", 0)
+    task = build_source([config]).task("train", 0)
     assert (task.system, task.prompt, task.prefill) == ("Think first.", "1 + 1?", "<think>\n")
     assert task.answer == "</think>\n2", "a worked answer goes on where the prefill ends"
 
