@@ -29,6 +29,7 @@ COMMANDS = [
     "invite",
     "model",
     "eval",
+    "suites",
     "status",
     "rollouts",
     "bench",

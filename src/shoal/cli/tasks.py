@@ -137,6 +137,10 @@ def evaluate(
     ] = None,
     against: Annotated[Path | None, typer.Option(help="With --suite: a second model, to compare with.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="With --suite: answers per task.")] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --suite: longest answer, if the suite's is more than the model takes."),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="With --suite: print JSON instead of a table.")] = False,
     device: Device = None,
 ) -> None:
@@ -146,9 +150,10 @@ def evaluate(
     if suite is not None:
         own = ("config", "settings", "version", "follow")
         refuse_flags(context, "eval --suite", own, "only eval of a run does, or of a model directory with --config")
-        _evaluate_suite(target, against, suite, tasks, samples, json_, device)
+        changes = {"tasks": tasks, "samples": samples, "max_new_tokens": max_new_tokens}
+        _evaluate_suite(target, against, suite, changes, json_, device)
         return
-    refuse_flags(context, f"eval {target}", ("against", "samples", "json_"), "only eval --suite does")
+    refuse_flags(context, f"eval {target}", ("against", "samples", "max_new_tokens", "json_"), "only eval --suite does")
     # Before torch: a typo is reported at once.
     if follow:
         own = ("config", "settings", "version", "tasks")
@@ -243,15 +248,13 @@ def _evaluate_suite(
     target: Path,
     against: Path | None,
     name: str,
-    tasks: int | None,
-    samples: int | None,
+    changes: dict[str, int | None],
     as_json: bool,
     device: str | None,
 ) -> None:
     from shoal.evals.suite_catalogue import find_suite
 
     suite = find_suite(name)
-    changes = {"tasks": tasks, "samples": samples}
     suite = suite.model_copy(update={key: value for key, value in changes.items() if value is not None})
     models = [target] if against is None else [target, against]
     for number, model in enumerate(models):
