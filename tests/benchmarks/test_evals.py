@@ -19,8 +19,8 @@ def test_a_verdict_that_differs_is_explained_only_where_its_answer_was_marked_be
 def test_verdicts_of_the_reference_go_by_our_names() -> None:
     gpqa = {"exact_match:strict-match": 0.0, "exact_match:flexible-extract": 1.0}
     assert named("gpqa", gpqa) == {"flexible": 1.0, "strict": 0.0}
-    ifeval = {f"prompt_level_{how}_acc": 1.0 for how in ("strict", "loose")}
-    ifeval |= {f"inst_level_{how}_acc": [1.0, 0.0] for how in ("strict", "loose")}  # type: ignore[dict-item]
+    whole = {f"prompt_level_{how}_acc": 1.0 for how in ("strict", "loose")}
+    ifeval = {**whole, **{f"inst_level_{how}_acc": [1.0, 0.0] for how in ("strict", "loose")}}
     assert named("ifeval", ifeval)["instructions_loose"] == 0.5
     assert named("aime24", {"exact_match": 1}) == {"right": 1.0}
 

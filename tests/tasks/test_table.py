@@ -42,6 +42,14 @@ def test_jsonl_parquet_and_a_dataset_directory_are_the_same_source(tmp_path: Pat
     assert all(task.entry["level"] == int(task.prompt.partition("+")[0]) % 3 for task in first)
 
 
+def test_csv_has_quoted_cells_over_several_lines_and_empty_ones_without_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text('\ufeffproblem,solution,level,split\n"1,\n""1""",2,,train\n')
+    task = build_source([line(path)]).task("train", 0)
+    assert (task.prompt, task.answer) == ('1,\n"1"', "2")
+    assert "level" not in task.entry
+
+
 def test_a_dataset_with_parts_of_its_own_keeps_them(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {"train": datasets.Dataset.from_list(SUMS[:50]), "test": datasets.Dataset.from_list(SUMS[50:])}
@@ -116,11 +124,13 @@ def test_a_table_that_does_not_fit_is_named(
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     (tmp_path / "bad.parquet").write_text("x")
+    (tmp_path / "bad.csv").write_text('problem,solution\n"1" 2,3\n')
     for name, says in [
         ("none.jsonl", r"cannot be read \(No such file"),
         ("bad.jsonl", r"line 2 is not a JSON object but '\[1\]'"),
         ("bad.parquet", "is not a valid Parquet file"),
-        ("x.csv", "must end in .jsonl, .json, .parquet"),
+        ("bad.csv", "is not a valid CSV file"),
+        ("x.tsv", r"must end in \.jsonl, \.json, \.parquet, \.csv"),
     ]:
         with pytest.raises(TaskError, match=says):
             build_source([line(tmp_path / name)])
