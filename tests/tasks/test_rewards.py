@@ -148,7 +148,7 @@ def test_judging_programs_has_time_for_all_their_tests() -> None:
     [
         (
             {"reward": "luck"},
-            "reward 'luck': not one of own, exact, contains, math, code, format and python/FILE.py:FUNCTION",
+            "reward 'luck': not one of own, exact, contains, math, code, format, row and python/FILE.py:FUNCTION",
         ),
         ({"reward": "python/none.py:f"}, "python/none.py: no such file"),
         ({"reward": "python/none.py"}, "name a function"),
@@ -162,7 +162,7 @@ def test_a_reward_that_is_none_is_named(changes: dict[str, Any], says: str, tmp_
 
 def test_a_table_without_a_reward_says_which_there_are(tmp_path: Path) -> None:
     _, source, task = source_of(tmp_path, [{"question": "q", "answer": "1"}])
-    assert "set reward to math, code, exact, contains or python/..." in score(source, task, "1").error
+    assert "set reward to math, code, exact, contains, row" in score(source, task, "1").error
 
 
 def test_one_reward_or_several_but_not_both() -> None:
