@@ -1,41 +1,19 @@
 """Configs of the checkout and their base models; most benchmarks are sized after the laptop run."""
 
 from pathlib import Path
-from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.common.progress import Progress
 from shoal.config import RunConfig
-from shoal.config_io import check_config, load_config
 from shoal.models.base import base_model_dir, ensure_base_model
+from shoal.studies.configs import changed, checkout_config, laptop_config
 
-
-def laptop_config() -> RunConfig:
-    """The laptop run without its cheaters, and with workers that are all alike."""
-    return changed(checkout_config("laptop.toml"), {"cheaters": [], "workers.batches": []})
-
-
-def checkout_config(name: str) -> RunConfig:
-    """A file in `configs/` of this checkout."""
-    return load_config(ROOT / "configs" / name)
+__all__ = ["base_model", "changed", "checkout_config", "hardly_trained", "laptop_config"]
 
 
 def hardly_trained(config: RunConfig) -> RunConfig:
     """The same with a base model that is made in seconds and right in part only: it has something to learn from."""
     tasks = [task.model_dump(mode="json", exclude_none=True) | {"binary": False} for task in config.tasks]
     return changed(config, {"model.tiny.warm_steps": 20, "tasks": tasks})
-
-
-def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """A config with some keys changed, each named by its full path (`train.lr`), and checked as a whole again."""
-    tree = config.model_dump(mode="json", exclude_none=True)
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        node = tree
-        for part in path:
-            node = node[part]
-        node[last] = value
-    return check_config(tree, "of the benchmark")
 
 
 def base_model(config: RunConfig, progress: Progress) -> Path:

@@ -216,6 +216,21 @@ class LoraConfig(_Table):
     )
 
 
+class WatchConfig(_Table):
+    """Warning signs of a training that will collapse (docs/training.md#warning-signs): named in log, pages and metrics.
+
+    A sign shows while the median of the last steps is a factor above the lowest such median before.
+    """
+
+    window: int = Field(10, ge=2, le=1000, description="Steps of a median.")
+    skip: int = Field(20, ge=0, description="Steps at the start of a run that are not looked at.")
+    grad_norm: float = Field(3.0, gt=1, description="Factor of the gradient norm, before clipping.")
+    entropy: float = Field(1.5, gt=1, description="Factor of the entropy.")
+    clip: float = Field(4.0, gt=1, description="Factor of the share of clipped tokens.")
+    kl: float = Field(3.0, gt=1, description="Factor of the KL divergence to the base model, to the window before.")
+    stop: int = Field(0, ge=0, le=4, description="Stop the run once this many signs show at the same time; 0: never.")
+
+
 class TrainConfig(_Table):
     """The optimizer and the training step.
 
@@ -287,6 +302,7 @@ class TrainConfig(_Table):
     )
     loss: LossConfig = LossConfig()
     lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
+    watch: WatchConfig = WatchConfig()
 
     @model_validator(mode="after")
     def _offloads_what_it_keeps(self) -> Self:

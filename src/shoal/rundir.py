@@ -57,6 +57,7 @@ MAY_CHANGE = (
     "train.offload_activations",
     "train.offload_optimizer",
     "train.device_tflops",
+    "train.watch",
 )
 # Two configs that differ in these alone judge a file alike.
 DECIDES_NO_VERDICT = (*MAY_CHANGE, "cheaters", "ledger")

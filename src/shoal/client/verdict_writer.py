@@ -15,6 +15,7 @@ from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.stores import RolloutStore, Upload, Version, WeightSource
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict, is_blame
+from shoal.protocol.work import NO_WORK, Work, work_of
 from shoal.rundir import RunDir
 from shoal.tasks.difficulty import Table
 from shoal.telemetry.metrics import MetricsWriter
@@ -41,6 +42,8 @@ class Judged:
     """CPU time of this process when its turn came."""
     numbers: NumericEvidence | None = None
     weighed: Weighed | None = None
+    computed: Work = NO_WORK
+    """What was computed to judge it."""
 
     @property
     def tokens(self) -> int:
@@ -108,7 +111,9 @@ class VerdictWriter:
             self.votes.note(upload.step, upload.submission, vote)
 
     def _give(self, judged: Judged, verdict: Verdict, vote: Vote, *, blamed: bool) -> None:
-        upload, finding = judged.upload, verdict.finding
+        upload, finding, size = judged.upload, verdict.finding, 0
+        with suppress(OSError):  # one that could not be read may be gone
+            size = judged.upload.path.stat().st_size
         self.store.judge(upload, verdict, self._for_others(judged, vote, blamed=blamed) if self.shares else None)
         self.metrics.write(
             "verdict",
@@ -122,6 +127,9 @@ class VerdictWriter:
             reason=verdict.reason,
             samples=len(judged.submission.rollouts) if judged.submission else 0,
             cpu_s=time.process_time() - judged.began,
+            generated=work_of(judged.submission.rollouts if judged.submission else ()).to_json(),
+            checked=judged.computed.to_json(),
+            file_bytes=size,
             **self.status.shares(),
         )
 

@@ -42,6 +42,7 @@ def run_document(files: RunFiles) -> Document:
         **live_document(files),
         "cells": [[name, text] for name, text in panels.latest(history)] if history.steps or history.evals else [],
         "drawn": [[name, text] for name, text in panels.drawn(history.last_step)],
+        "compute": [[name, text] for name, text in panels.computed(history)],
         "suite": public_text(suite_line(last_suite, history.suites.get(0, {}))) if last_suite else "",
         "last": {key: number(history.last_step, key) for key in ("step", "time", "reward", "tokens_per_s")},
         "held_out": _held_out(history.evals),

@@ -56,23 +56,29 @@ class StepTime:
         return max(parts.values()) if async_level else sum(parts.values())
 
 
-def training_flops(config: RunConfig, shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
-    """Tokens of a step, each group's prompt once, and the FLOPs of all passes over them.
+def training_passes(config: RunConfig) -> tuple[int, int]:
+    """How many forward passes a step's FLOPs are worth, of all blocks and of the head.
 
     Forward and backward count three forward passes; log-probs ahead of several optimizer steps and those of the
     reference one each, and activation checkpointing computes all blocks once more. So does the head, always: it is
     computed again when its gradient is due.
     """
-    groups, size = config.train.groups_per_step, config.sampling.group_size
-    answers = groups * size * assumed.answer_tokens
-    prompts = groups * assumed.prompt_tokens
     ahead = 1 if config.train.optimizer_steps > 1 else 0
     reference = 1 if config.train.loss.kl_coef > 0 else 0
     recomputed = 1 if config.train.activation_checkpointing else 0
     passes = 3 + ahead + reference
+    return passes + recomputed, passes + 1
+
+
+def training_flops(config: RunConfig, shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
+    """Tokens of a step, each group's prompt once, and the FLOPs of all passes over them."""
+    groups, size = config.train.groups_per_step, config.sampling.group_size
+    answers = groups * size * assumed.answer_tokens
+    prompts = groups * assumed.prompt_tokens
+    blocks, head = training_passes(config)
     body = prompts * shape.forward_flops(assumed.prompt_tokens / 2)
     body += answers * shape.forward_flops(assumed.prompt_tokens + assumed.answer_tokens / 2)
-    return prompts + answers, (passes + recomputed) * body + (passes + 1) * answers * shape.head_flops
+    return prompts + answers, blocks * body + head * answers * shape.head_flops
 
 
 def decoding(config: RunConfig, shape: ModelShape, assumed: Assumptions, slots: int) -> float:

@@ -32,4 +32,6 @@ def start_origin(
             name = f"origin of {run.config.name}"
             server = Server(store, name=name, host=host, port=port, public=url, context=context, address=key.address)
             follower = Follower(run.path / "weights", Versions(publisher), noting(metrics, "published"))
-            serve_until_stopped(server, status, lambda: offer(publisher.entries), lambda: follow(follower))
+            serve_until_stopped(
+                server, status, lambda: offer(publisher.entries), lambda: follow(follower), metrics=metrics
+            )

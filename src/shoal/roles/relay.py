@@ -41,7 +41,9 @@ def start_relay(
         own_url = url or server.url
         with fetching(run, store, options, sources, own_url, server.known_as, status, metrics) as puller:
             server.facts = puller.facts
-            serve_until_stopped(server, status, lambda: offer(puller.head.packages if puller.head else ()))
+            serve_until_stopped(
+                server, status, lambda: offer(puller.head.packages if puller.head else ()), metrics=metrics
+            )
 
 
 @contextmanager

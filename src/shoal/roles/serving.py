@@ -1,13 +1,32 @@
 """Main loop that origin and relay share: serve a store until SIGTERM, and report what is served."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from shoal.shardcast.format.records import Entry
 from shoal.shardcast.serve.server import Server, until_stopped
+from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import StatusFile
 
 STATUS_S = 0.5
+TRAFFIC_S = 5.0
+
+
+class Traffic:
+    """Writes down what a server has sent since the last time it did: the compute ledger adds it up."""
+
+    def __init__(self, server: Server, metrics: MetricsWriter) -> None:
+        self._server, self._metrics = server, metrics
+        self._noted = server.counts["bytes_sent"]
+        self._when = time.monotonic()
+
+    def note(self, every_s: float = 0.0) -> None:
+        """Nothing sooner than `every_s` after the last time, and nothing if nothing was sent."""
+        now, sent = time.monotonic(), self._server.counts["bytes_sent"]
+        if sent > self._noted and now - self._when >= every_s:
+            self._metrics.write("sent", bytes=sent - self._noted)
+            self._noted, self._when = sent, now
 
 
 def serve_until_stopped(
@@ -15,8 +34,11 @@ def serve_until_stopped(
     status: StatusFile,
     offered: Callable[[], str],
     feed: Callable[[], Coroutine[None, None, None]] | None = None,
+    *,
+    metrics: MetricsWriter,
 ) -> None:
     """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
+    traffic = Traffic(server, metrics)
 
     async def main() -> None:
         await asyncio.gather(server.keep(await server.start()), *([feed()] if feed else []))
@@ -24,7 +46,12 @@ def serve_until_stopped(
     def sent() -> str:
         return f"{server.counts['bytes_sent'] / 1e6:.0f} MB"
 
-    until_stopped_telling(main, lambda: status.working(f"serving {offered()} at {server.url}, {sent()} so far"))
+    def tell() -> None:
+        status.working(f"serving {offered()} at {server.url}, {sent()} so far")
+        traffic.note(every_s=TRAFFIC_S)
+
+    until_stopped_telling(main, tell)
+    traffic.note()
     status.done(f"served up to {offered()}, {sent()}")
 
 

@@ -23,6 +23,8 @@ from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
 from shoal.roles.session import JoinOptions, OpenStore
 from shoal.roles.trainer_rank import Ranks
+from shoal.roles.training_flops import TrainingFlops
+from shoal.roles.warning_signs import WarningSigns
 from shoal.rundir import RUN_FILE, TAKEOVER_S, RunDir, limits_of, run_removed
 from shoal.tasks.build import build_source
 from shoal.tasks.difficulty import Answered, Rates, Sampler
@@ -56,11 +58,18 @@ class Trainer:
     publishing: Future[None] | None = None
     sampler: Sampler | None = None
     """Says which tasks are asked more often, where the run has one."""
+    signs: WarningSigns = field(init=False)
+    flops: TrainingFlops = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signs = WarningSigns(self.config.train.watch, self.metrics)
+        self.flops = TrainingFlops(self.ranks.learner.policy, self.config)
 
     def run(self) -> None:
         """Trains from wherever the last checkpoint left off to the last step."""
         if self.sampler is not None:
             self.progress = replace(self.progress, rates=self.sampler.start())
+        self.metrics.write("model", **self.flops.model())
         self._resume()
         while self.progress.version < self.config.steps:
             began = time.monotonic()
@@ -69,6 +78,7 @@ class Trainer:
             self._advance(step, submissions, result)
             self._report(step, submissions, groups, result, began, trained)
             self._stop_if_diverged(step)
+            self._stop_if_warned()
         self._finish_publishing()
         self._export()
         self.ranks.end()
@@ -82,6 +92,8 @@ class Trainer:
         if progress is not None:
             self.progress = progress
             self._refuse_if_diverged()
+            self.signs.resume(self.run_dir.path / "metrics" / "trainer.jsonl", progress.version)
+            self.signs.refuse_if_stopped(progress.version)
             self.metrics.write("note", text=f"going on with step {progress.version}")
         if lost := self.channel.retract(self.progress.version):
             self.metrics.write("note", text=f"retracted versions {lost}, which no checkpoint backs")
@@ -201,6 +213,7 @@ class Trainer:
         trained: float,
     ) -> None:
         now, learner = time.monotonic(), self.ranks.learner
+        metrics = result.metrics()
         chosen = groups.trained(self.config.train.online_filter)
         samples = [s for g in chosen for s in g.samples]
         lag = staleness(step, chosen)
@@ -226,12 +239,14 @@ class Trainer:
             submissions=[s.lease.submission for s in submissions],
             versions=sorted({span.version for s in submissions for span in s.spans}),
             tokens_per_s=result.tokens / (now - trained),
+            train_flops=self.flops.trained(samples),
             **utilisation(learner, self.config, result.forward_tokens, now - trained),
             train_s=now - trained,
             step_s=now - began,
             skipped=not result.losses,
             **self._drawn(),
-            **result.metrics(),
+            **metrics,
+            **self.signs.look(step, metrics),
             **self.status.shares(),
         )
 
@@ -252,6 +267,14 @@ class Trainer:
         if bad >= most:
             self.ranks.finish_writing()  # a restart must find it in the checkpoint
         self._refuse_if_diverged()
+
+    def _stop_if_warned(self) -> None:
+        try:
+            self.signs.refuse_if_stopped(self.progress.version)
+        except DivergedError:
+            self._finish_publishing()
+            self.ranks.finish_writing()  # a restart finds the signs in the metrics, and the weights in the checkpoint
+            raise
 
     def _refuse_if_diverged(self) -> None:
         bad, train = self.progress.bad_steps, self.config.train

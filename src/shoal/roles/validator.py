@@ -247,7 +247,9 @@ class Validator:
             rule = "a file is made with a version that is published"
             found = Judgement(Finding("version", rule, submission.version, str(error)), audited=False)
         numbers = self._count(upload, found.weighed) if found.weighed is not None else None
-        judged = Judged(upload, submission, sha256, found.finding, found.audited, began, numbers, found.weighed)
+        judged = Judged(
+            upload, submission, sha256, found.finding, found.audited, began, numbers, found.weighed, found.computed
+        )
         if found.finding is not None:
             return self._reject(judged)
         self.verdicts.accept(judged)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal.telemetry.compute import ComputeLedger
 from shoal.telemetry.metrics import Entry, number
 from shoal.watch.history import HIDDEN_ROLES
 
@@ -53,6 +54,7 @@ class Rows:
     def __init__(self) -> None:
         self._workers: dict[int, _Share] = {}
         self._verdicts: dict[int, _Share] = {}
+        self._compute = ComputeLedger()
 
     def take(self, entries: Iterable[tuple[str, Entry]]) -> list[Row]:
         """The rows of entries, each with its role, in the order in which they were written."""
@@ -60,6 +62,7 @@ class Rows:
         for role, entry in entries:
             if role in HIDDEN_ROLES:
                 continue
+            self._compute.take(entry)
             match entry:
                 case {"event": "submission", "step": int(step)}:
                     self._workers.setdefault(step, _Share()).add(entry, (*SUMMED, *AVERAGED))
@@ -84,6 +87,10 @@ class Rows:
             accepted = judged.sums["accepted"]
             found |= {"validators/accepted": accepted, "validators/refused": judged.files - accepted}
             found["validators/cpu_s"] = judged.sums["cpu_s"]
+        if done := self._compute.steps.get(step):
+            flops = {"generate_flops": done.generate, "validate_flops": done.validate}
+            sent = {"broadcast_bytes": done.broadcast, "uploaded_bytes": done.uploaded}
+            found |= {f"compute/{name}": value for name, value in (flops | sent).items() if value}
         return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import ShoalError
+from shoal.telemetry.compute import ComputeLedger
 from shoal.telemetry.metrics import Entry, Tail, number
 from shoal.text import one_line
 
@@ -30,6 +31,7 @@ class History:
         self.suites: dict[int, Entry] = {}
         self.submissions: dict[str, Entry] = {}
         self.latencies: dict[int, Entry] = {}
+        self.compute = ComputeLedger()
         self._folder = run_dir / "metrics"
         self._tails: dict[str, Tail] = {}
 
@@ -44,6 +46,8 @@ class History:
         return new
 
     def _take(self, role: str, entry: Entry) -> None:
+        if role not in HIDDEN_ROLES:
+            self.compute.take(entry)
         match entry:
             case {"event": "step", "step": int(step)}:
                 self.steps[step] = entry

@@ -16,8 +16,9 @@ NONE = "–"
 # Columns that the numbers take side by side, and the roles with all their columns.
 THREE_ACROSS, TWO_ACROSS = 104, 72
 ALL_COLUMNS = 72
-NUMBERS = 16
+NUMBERS = 18
 SOURCES = 12
+SIGNS = 8
 DOING = 2
 STATE_STYLES = {
     "starting": "dim",
@@ -94,8 +95,53 @@ def latest(history: History) -> list[tuple[str, str]]:
         ("mismatch KL", figure(step, "mismatch_kl", ".2g")),
         ("per device", f"{figure(step, 'tokens_per_s_per_device', ',.0f')} tokens/s, MFU {figure(step, 'mfu', '.0%')}"),
         ("to rollout / batch", f"{duration(took, 'first_rollout_s')} / {duration(took, 'full_batch_s')}"),
+        ("warning signs", signs(step)),
+        ("generate : train", _ratio(history)),
         ("verdict p50 / p95", f"{duration(took, 'verdict_p50_s')} / {duration(took, 'verdict_p95_s')}"),
     ]
+
+
+def _ratio(history: History) -> str:
+    """FLOPs of generation per FLOP of training, over the whole run."""
+    found = history.compute.total.ratio
+    return NONE if found is None else f"{found:.2f} FLOP per FLOP"
+
+
+def computed(history: History) -> list[tuple[str, str]]:
+    """The compute ledger in words: FLOPs of each part, how fast it was while it worked, and bytes sent."""
+    total = history.compute.total
+    if not total.train:
+        return []
+    rows = [
+        ("training", total.train, total.rate("train"), "1"),
+        ("generation", total.generate, total.rate("generate"), f"{total.generate / total.train:.2f}"),
+        ("validation", total.validate, total.rate("validate"), f"{total.validate / total.train:.2f}"),
+    ]
+    found = [
+        (name, f"{flops:.3g} FLOP, {share} x training" + (f", {rate / 1e9:.3g} GFLOP/s while at it" if rate else ""))
+        for name, flops, rate, share in rows
+    ]
+    done = max(1, history.steps_done)
+    return [
+        *found,
+        ("broadcast", f"{_bytes(total.broadcast)} sent, {_bytes(total.broadcast / done)} per step"),
+        ("uploads", f"{_bytes(total.uploaded)} judged, {_bytes(total.uploaded / done)} per step"),
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def signs(step: Entry) -> str:
+    """Warning signs that the step shows, by name."""
+    found = step.get("signs")
+    if not isinstance(found, list):
+        return NONE
+    return ", ".join(one_line(str(sign)) for sign in found[:SIGNS]) or "none"
 
 
 def numbers(history: History, width: int, rows: int | None = None) -> Table:

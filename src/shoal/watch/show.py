@@ -36,7 +36,7 @@ def print_status(run_dir: Path, console: Console) -> None:
     if history.steps or history.evals:
         console.print()
         console.print(panels.numbers(history, console.width))
-        for name, text in panels.drawn(history.last_step):
+        for name, text in (*panels.drawn(history.last_step), *panels.computed(history)):
             console.print(Text.assemble((f"{name}  ", "dim"), (text, "bold")), soft_wrap=True)
         console.print()
         console.print(panels.curves(history, width=40))

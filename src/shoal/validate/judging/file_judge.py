@@ -5,12 +5,13 @@ answers were drawn as the lease asks comes before what they earn: answers that w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from shoal.protocol.stores import PROVEN, Upload
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import MARGIN, Finding, is_blame
+from shoal.protocol.work import NO_WORK, Work
 from shoal.validate.audit import Audits
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.judging.recomputed import ByEvidence, ByThresholds, Recomputed
@@ -30,6 +31,8 @@ class Judgement:
     """Whether the whole file was computed again, or the group that decided it."""
     weighed: Weighed | None = None
     """Numeric evidence, in bfloat16 runs, of the answers that were computed; it counts against the node once."""
+    computed: Work = NO_WORK
+    """What was computed to find it."""
 
 
 @dataclass(slots=True)
@@ -49,8 +52,13 @@ class FileJudge:
         """
         if finding := self.checks.formal(submission):
             return Judgement(finding, audited=False)
-        whole = suspect or self.audits.drawn(upload.node, sha256, upload.step)
         file = self._recomputed(upload, submission, sha256)
+        return replace(self._judge(upload, submission, sha256, file, suspect, seconds), computed=file.computed)
+
+    def _judge(
+        self, upload: Upload, submission: Submission, sha256: str, file: Recomputed, suspect: bool, seconds: float
+    ) -> Judgement:
+        whole = suspect or self.audits.drawn(upload.node, sha256, upload.step)
         if drawn := self._answers_first(upload, submission, sha256, whole):
             look = file.some(drawn)
             if look.blame:

@@ -11,6 +11,7 @@ from typing import Protocol
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, is_blame
+from shoal.protocol.work import NO_WORK, Work, work_of
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.judging.version_cache import VersionCache
 from shoal.validate.numerics.account import Account
@@ -36,6 +37,11 @@ class Recomputed(Protocol):
         """Evidence against the answers that were computed last; None where thresholds decide, or nothing was."""
         ...
 
+    @property
+    def computed(self) -> Work:
+        """All that was computed so far."""
+        ...
+
     def some(self, answers: Sequence[int]) -> FirstLook: ...
 
     def whole(self) -> Finding | None: ...
@@ -49,6 +55,7 @@ class ByThresholds:
     versions: VersionCache
     submission: Submission
     weighed: Weighed | None = None
+    computed: Work = NO_WORK
 
     def some(self, answers: Sequence[int]) -> FirstLook:
         """A finding about one answer stands if its group shows it too, which is what evidence holds and a replay
@@ -68,7 +75,9 @@ class ByThresholds:
     def _computed(self, some: Sequence[int] = ()) -> Finding | None:
         """What the file shows, or some of its answers, taken for a file of their own."""
         self.versions.load(version_of(self.submission))
-        (finding,) = self.checks.costly([part_of(self.submission, some)], self.versions.load)
+        part = part_of(self.submission, some)
+        self.computed += work_of(part.rollouts)
+        (finding,) = self.checks.costly([part], self.versions.load)
         if finding is None or finding.sample is None or not some:
             return finding
         return replace(finding, sample=some[finding.sample])
@@ -87,6 +96,7 @@ class ByEvidence:
     """What there would be against the node with this file counted once."""
     enforce: bool
     weighed: Weighed | None = field(default=None, init=False)
+    computed: Work = field(default=NO_WORK, init=False)
 
     def some(self, answers: Sequence[int]) -> FirstLook:
         """Nobody is dropped or banned for some answers: where they would decide, the whole file is weighed instead."""
@@ -100,6 +110,8 @@ class ByEvidence:
 
     def _weigh(self, some: Sequence[int] = ()) -> Weighed:
         part = part_of(self.submission, some)
+        for _ in (self.submission, *self.alternatives):
+            self.computed += work_of(part.rollouts)
         self.weighed = self.checks.weigh(part, self.alternatives, self._older, self.versions.load, self._own)
         return self.weighed
 

@@ -1,0 +1,78 @@
+"""Verdicts on claims, computed from intervals and never written by hand.
+
+A claim says that a value is within a range. It held if the whole interval is inside the range, it did not hold if the
+whole interval is outside, and otherwise the study could not decide it: more seeds are needed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.studies.intervals import Interval
+
+Outcome = Literal["held", "did not hold", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence, the value that decides it, and the range that the value must be in for the sentence to be true."""
+
+    text: str
+    measure: str
+    interval: Interval
+    lower: float = -math.inf
+    upper: float = math.inf
+
+    @property
+    def outcome(self) -> Outcome:
+        found = self.interval
+        if self.lower <= found.low and found.high <= self.upper:
+            return "held"
+        if found.high < self.lower or found.low > self.upper:
+            return "did not hold"
+        return "undecided"
+
+    @property
+    def sentence(self) -> str:
+        found = self.interval
+        return (
+            f"{self.text}: {self.outcome}; {self.measure} is {found} ({found.confidence:.3g} confidence, {found.seeds} "
+            f"seeds), to be {self._range()}."
+        )
+
+    def _range(self) -> str:
+        if math.isinf(self.upper):
+            return f"at least {self.lower:g}"
+        if math.isinf(self.lower):
+            return f"at most {self.upper:g}"
+        return f"within {self.lower:g} .. {self.upper:g}"
+
+    def to_json(self) -> dict[str, object]:
+        found = self.interval
+        return {
+            "claim": self.text,
+            "measure": self.measure,
+            "outcome": self.outcome,
+            "mean": found.mean,
+            "low": _bound(found.low),
+            "high": _bound(found.high),
+            "seeds": found.seeds,
+            "confidence": found.confidence,
+            "lower": _bound(self.lower),
+            "upper": _bound(self.upper),
+            "sentence": self.sentence,
+        }
+
+
+def overall(claims: Sequence[Claim]) -> Outcome:
+    """Of several claims together: all must hold, and one that did not decides."""
+    outcomes = {claim.outcome for claim in claims}
+    if "did not hold" in outcomes:
+        return "did not hold"
+    return "undecided" if "undecided" in outcomes or not claims else "held"
+
+
+def _bound(value: float) -> float | None:
+    """JSON knows no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,105 @@
+"""A study's directory: one file per finished run, so that a study that was killed goes on with the next run.
+
+    DIR/study.json            which study, its size and its settings; another study or size is refused
+    DIR/runs/SETTING.SEED.json    a finished run
+    DIR/probe.json            what a short run took
+    DIR/result.json, figure.png   what all runs show
+
+Files are written whole. Several processes may work in one directory: each run is locked by the one that does it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ConfigError, StorageError
+from shoal.files import locked, make_directory, parse_json, read_regular, write_whole
+from shoal.studies.study import Outcome, Setting, Size, Study
+
+
+@dataclass(frozen=True, slots=True)
+class StudyStore:
+    """The files of one study at one size."""
+
+    path: Path
+    settings: Sequence[Setting]
+    seeds: Sequence[int]
+
+    @classmethod
+    def open(cls, path: Path, study: Study, size: Size) -> "StudyStore":
+        """Makes the directory, or goes on with it if it holds the same study."""
+        settings = list(study.settings())
+        header = {
+            "study": study.name,
+            "size": asdict(size),
+            "settings": {one.name: {"changes": dict(one.changes), "lag": one.lag} for one in settings},
+        }
+        make_directory(path / "runs")
+        file = path / "study.json"
+        if file.exists():
+            there = _read(file)
+            if there != json.loads(json.dumps(header)):
+                same = there.get("study") == study.name
+                what = "this study with another size or other settings" if same else f"study {there.get('study')!r}"
+                raise ConfigError(f"study {study.name}: {path} holds {what}; give another --out, or remove it")
+        else:
+            write_whole(file, json.dumps(header, indent=1).encode())
+        return cls(path, settings, range(1, size.seeds + 1))
+
+    def wanted(self) -> list[tuple[Setting, int]]:
+        """All runs, seed by seed: after the first seed every setting has been seen once."""
+        return [(setting, seed) for seed in self.seeds for setting in self.settings]
+
+    def outcome(self, setting: Setting, seed: int) -> Outcome | None:
+        """What a finished run said."""
+        file = self._file(setting, seed)
+        return _read(file) if file.exists() else None
+
+    def keep(self, setting: Setting, seed: int, outcome: Outcome) -> None:
+        write_whole(self._file(setting, seed), json.dumps(outcome, allow_nan=False).encode())
+
+    def found(self) -> dict[str, list[Outcome]]:
+        """Finished runs by setting. A seed counts only where every setting has it: seeds are compared pairwise."""
+        seeds = [seed for seed in self.seeds if all(self.outcome(setting, seed) for setting in self.settings)]
+        return {
+            setting.name: [found for seed in seeds if (found := self.outcome(setting, seed)) is not None]
+            for setting in self.settings
+        }
+
+    @contextmanager
+    def claim(self, setting: Setting, seed: int) -> Iterator[bool]:
+        """Whether this run is the caller's to do: not done yet, and nobody else's at the moment."""
+        name = self._file(setting, seed).stem
+        try:
+            lock = locked(self.path / "locks" / name, f"run {name}: another process does it")
+            lock.__enter__()
+        except StorageError:
+            yield False
+            return
+        try:
+            yield self.outcome(setting, seed) is None
+        finally:
+            lock.__exit__(None, None, None)
+
+    def probe(self) -> dict[str, float] | None:
+        file = self.path / "probe.json"
+        return _read(file) if file.exists() else None
+
+    def keep_probe(self, took: dict[str, float]) -> None:
+        write_whole(self.path / "probe.json", json.dumps(took).encode())
+
+    def _file(self, setting: Setting, seed: int) -> Path:
+        return self.path / "runs" / f"{setting.name}.{seed}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = parse_json(read_regular(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"{file}: not readable ({error}); remove it, and the study does that part again") from error
+    if not isinstance(tree, dict):
+        raise StorageError(f"{file}: not a table; remove it, and the study does that part again")
+    return tree
