@@ -24,32 +24,12 @@ from benchmarks.common.result import BenchResult
 from benchmarks.common.roles import Roles
 from shoal.config import RunConfig
 from shoal.rundir import RunDir, prepare_run
+from shoal.studies.async_levels import SWARM
+from shoal.studies.intervals import CONFIDENCE, student_t
 from shoal.telemetry.metrics import Entry, read_metrics
 
 FINAL_SHARE = 0.2
-# Student's t at 97.5 % by the number of seeds: two levels of n seeds leave 2 n - 2 degrees of freedom.
-T_975 = {2: 4.303, 3: 2.776}
-TASK = {
-    "source": "reasoning-gym/spell_backward",
-    "options": {"min_word_len": 6, "max_word_len": 8},
-    # With partial credit next to every group has signal: a step takes the same number of samples at both levels.
-    "binary": False,
-}
-SETTINGS: dict[str, Any] = {
-    "name": "bench-async",
-    "tasks": [TASK],
-    "sampling.group_size": 16,
-    "sampling.max_new_tokens": 12,
-    "train.groups_per_step": 16,
-    "train.lr": 1e-4,
-    "train.loss.kl_coef": 0.0,
-    "workers.count": 1,
-    "workers.groups_per_submission": 16,
-    # Sequences side by side: with 64, generating the samples of a step takes as long as training on them.
-    "workers.max_batch": 64,
-    # Two roles share two cores here; a third at work would blur which of them waits.
-    "audit.rate": 0.0,
-}
+SETTINGS: dict[str, Any] = {"name": "bench-async", **SWARM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +105,7 @@ def conclude(level0: Sequence[Outcome], level2: Sequence[Outcome], all_cores: Ou
     seeds = len(level0)
     rewards0, rewards2 = ([o.reward for o in runs] for runs in (level0, level2))
     spread = math.sqrt((statistics.variance(rewards0) + statistics.variance(rewards2)) / 2)
-    noise = T_975[seeds] * spread * math.sqrt(2 / seeds)
+    noise = student_t(2 * seeds - 2, CONFIDENCE) * spread * math.sqrt(2 / seeds)
     difference = abs(statistics.fmean(rewards2) - statistics.fmean(rewards0))
     walls = [two.wall_s / none.wall_s for none, two in zip(level0, level2, strict=True)]
     return BenchResult(

@@ -9,7 +9,6 @@ tasks would be filtered too. The online filter samples more for the same steps, 
 The reward is the share of right answers to held-out words of the whole mixture, the same for all sides and versions.
 """
 
-import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,25 +26,16 @@ from shoal.evals.filter import filter_source
 from shoal.models.load import load
 from shoal.models.version_reader import VersionReader
 from shoal.rundir import RunDir, prepare_run
+from shoal.studies.filters import KEEP, MIXED, SAMPLES
+from shoal.studies.intervals import mean_of
 from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.sources.filtered import Header
 
-# Student's t at 97.5 % for the mean of n seeds: n - 1 degrees of freedom.
-T_975 = {2: 12.706, 3: 4.303}
-# INTELLECT-2's, arXiv:2505.07291.
-KEEP = (0.125, 0.5)
-SAMPLES = 8
 PLAIN, OFFLINE, ONLINE = "plain", "offline filter", "online filter"
 SIDES = (PLAIN, OFFLINE, ONLINE)
 
 
-def _words(name: str, weight: float, shortest: int, longest: int) -> dict[str, Any]:
-    options = {"min_word_len": shortest, "max_word_len": longest}
-    return {"source": "reasoning-gym/spell_backward", "name": name, "weight": weight, "options": options}
-
-
-MIXED = [_words("easy", 1, 4, 5), _words("between", 1, 6, 8), _words("hard", 2, 9, 10)]
 SETTINGS: dict[str, Any] = {
     "name": "bench-filter",
     "tasks": MIXED,
@@ -163,5 +153,5 @@ def conclude(plain: Sequence[Outcome], offline: Sequence[Outcome], online: Seque
 
 def _with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
     """The mean over seeds, and half the width of its 95 % interval."""
-    half = T_975[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
-    return {name: statistics.fmean(values), f"{name}_ci": half}
+    found = mean_of(values)
+    return {name: found.mean, f"{name}_ci": found.high - found.mean}

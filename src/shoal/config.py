@@ -411,9 +411,19 @@ class ThresholdsConfig(_Table):
     surprise_file: float = Field(16.0, gt=0, description="Free sampling: the same for all answers of a file together.")
 
 
+# INTELLECT-2, arXiv:2505.07291: the targets of its two runs, and what its prompts say.
+LENGTH_PRESETS: dict[str, list[int]] = {"long": [2000, 4000, 6000, 8000, 10000], "short": [1000, 2000, 3000, 4000]}
+PAPERS_PROMPT = "{prompt} Think for {target} tokens before giving a response."
+
+
 class LengthConfig(_Table):
     """Length budgets: a target per prompt, derived from the lease, stated in the prompt and part of the reward."""
 
+    preset: Literal["none", "long", "short"] = Field(
+        "none",
+        description="long or short: targets (2000 .. 10000, 1000 .. 4000) and prompt of INTELLECT-2 "
+        "(arXiv:2505.07291) where this table does not give its own.",
+    )
     targets: list[Positive] = Field(
         default_factory=list, description="Lengths in tokens to draw from; if empty, no budget."
     )
@@ -428,6 +438,12 @@ class LengthConfig(_Table):
         pattern=HAS_TARGET,
         description="The prompt with its budget: {prompt} is the original prompt, {target} the length.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fills_in_the_preset(cls, tree: Any) -> Any:
+        targets = LENGTH_PRESETS.get(tree.get("preset", "")) if isinstance(tree, dict) else None
+        return tree if targets is None else {"targets": targets, "prompt": PAPERS_PROMPT, **tree}
 
 
 class SamplerConfig(_Table):

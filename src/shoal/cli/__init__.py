@@ -12,6 +12,7 @@ from shoal.cli import (
     tasks,
     weights,
     ledger,
+    study,
     fbam,
 )  # each registers its commands: the order of the panels
 
@@ -29,6 +30,7 @@ __all__ = [
     "look",
     "main",
     "run",
+    "study",
     "talk",
     "tasks",
     "weights",

@@ -23,6 +23,8 @@ class Claim:
     interval: Interval
     lower: float = -math.inf
     upper: float = math.inf
+    is_ours: bool = False
+    """Whether it is about a choice of Shoal's instead of the paper's: it does not count for the paper's claim."""
 
     @property
     def outcome(self) -> Outcome:
@@ -54,6 +56,7 @@ class Claim:
             "claim": self.text,
             "measure": self.measure,
             "outcome": self.outcome,
+            "of": "shoal" if self.is_ours else "paper",
             "mean": found.mean,
             "low": _bound(found.low),
             "high": _bound(found.high),
@@ -66,11 +69,11 @@ class Claim:
 
 
 def overall(claims: Sequence[Claim]) -> Outcome:
-    """Of several claims together: all must hold, and one that did not decides."""
-    outcomes = {claim.outcome for claim in claims}
+    """Of the paper's claims together: all must hold, and one that did not decides."""
+    outcomes = {claim.outcome for claim in claims if not claim.is_ours}
     if "did not hold" in outcomes:
         return "did not hold"
-    return "undecided" if "undecided" in outcomes or not claims else "held"
+    return "held" if outcomes == {"held"} else "undecided"
 
 
 def _bound(value: float) -> float | None:

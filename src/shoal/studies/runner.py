@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal.errors import ConfigError
-from shoal.files import write_whole
+from shoal.files import make_directory, write_whole
 from shoal.studies.claims import overall
 from shoal.studies.store import StudyStore
 from shoal.studies.study import Job, Outcome, Setting, Size, Study
@@ -49,9 +49,10 @@ def _run(
     scratch = store.path / "scratch" / f"{setting.name}.{seed}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
+    make_directory(store.path / "shared")
     began = time.monotonic()
     try:
-        outcome = study.run(Job(setting, seed, size, scratch, said))
+        outcome = study.run(Job(setting, seed, size, scratch, store.path / "shared", said))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return {"setting": setting.name, "seed": seed, "seconds": time.monotonic() - began, **outcome}

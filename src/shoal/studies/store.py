@@ -35,7 +35,9 @@ class StudyStore:
         header = {
             "study": study.name,
             "size": asdict(size),
-            "settings": {one.name: {"changes": dict(one.changes), "lag": one.lag} for one in settings},
+            "settings": {
+                one.name: {"changes": dict(one.changes), "lag": one.lag, "swarm": one.swarm} for one in settings
+            },
         }
         make_directory(path / "runs")
         file = path / "study.json"

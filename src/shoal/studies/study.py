@@ -25,6 +25,8 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)
     lag: int = 0
     """In-process loop: how many versions old each rollout is."""
+    swarm: bool = False
+    """Whether it runs as processes that meet over the network, as `shoal run` starts them, instead of in process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Size:
     heldout: int
     every: int
     """Steps between measurements on held-out tasks; the first and the last version are always measured."""
-    warm_steps: int | None = None
-    """Steps of the base model's warm start; None: those of the config. A smoke test has no use for a good model."""
+    smoke: bool = False
+    """Whether this only shows that the study works: a base model that is made in a second will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Job:
     seed: int
     size: Size
     scratch: Path
+    """Empty, and removed after the run."""
+    shared: Path
+    """For what all runs of the study need, made by the first of them."""
     said: Said
 
 

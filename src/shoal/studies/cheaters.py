@@ -1,0 +1,88 @@
+"""Study `cheaters`: do workers that cheat change what a run learns, or how long it takes?
+
+Two honest workers and none, one or two that round the weights to 4 bits, as processes of a swarm with proofs and a
+validator. A cheater is banned after two rejected files, so it costs the run what its first files cost to check. All
+processes share this machine's cores, which makes the wall time a hard test: what a cheater computes, honest workers
+cannot.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.studies.claims import Claim
+from shoal.studies.configs import laptop_config
+from shoal.studies.drawing import COLORS, band, bars, titled
+from shoal.studies.intervals import mean_of, paired, shared_confidence
+from shoal.studies.one_run import config_of, train_in_swarm
+from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HONEST = 2
+CHEATERS = (0, 1, 2)
+ATTACK = "int4"
+MARGIN, SLOWER = 0.05, 1.1
+
+
+def setting(cheaters: int) -> Setting:
+    share = cheaters / (cheaters + HONEST)
+    changes = {"workers.count": HONEST, "cheaters": [{"attack": ATTACK}] * cheaters}
+    return Setting(f"cheaters-{share:.0%}".replace("%", "-percent"), changes, swarm=True)
+
+
+class CheatersStudy:
+    """A share of cheaters against none."""
+
+    name = "cheaters"
+    summary = "Cheaters: held-out pass@1 and wall time of a run of which up to half of the workers cheat"
+    paper = "untrusted workers contribute safely: invalid rollouts are rejected and their nodes removed"
+    loop = "processes of a swarm, with proofs and validator"
+    full = Size(steps=60, seeds=3, groups=32, heldout=256, every=60)
+    quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=2, smoke=True)
+
+    def settings(self) -> Sequence[Setting]:
+        return [setting(count) for count in CHEATERS]
+
+    def run(self, job: Job) -> Outcome:
+        return train_in_swarm(job, config_of(job, laptop_config(), {}))
+
+    def conclude(self, found: Found) -> Conclusion:
+        none, others = found[setting(0).name], [setting(count) for count in CHEATERS[1:]]
+        confidence = shared_confidence(len(others))
+        claims = []
+        for one in others:
+            runs = found[one.name]
+            share = one.name.removeprefix("cheaters-").replace("-percent", " %")
+            claims += [
+                Claim(
+                    f"With {share} cheaters a run learns what it learns without",
+                    "held-out pass@1 minus that without cheaters",
+                    paired([run["final"] for run in none], [run["final"] for run in runs], confidence),
+                    lower=-MARGIN,
+                    upper=MARGIN,
+                ),
+                Claim(
+                    f"With {share} cheaters a run takes no longer",
+                    "wall time divided by that without cheaters",
+                    mean_of([b["wall_s"] / a["wall_s"] for a, b in zip(none, runs, strict=True)], confidence),
+                    upper=SLOWER,
+                ),
+            ]
+        figures: dict[str, float | str] = {}
+        for one in self.settings():
+            runs = found[one.name]
+            figures[f"pass@1, {one.name}"] = str(mean_of([run["final"] for run in runs]))
+            figures[f"rejected files, {one.name}"] = mean_of([run["rejected"] for run in runs]).mean
+            figures[f"banned nodes, {one.name}"] = mean_of([run["banned"] for run in runs]).mean
+        return Conclusion(claims, figures)
+
+    def draw(self, found: Found, figure: "Figure") -> None:
+        left, right = figure.subplots(1, 2)
+        for one, color in zip(self.settings(), COLORS, strict=False):
+            band(left, found[one.name], "reward", one.name, color)
+        titled(left, "Learning", "step", "training reward")
+        left.legend()
+        walls = [mean_of([run["wall_s"] for run in found[one.name]]) for one in self.settings()]
+        bars(right, [one.name for one in self.settings()], walls)
+        titled(right, "Wall time", "seconds")

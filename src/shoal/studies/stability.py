@@ -1,0 +1,107 @@
+"""Study `stability`: do gradient clip, entropy bonus and KL term keep a training up, and do warning signs precede its fall?
+
+One setting at a time is moved away from the recipe, in a training that is fast enough to collapse. A run has collapsed
+at the first step at which the mean reward of five steps is below half of the best before.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.studies.claims import Claim
+from shoal.studies.configs import laptop_config
+from shoal.studies.drawing import COLORS, band, bars, titled
+from shoal.studies.intervals import mean_of, paired
+from shoal.studies.one_run import config_of, train_here
+from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMMON = {"train.old_logprobs": "recomputed", "train.lr": 1e-3, "train.optimizer_steps": 4}
+RECIPE = "recipe"
+MOVED: dict[str, dict[str, Any]] = {
+    RECIPE: {},
+    "no-gradient-clip": {"train.grad_clip": 1e9},
+    "no-entropy-bonus": {"train.loss.entropy_coef": 0.0},
+    "much-entropy-bonus": {"train.loss.entropy_coef": 0.03},
+    "no-kl": {"train.loss.kl_coef": 0.0},
+    "much-kl": {"train.loss.kl_coef": 0.1},
+}
+AVERAGED = 5
+FALLEN = 0.5
+
+
+class StabilityStudy:
+    """What keeps a fast training from collapsing, and what shows before it does."""
+
+    name = "stability"
+    summary = "Stability: reward with and without gradient clip, entropy bonus and KL term, and signs before a collapse"
+    paper = (
+        "a small gradient clip (0.05 .. 0.1) keeps training stable; gradient norm, clip share and entropy rise long "
+        "before the reward falls (figures 9 and 10)"
+    )
+    loop = "in process, every rollout exactly two versions old"
+    full = Size(steps=150, seeds=3, groups=16, heldout=256, every=150)
+    quick = Size(steps=2, seeds=2, groups=4, heldout=4, every=2, smoke=True)
+
+    def settings(self) -> Sequence[Setting]:
+        return [Setting(name, {**COMMON, **changes}, lag=2) for name, changes in MOVED.items()]
+
+    def run(self, job: Job) -> Outcome:
+        config = config_of(job, laptop_config(), {"sampling.group_size": 8})
+        return train_here(job, config)
+
+    def conclude(self, found: Found) -> Conclusion:
+        finals = {name: [run["final"] for run in found[name]] for name in MOVED}
+        claims = [
+            Claim(
+                "A gradient clip of 0.1 keeps reward that training without it loses",
+                "held-out pass@1 of the recipe minus that without gradient clip",
+                paired(finals["no-gradient-clip"], finals[RECIPE]),
+                lower=0.0,
+            )
+        ]
+        runs = [run for name in MOVED for run in found[name]]
+        falls = [(run, at) for run in runs if (at := collapse(run["curve"])) is not None]
+        leads = [float(at - first) for run, at in falls if (first := first_sign(run)) is not None]
+        if leads:
+            text = "Where a run that collapsed showed a sign, the sign came first"
+            claims.append(
+                Claim(text, "steps from the first sign to the collapse, one value per run,", mean_of(leads), lower=1.0)
+            )
+        calm = [run for run in runs if collapse(run["curve"]) is None]
+        figures: dict[str, float | str] = {f"pass@1, {name}": str(mean_of(finals[name])) for name in MOVED}
+        figures |= {
+            "runs that collapsed": f"{len(falls)} of {len(runs)}",
+            "collapsed runs that showed a sign before": f"{sum(lead > 0 for lead in leads)} of {len(falls)}",
+            "other runs that showed a sign": f"{sum(first_sign(run) is not None for run in calm)} of {len(calm)}",
+        }
+        return Conclusion(claims, figures)
+
+    def draw(self, found: Found, figure: "Figure") -> None:
+        panels = figure.subplots(1, 4)
+        curves = (("reward", "Reward"), ("grad_norm", "Gradient norm"), ("entropy", "Entropy"))
+        for axes, (key, title) in zip(panels[:3], curves, strict=True):
+            for name, color in zip(MOVED, COLORS, strict=False):
+                band(axes, found[name], key, name, color)
+            titled(axes, title, "step")
+        panels[0].legend()
+        bars(panels[3], list(MOVED), [mean_of([run["final"] for run in found[name]]) for name in MOVED])
+        titled(panels[3], "Held-out pass@1", "")
+
+
+def collapse(curve: Sequence[dict[str, float]]) -> int | None:
+    """The step at which a run had collapsed; None if it did not."""
+    rewards = [point["reward"] for point in curve]
+    best = 0.0
+    for end in range(AVERAGED, len(rewards) + 1):
+        mean = sum(rewards[end - AVERAGED : end]) / AVERAGED
+        if mean < FALLEN * best:
+            return end - 1
+        best = max(best, mean)
+    return None
+
+
+def first_sign(run: Outcome) -> int | None:
+    """The step of a run's first warning sign."""
+    return min(run["signs"].values(), default=None)
