@@ -33,7 +33,7 @@ def test_noise_is_how_far_two_means_of_three_seeds_differ_by_chance() -> None:
     assert found.ratios["wall_level2_vs_level0"] == pytest.approx(0.6)
     assert found.values["reward_difference"] == pytest.approx(0.1)
     # Spread 0.1 at both levels: t(97.5 %, 4) x 0.1 x sqrt(1/3 + 1/3).
-    assert found.values["reward_noise"] == pytest.approx(2.776 * 0.1 * math.sqrt(2 / 3))
+    assert found.values["reward_noise"] == pytest.approx(2.776445 * 0.1 * math.sqrt(2 / 3))
     assert found.met("reward_difference")
 
 

@@ -94,9 +94,8 @@ class FiltersStudy:
                 )
                 for side in (OFFLINE, ONLINE)
             ]
-        figures: dict[str, float | str] = {
-            "base": str(mean_of([run["measured"][0]["pass_at_1"] for run in found[PLAIN]]))
-        }
+        base = mean_of([run["measured"][0]["pass_at_1"] for run in found[PLAIN]])
+        figures: dict[str, float | str] = {"pass@1, base": str(base)}
         for side in SIDES:
             figures[f"pass@1 after the last step, {side}"] = str(mean_of([run["final"] for run in found[side]]))
             figures[f"samples, {side}"] = mean_of([run["measured"][-1]["samples"] for run in found[side]]).mean

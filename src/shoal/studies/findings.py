@@ -31,9 +31,7 @@ def fill_findings(page: Path, results: list[Path]) -> list[str]:
     text = page.read_text()
     missing = sorted(STUDIES.keys() - {match[2] for match in BLOCK.finditer(text)})
     if missing:
-        raise ConfigError(
-            f"{page}: has no place for the study {missing[0]}: <!-- study:{missing[0]} --> .. <!-- end -->"
-        )
+        raise ConfigError(f"{page}: study {missing[0]} has no place; add <!-- study:{missing[0]} --> and <!-- end -->")
     write_whole(page, filled(text, found).encode())
     return list(found)
 
@@ -90,9 +88,7 @@ def _take(directory: Path, folder: Path) -> None:
     result = _read(directory / "result.json")
     name = find_study(str(result.get("study"))).name
     if result.get("quick"):
-        raise ConfigError(
-            f"{directory}: holds a smoke test of study {name}, whose figures mean nothing; run it in full"
-        )
+        raise ConfigError(f"{directory}: a smoke test of study {name}, whose figures mean nothing; run it in full")
     folder.mkdir(exist_ok=True)
     write_whole(folder / f"{name}.json", json.dumps(result, indent=1).encode())
     shutil.copyfile(directory / "figure.png", folder / f"{name}.png")

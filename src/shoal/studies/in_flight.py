@@ -42,10 +42,9 @@ class StalenessStudy:
         return train_in_swarm(job, config_of(job, checkout_config("length.toml"), {}))
 
     def conclude(self, found: Found) -> Conclusion:
-        lags, finals = (
-            {name: [run[key] for run in found[name]] for name in (WHOLE, SWAPPED)}
-            for key in ("staleness_mean", "final")
-        )
+        sides = (WHOLE, SWAPPED)
+        lags = {name: [run["staleness_mean"] for run in found[name]] for name in sides}
+        finals = {name: [run["final"] for run in found[name]] for name in sides}
         claims = [
             Claim(
                 "In-flight swaps make tokens younger",

@@ -1,4 +1,4 @@
-"""Study `stability`: do gradient clip, entropy bonus and KL term keep a training up, and do warning signs precede its fall?
+"""Study `stability`: do gradient clip, entropy bonus and KL term keep a training up, and do signs precede its fall?
 
 One setting at a time is moved away from the recipe, in a training that is fast enough to collapse. A run has collapsed
 at the first step at which the mean reward of five steps is below half of the best before.
@@ -66,9 +66,8 @@ class StabilityStudy:
         leads = [float(at - first) for run, at in falls if (first := first_sign(run)) is not None]
         if leads:
             text = "Where a run that collapsed showed a sign, the sign came first"
-            claims.append(
-                Claim(text, "steps from the first sign to the collapse, one value per run,", mean_of(leads), lower=1.0)
-            )
+            measure = "steps from the first sign to the collapse, one value per run,"
+            claims.append(Claim(text, measure, mean_of(leads), lower=1.0))
         calm = [run for run in runs if collapse(run["curve"]) is None]
         figures: dict[str, float | str] = {f"pass@1, {name}": str(mean_of(finals[name])) for name in MOVED}
         figures |= {

@@ -35,9 +35,7 @@ class StudyStore:
         header = {
             "study": study.name,
             "size": asdict(size),
-            "settings": {
-                one.name: {"changes": dict(one.changes), "lag": one.lag, "swarm": one.swarm} for one in settings
-            },
+            "settings": {one.name: [dict(one.changes), one.lag, one.swarm] for one in settings},
         }
         make_directory(path / "runs")
         file = path / "study.json"
