@@ -2,8 +2,8 @@
 
 Half of the tasks are words that the base model never spells, a quarter words that it nearly always does, and a quarter
 words in between. Sides that take more samples per step are compared where all have taken as many, and where all have
-computed for as long; held-out tasks are those of the whole mixture. What the offline filter itself sampled, once for all
-runs, is reported and not charged, as in the paper.
+computed for as long; held-out tasks are those of the whole mixture. What the offline filter itself sampled, once for
+all runs, is reported and not charged, as in the paper.
 """
 
 import io

@@ -31,7 +31,7 @@ from shoal.protocol.submission import Submission
 from shoal.roles.evaluator import Evaluation, evaluate
 from shoal.studies.study import Said
 from shoal.tasks.build import build_source
-from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.source import InProcess
 from shoal.train.batch import StepGroups, sort_groups
 from shoal.train.learner import build_learner
 from shoal.train.step import StepResult, train_step
@@ -97,25 +97,32 @@ class Loop:
         )
         versions = deque([_copied(learner.policy.weights())], self.lag + 1)
         watch = Watch(config.train.watch)
-        heldout = build_source(measured_on.tasks)
-        with Scorer(config.tasks) as judge, Scorer(measured_on.tasks) as held_out_judge:
-            maker = Maker(config, policy, engine, build_source(config.tasks), judge)
-            for step in range(config.steps):
-                if step % self.every == 0:
-                    self._measure(step, evaluate(learner.policy, heldout, held_out_judge, measured_on, self.heldout))
-                engine.set_weights(versions[0], f"version {step - len(versions) + 1}")
-                began = time.monotonic()
-                groups = self._collect(maker, step, step - len(versions) + 1)
-                generated = time.monotonic()
-                chosen = groups.trained(config.train.online_filter)
-                result = train_step(learner, chosen, config, step) if chosen else StepResult()
-                if result.off:
-                    raise ShoalError(f"study loop: step {step}: engine and trainer disagree by {result.off}")
-                self._note(step, groups, result, generated - began, time.monotonic() - generated, watch)
-                if self.found.bad_steps >= config.train.max_bad_steps:
-                    break
-                versions.append(_copied(learner.policy.weights()))
-            self._measure(config.steps, evaluate(learner.policy, heldout, held_out_judge, measured_on, self.heldout))
+        tasks = build_source(config.tasks)
+        heldout = tasks if measured_on is config else build_source(measured_on.tasks)
+        # Tasks and scorers of a study are ours: they need no process of their own.
+        maker = Maker(config, policy, engine, tasks, InProcess(tasks))
+
+        def measure(version: int) -> None:
+            found = evaluate(learner.policy, heldout, InProcess(heldout), measured_on, self.heldout)
+            self._measure(version, found)
+
+        for step in range(config.steps):
+            if step % self.every == 0:
+                measure(step)
+            version = step - len(versions) + 1
+            engine.set_weights(versions[0], f"version {version}")
+            began = time.monotonic()
+            groups = self._collect(maker, step, version)
+            generated = time.monotonic()
+            chosen = groups.trained(config.train.online_filter)
+            result = train_step(learner, chosen, config, step) if chosen else StepResult()
+            if result.off:
+                raise ShoalError(f"study loop: step {step}: engine and trainer disagree by {result.off}")
+            self._note(step, groups, result, generated - began, time.monotonic() - generated, watch)
+            if self.found.bad_steps >= config.train.max_bad_steps:
+                break
+            versions.append(_copied(learner.policy.weights()))
+        measure(config.steps)
         return self.found
 
     def _collect(self, maker: Maker, step: int, version: int) -> StepGroups:

@@ -2,8 +2,8 @@
 
 INTELLECT-2 (arXiv:2505.07291, figures 9 and 10) saw, long before its reward fell: a gradient norm and a share of
 clipped tokens that crept up, and an entropy that fell and then rose; a KL divergence to the base model that shoots up
-is the fourth. A sign compares two medians, so that one wild step is not a sign: that of the last `window` steps, and the
-lowest such median before (for the KL divergence, which grows in every run that learns, that of the window before).
+is the fourth. A sign compares two medians, so that one wild step is not a sign: that of the last `window` steps, and
+the lowest such median before (for the KL divergence, which grows in every run that learns, that of the window before).
 It shows while their ratio is at least the sign's factor. The first steps of a run are left out.
 
 No input or output: metrics in, signs out.
