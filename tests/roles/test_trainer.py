@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from shoal.config import RunConfig
 from shoal.errors import DivergedError, NoSignalError
 from shoal.models.load import Policy, load
 from shoal.models.weights import WEIGHTS, read_weights
@@ -26,7 +27,7 @@ from shoal.tasks.source import Task
 from shoal.telemetry.status import read_status
 from shoal.telemetry.waiting import Patience
 from shoal.train.checkpoint import file_name
-from shoal.train.step import train_step
+from shoal.train.step import StepResult, train_step
 from tests.support.memory_store import records_of
 from tests.support.roles_in_process import (
     Coin,
@@ -237,6 +238,32 @@ def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at
     with pytest.raises(DivergedError, match=r"2 steps in a row up to step 1 .* this run ends here"):
         train(run)
     assert len(steps_of(run)) == 2
+
+
+def test_a_run_that_shows_warning_signs_names_them_stops_and_is_refused_until_its_config_says_otherwise(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def config(stop: int) -> RunConfig:
+        watch = {"window": 2, "skip": 0, "grad_norm": 1.0001, "stop": stop}
+        return make_config(tiny_dir, steps=8, async_level=7, keep={"versions": 12}, train={"watch": watch})
+
+    run = make_run(tmp_path / "run", config(stop=1))
+    prefilled(run, make_worker(run))
+    real = StepResult.metrics
+    grown = iter(range(1, 100))
+    monkeypatch.setattr(StepResult, "metrics", lambda self: real(self) | {"grad_norm": 2.0 ** next(grown)})
+    with pytest.raises(DivergedError, match=r"1 warning signs show at once \(grad_norm\), and train\.watch\.stop is 1"):
+        train(run)
+    done = steps_of(run)
+    assert [entry["signs"] for entry in done] == [[], [], [], ["grad_norm"]]
+    assert done[-1]["warning_signs"] == 1
+    assert "step 3: warning sign grad_norm: the gradient norm" in notes(run)
+    assert done[-1]["train_flops"] > 0
+    with pytest.raises(DivergedError, match="version 4: 1 warning signs"):
+        train(run)
+    assert len(steps_of(run)) == 4
+    train(make_run(run.path, config(stop=0)))
+    assert len(steps_of(run)) == 8
 
 
 def test_a_learning_rate_that_is_far_too_high_never_publishes_weights_that_are_not_finite(

@@ -1,0 +1,127 @@
+"""The compute ledger: counts that are those of the real forward pass, added up once, and shown where people look."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
+
+from shoal.config import RunConfig
+from shoal.models.load import Policy
+from shoal.protocol.work import Work, group_work, work_of
+from shoal.roles.training_flops import TrainingFlops
+from shoal.sinks.rows import Rows
+from shoal.telemetry.compute import ComputeLedger, Costs
+from shoal.telemetry.metrics import Entry
+from shoal.train.batch import Group, pack
+from shoal.watch import panels
+from shoal.watch.history import History
+from shoal.watch.show import print_status
+from tests.support.roles_in_process import make_config
+from tests.support.submissions import make_rollout
+from tests.watch.conftest import append, put_status
+
+MODEL: Entry = {"event": "model", "token_flops": 100.0, "head_flops": 10.0, "pair_flops": 1.0}
+
+
+def config(tiny_dir: Path, **train: object) -> RunConfig:
+    return make_config(tiny_dir, train=train)
+
+
+def test_the_work_of_a_group_is_what_a_packed_forward_pass_feeds() -> None:
+    samples = [make_rollout(0, n, completion=list(range(2, 4 + n)), logprobs=[-1.0] * (2 + n)) for n in range(3)]
+    (batch,) = pack([Group(samples[0].prompt, samples, [0.0] * 3, 0)], 256)
+    work = work_of(samples)
+    assert work.fed == batch.layout.tokens == batch.ids_1T.numel()
+    assert work.drawn == batch.target_A.numel()
+
+
+def test_flops_are_those_that_torch_counts_in_the_layers_of_a_forward_pass(tiny_dir: Path, tiny_policy: Policy) -> None:
+    flops = TrainingFlops(tiny_policy, config(tiny_dir))
+    samples = [make_rollout(0, n) for n in range(4)]
+    (batch,) = pack([Group(samples[0].prompt, samples, [0.0] * 4, 0)], 256)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tiny_policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)
+    layers = sum(count for op, count in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
+    assert flops.costs.token * work_of(samples).fed == pytest.approx(layers)
+    assert flops.costs.head == 2 * tiny_policy.vocab * tiny_policy.hidden_size
+
+
+def test_a_training_step_costs_all_its_passes(tiny_dir: Path, tiny_policy: Policy) -> None:
+    samples = [make_rollout(g, n) for g in range(2) for n in range(4)]
+    loss = {"kl_coef": 0.0}
+    plain = TrainingFlops(tiny_policy, config(tiny_dir, loss=loss))
+    more = TrainingFlops(tiny_policy, config(tiny_dir, optimizer_steps=2))
+    work = work_of(samples)
+    body = plain.costs.token * work.fed + plain.costs.pair * work.pairs
+    assert plain.trained(samples) == pytest.approx(3 * body + 4 * plain.costs.head * work.drawn)
+    assert more.trained(samples) == pytest.approx(5 * body + 6 * plain.costs.head * work.drawn)
+
+
+@given(st.integers(1, 50), st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_pairs_are_those_of_causal_attention(prompt: int, lengths: list[int]) -> None:
+    own = sum(at + 1 for at in range(prompt))
+    own += sum(prompt + at + 1 for length in lengths for at in range(length - 1))
+    assert group_work(prompt, lengths) == Work(prompt + sum(lengths) - len(lengths), sum(lengths), own)
+
+
+def entries() -> list[tuple[str, Entry]]:
+    work = {"fed": 50, "drawn": 20, "pairs": 100}
+    judged: Entry = {"event": "verdict", "step": 0, "generated": work}
+    return [
+        ("trainer", MODEL),
+        ("origin", {"event": "sent", "bytes": 1000}),
+        ("worker-0", {"event": "submission", "step": 0, "tokens": 200, "tokens_per_s": 100.0}),
+        ("validator", {**judged, "checked": work, "file_bytes": 70, "cpu_s": 2.0}),
+        ("validator", {**judged, "accept": False, "checked": {}, "file_bytes": 30}),
+        ("trainer", {"event": "step", "step": 0, "train_flops": 2000.0, "train_s": 4.0}),
+        ("relay", {"event": "sent", "bytes": 500}),
+    ]
+
+
+def test_parts_add_up_by_step_and_in_all_and_rejected_files_were_generated_too() -> None:
+    ledger = ComputeLedger()
+    for _, entry in entries():
+        ledger.take(entry)
+    one = 50 * 100.0 + 20 * 10.0 + 100
+    total = ledger.total
+    assert (total.train, total.generate, total.validate) == (2000.0, 2 * one, one)
+    assert (total.broadcast, total.uploaded) == (1500, 100)
+    assert total.ratio == pytest.approx(2 * one / 2000)
+    assert total.rate("train") == 500.0
+    assert total.rate("generate") == pytest.approx(one)
+    assert (ledger.steps[0].broadcast, ledger.steps[1].broadcast) == (1000, 500)
+
+
+def test_what_strangers_or_older_releases_write_costs_nothing() -> None:
+    costs = Costs.of(MODEL)
+    assert costs is not None
+    for work in (None, "x", [], {"fed": "many"}, {"fed": float("nan")}):
+        assert costs.flops(work) == 0.0
+    assert Costs.of({"event": "model", "token_flops": None}) is None
+    ledger = ComputeLedger()
+    ledger.take({"event": "verdict", "step": 0, "generated": {"fed": 5}})
+    assert ledger.total.generate == 0.0
+    assert ledger.total.ratio is None
+
+
+def test_status_page_and_sinks_show_the_ledger(tmp_path: Path) -> None:
+    for number, (role, entry) in enumerate(entries()):
+        append(tmp_path / "metrics" / f"{role}.jsonl", {"time": float(number + 1), **entry})
+    put_status(tmp_path, "trainer", state="done", alive=False)
+    console = Console(file=io.StringIO(), width=200)
+    print_status(tmp_path, console)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "generation  1.06e+04 FLOP, 5.30 x training, 5.3e-06 GFLOP/s while at it" in said
+    assert "broadcast  1.5 kB sent, 1.5 kB per step" in said
+    history = History(tmp_path)
+    (row,) = Rows().take(history.refresh())
+    assert row.values["compute/generate_flops"] == pytest.approx(10600)
+    assert row.values["compute/broadcast_bytes"] == 1000
+    assert row.values["train/train_flops"] == 2000
+    assert dict(panels.latest(history))["generate : train"] == "5.30 FLOP per FLOP"
