@@ -35,6 +35,8 @@ COMMANDS = [
     "bench",
     "serve",
     "chat",
+    "study",
+    "findings",
     "fbam",
 ]
 
@@ -78,7 +80,17 @@ def test_what_the_supervisor_imports_imports_no_torch(statement: str) -> None:
 
 def test_help_sorts_commands_into_panels_in_the_order_in_which_they_are_needed() -> None:
     panels = re.findall(r"─ ([A-Z][a-z ]+) ─", shoal("--help").stdout)
-    assert panels == ["Options", "Run", "Join", "Look", "Tasks and models", "Weights", "Ledger", "Action models"]
+    assert panels == [
+        "Options",
+        "Run",
+        "Join",
+        "Look",
+        "Tasks and models",
+        "Weights",
+        "Ledger",
+        "Studies",
+        "Action models",
+    ]
 
 
 def test_help_names_every_command() -> None:
