@@ -60,9 +60,9 @@ class Coins:
         figure.subplots().plot([run["final"] for run in found["a"]])
 
 
-def said(study: Coins, out: Path, **options: bool | int) -> str:
+def said(study: Coins, out: Path, *, quick: bool = False) -> str:
     console = Console(file=io.StringIO(), width=400)
-    run_study(study, out, console, quick=bool(options.pop("quick", False)), **options)  # type: ignore[arg-type]
+    run_study(study, out, console, quick=quick)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

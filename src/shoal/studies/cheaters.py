@@ -50,7 +50,7 @@ class CheatersStudy:
     def conclude(self, found: Found) -> Conclusion:
         none, others = found[setting(0).name], [setting(count) for count in CHEATERS[1:]]
         confidence = shared_confidence(len(others))
-        claims = []
+        claims: list[Claim] = []
         for one in others:
             runs = found[one.name]
             share = one.name.removeprefix("cheaters-").replace("-percent", " %")

@@ -54,6 +54,7 @@ class ClipStudy:
     def conclude(self, found: Found) -> Conclusion:
         free = {side: found[setting(side, "unclipped").name] for side in DELTAS}
         norms = {side: [_largest(run, "grad_norm") for run in runs] for side, runs in free.items()}
+        finals = {side: [run["final"] for run in runs] for side, runs in free.items()}
         claims = [
             Claim(
                 "Without delta the ratio of some token exceeds 100",
@@ -70,7 +71,7 @@ class ClipStudy:
             Claim(
                 "delta = 4 costs no reward",
                 "held-out pass@1, two-sided minus one-sided, without gradient clip",
-                paired(*([run["final"] for run in free[side]] for side in ("one-sided", "two-sided"))),
+                paired(finals["one-sided"], finals["two-sided"]),
                 lower=-0.02,
             ),
         ]
@@ -89,8 +90,8 @@ class ClipStudy:
 
     def draw(self, found: Found, figure: "Figure") -> None:
         left, middle, right = figure.subplots(1, 3)
-        for (one, color), axes in ((pair, left) for pair in zip(self.settings(), COLORS, strict=False)):
-            band(axes, found[one.name], "reward", one.name, color)
+        for one, color in zip(self.settings(), COLORS, strict=False):
+            band(left, found[one.name], "reward", one.name, color)
         titled(left, "Learning", "step", "training reward")
         left.legend()
         for axes, key, title in ((middle, "grad_norm", "Largest gradient norm"), (right, "ratio_max", "Largest ratio")):

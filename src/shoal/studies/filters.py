@@ -82,7 +82,7 @@ class FiltersStudy:
 
     def conclude(self, found: Found) -> Conclusion:
         confidence = shared_confidence(4)
-        claims = []
+        claims: list[Claim] = []
         for unit, what in (("samples", "samples"), ("seconds", "time")):
             at = {side: [at_equal(found, seed, side, unit) for seed in _seeds(found)] for side in SIDES}
             claims += [

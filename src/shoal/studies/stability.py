@@ -103,4 +103,5 @@ def collapse(curve: Sequence[dict[str, float]]) -> int | None:
 
 def first_sign(run: Outcome) -> int | None:
     """The step of a run's first warning sign."""
-    return min(run["signs"].values(), default=None)
+    signs: dict[str, int] = run["signs"]
+    return min(signs.values(), default=None)
