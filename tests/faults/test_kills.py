@@ -19,6 +19,7 @@ from shoal.crypto.keys import Key
 from shoal.rundir import key_path, open_run
 from shoal.telemetry.metrics import read_steps
 from shoal.telemetry.status import read_status
+from shoal.watch.history import History
 from tests.faults.checks import Checker, People, read_lineage
 from tests.support.run_processes import STEPS, Runs, reward_at
 from tests.support.until import until
@@ -156,3 +157,18 @@ def test_ctrl_c_stops_every_role_and_the_same_command_goes_on(killed: tuple[Path
     assert not interrupted.left_behind
     assert "stopped by SIGINT; the same command continues from the last step" in interrupted.said
     assert "Traceback" not in interrupted.said
+
+
+def test_the_compute_of_a_run_is_read_off_its_own_files(calm: Path) -> None:
+    history = History(calm)
+    history.refresh()
+    total = history.compute.total
+    assert all(history.compute.steps[step].train > 0 for step in range(STEPS))
+    # Without KL term a step is worth three passes of the blocks and four of the head over what was generated for it.
+    assert total.generate >= total.train / 4
+    assert 0 < total.validate
+    version = sum(file.stat().st_size for file in (calm / "weights" / f"v{STEPS:06d}").glob("*.safetensors"))
+    assert total.broadcast > version
+    assert total.uploaded > 0
+    assert total.rate("train") is not None
+    assert total.rate("generate") is not None

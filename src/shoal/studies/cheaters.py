@@ -39,7 +39,7 @@ class CheatersStudy:
     paper = "untrusted workers contribute safely: invalid rollouts are rejected and their nodes removed"
     loop = "processes of a swarm, with proofs and validator"
     full = Size(steps=60, seeds=3, groups=32, heldout=256, every=60)
-    quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=2, smoke=True)
+    quick = Size(steps=2, seeds=1, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
         return [setting(count) for count in CHEATERS]

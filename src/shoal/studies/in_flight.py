@@ -29,7 +29,7 @@ class StalenessStudy:
     paper = "(not in the paper) in-flight weight updates make rollouts fresher without costing reward"
     loop = "processes of a swarm, with proofs and validator"
     full = Size(steps=100, seeds=3, groups=16, heldout=256, every=100)
-    quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=2, smoke=True)
+    quick = Size(steps=2, seeds=1, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
         # An answer changes versions after whole chunks of 32 tokens: it must be able to have more.
