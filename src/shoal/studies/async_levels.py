@@ -74,7 +74,7 @@ class AsyncStudy:
     paper = "async levels 0, 1, 2 and 4 give overlapping reward curves (figure 7), with recomputed old log-probs"
     loop = "in process, every rollout exactly as old as its level permits; wall time also as processes of a swarm"
     full = Size(steps=60, seeds=3, groups=32, heldout=256, every=20)
-    quick = Size(steps=2, seeds=1, groups=2, heldout=4, every=2, smoke=True)
+    quick = Size(steps=2, seeds=1, groups=4, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
         levels = [setting(level, kind) for kind in KINDS for level in LEVELS]
