@@ -53,8 +53,8 @@ class Coins:
         return {"final": job.seed + 0.1 * (job.setting.name == "b"), "curve": [{"step": 0, "reward": 0.5}]}
 
     def conclude(self, found: Found) -> Conclusion:
-        both = [[run["final"] for run in found[side]] for side in ("a", "b")]
-        return Conclusion([Claim("b is better", "difference", paired(*both), lower=0.0)], {"runs": len(both[0])})
+        first, second = ([run["final"] for run in found[side]] for side in ("a", "b"))
+        return Conclusion([Claim("b is better", "difference", paired(first, second), lower=0.0)], {"runs": len(first)})
 
     def draw(self, found: Found, figure: "Figure") -> None:
         figure.subplots().plot([run["final"] for run in found["a"]])

@@ -27,7 +27,8 @@ def calm(**changes: float) -> dict[str, Any]:
 
 def begun(series: list[dict[str, Any]], config: WatchConfig | None = None) -> dict[Sign, int]:
     """The step at which each sign showed first."""
-    watch, found = Watch(config or WatchConfig()), {}
+    watch = Watch(config or WatchConfig())
+    found: dict[Sign, int] = {}
     for step, metrics in enumerate(series):
         for sign in watch.look(metrics).began:
             found.setdefault(sign, step)

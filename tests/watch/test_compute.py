@@ -100,7 +100,8 @@ def test_parts_add_up_by_step_and_in_all_and_rejected_files_were_generated_too()
 def test_what_strangers_or_older_releases_write_costs_nothing() -> None:
     costs = Costs.of(MODEL)
     assert costs is not None
-    for work in (None, "x", [], {"fed": "many"}, {"fed": float("nan")}):
+    strange: list[object] = [None, "x", [], {"fed": "many"}, {"fed": float("nan")}]
+    for work in strange:
         assert costs.flops(work) == 0.0
     assert Costs.of({"event": "model", "token_flops": None}) is None
     ledger = ComputeLedger()
