@@ -144,6 +144,8 @@ def test_a_page_fits_its_terminal_and_wraps_nothing(run_dir: Path, width: int, h
         "per",
         "to",
         "verdict",
+        "warning",
+        "generate",
         "role",
         "trainer",
         *(f"worker-{n}" for n in range(workers)),
