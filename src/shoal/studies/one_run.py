@@ -40,6 +40,8 @@ def config_of(job: Job, config: RunConfig, common: Mapping[str, Any]) -> RunConf
         "eval.tasks": job.size.heldout,
         "eval.every": job.size.every,
     }
+    if job.size.smoke:
+        sizes["train.online_filter"] = False  # steps that teach nothing go by
     return changed(config, {**sizes, **common, **job.setting.changes})
 
 
