@@ -45,6 +45,11 @@ def test_a_recorded_run_that_collapsed_shows_a_sign(name: str) -> None:
     assert begun(SERIES[name])
 
 
+def test_a_collapse_within_the_first_steps_is_over_before_the_watch_begins() -> None:
+    """What the detector cannot do: the recorded run had lost its reward by step five."""
+    assert begun(SERIES["sudden-learning-rate"]) == {}
+
+
 def without_trend(series: list[dict[str, float]], around: int = 10) -> list[dict[str, float]]:
     """Each value in multiples of the median around it, times the median of the run: the noise of the run alone."""
     later = series[20:]

@@ -17,13 +17,14 @@ from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMMON = {"train.old_logprobs": "recomputed", "train.lr": 1e-3, "train.optimizer_steps": 4}
+# Fast: at three times this rate, with recomputed old log-probs, a run collapses within five steps, before any sign.
+COMMON = {"train.old_logprobs": "sampled", "train.lr": 3e-4, "train.optimizer_steps": 4}
 RECIPE = "recipe"
 MOVED: dict[str, dict[str, Any]] = {
     RECIPE: {},
     "no-gradient-clip": {"train.grad_clip": 1e9},
     "no-entropy-bonus": {"train.loss.entropy_coef": 0.0},
-    "much-entropy-bonus": {"train.loss.entropy_coef": 0.03},
+    "much-entropy-bonus": {"train.loss.entropy_coef": 0.1},
     "no-kl": {"train.loss.kl_coef": 0.0},
     "much-kl": {"train.loss.kl_coef": 0.1},
 }
