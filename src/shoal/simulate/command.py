@@ -58,8 +58,8 @@ def sentences(inputs: Inputs) -> list[str]:
     machines, services, training, terms = inputs.machines, inputs.services, inputs.training, inputs.terms
     per_s = machines.places / (machines.pass_s + machines.places * machines.answer_s)
     return [
-        f"{inputs.name}: {terms.groups_per_step} groups x {inputs.group_size} answers of {inputs.answer.mean:,.0f} tokens, "
-        f"async level {terms.async_level}, {inputs.signal:.0%} of groups have signal",
+        f"{inputs.name}: {terms.groups_per_step} groups x {inputs.group_size} answers of {inputs.answer.mean:,.0f} "
+        f"tokens, async level {terms.async_level}, {inputs.signal:.0%} of groups have signal",
         f"{machines.count:,} workers: {machines.places} answers side by side, {per_s:,.0f} tokens/s, "
         f"{_mbit(machines.download.mean)} down, {_mbit(machines.upload.mean)} up, {machines.churn:.0%} leave per hour",
         f"{services.relays} relays of {_mbit(services.relay_rate)}, {services.validators} validators; a version is "

@@ -41,12 +41,14 @@ class Flight:
 class Engine:
     """Places for answers, and how far those in them have come."""
 
-    __slots__ = ("_running", "_tick", "_waiting", "answer_s", "pass_s", "places")
+    __slots__ = ("_alone", "_running", "_tick", "_waiting", "answer_s", "pass_s", "places")
 
     def __init__(self, places: int, pass_s: float, answer_s: float) -> None:
         self.places, self.pass_s, self.answer_s = places, pass_s, answer_s
         self._tick = 0.0
         self._running: list[tuple[float, int, Flight]] = []
+        self._alone: Flight | None = None
+        """The lease whose answers are all that is running, if it left places free from the start."""
         self._waiting: deque[tuple[int, Flight]] = deque()
 
     @property
@@ -55,6 +57,13 @@ class Engine:
 
     def submit(self, flight: Flight) -> None:
         flight.is_submitted = True
+        is_first = not self._running and len(flight.lengths) < self.places
+        self._alone = flight if is_first else None
+        if is_first:
+            tick = self._tick
+            self._running = [(tick + tokens, -number, flight) for number, tokens in enumerate(flight.lengths, 1)]
+            heapq.heapify(self._running)
+            return
         for tokens in flight.lengths:
             if len(self._running) < self.places:
                 heapq.heappush(self._running, (self._tick + tokens, next(_NUMBERS), flight))
@@ -63,6 +72,7 @@ class Engine:
 
     def drop(self, flight: Flight) -> None:
         """Stops work on a lease; others take its places."""
+        self._alone = None
         self._running = [place for place in self._running if place[2] is not flight]
         self._waiting = deque(place for place in self._waiting if place[1] is not flight)
         heapq.heapify(self._running)
@@ -73,6 +83,8 @@ class Engine:
         """Seconds of work until a lease is done, or until there is room for another; infinity without answers."""
         if not self._running:
             return inf
+        if self._alone is not None:
+            return self._work_of_all()
         running, waiting, tick, work = self._running.copy(), self._waiting.copy(), self._tick, 0.0
         left: dict[int, int] = {}
         while True:
@@ -85,6 +97,25 @@ class Engine:
             left[id(flight)] = left.get(id(flight), flight.unfinished) - 1
             if not left[id(flight)] or len(running) + len(waiting) == self.places - 1:
                 return work
+
+    def _work_of_all(self) -> float:
+        """The same where one lease is all that there is, and has had places for others all along."""
+        work, tick, many = 0.0, self._tick, len(self._running)
+        for end in sorted([place[0] for place in self._running]):
+            work += (end - tick) * (self.pass_s + self.answer_s * many)
+            tick = end
+            many -= 1
+        return work
+
+    def finish(self, work: float) -> None:
+        """Does all the work that `work_ahead` said."""
+        if self._alone is None:
+            self.advance(work)
+            return
+        self._tick = max(place[0] for place in self._running)
+        self._alone.unfinished = 0
+        self._running.clear()
+        self._alone = None
 
     def advance(self, work: float) -> None:
         """Does so much work."""

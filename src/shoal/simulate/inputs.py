@@ -132,9 +132,10 @@ class Inputs:
 
     def lengths(self, groups: int, rng: Random) -> list[int]:
         """Tokens of the answers of so many groups."""
-        found = []
+        found: list[int] = []
+        mean, sigma, most = self.answer.mean, self.answer.sigma, self.answer.most
         for _ in range(groups):
-            scale = Spread(1.0, self.target_sigma).draw(rng)
-            for _ in range(self.group_size):
-                found.append(max(1, round(min(scale * self.answer.draw(rng), self.answer.most))))
+            group_mean = mean * Spread(1.0, self.target_sigma).draw(rng)
+            center = math.log(group_mean) - sigma**2 / 2
+            found += [max(1, int(min(math.exp(rng.gauss(center, sigma)), most))) for _ in range(self.group_size)]
         return found

@@ -1,6 +1,7 @@
 """Pictures: one simulation over time, and a sweep as curves."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def plot_simulation(simulation: Simulation, out_png: Path) -> None:
         left.set_xlabel("version")
         right.set_title("Minutes of a step")
         ends = [log.steps[step].ended / 60 for step in steps]
-        whole = [nan, *(after - before for before, after in zip(ends, ends[1:], strict=False))]
+        whole = [nan, *(after - before for before, after in pairwise(ends))]
         right.plot(steps, whole, label="from the end of the one before", color=BLUE)
         trained = [(log.steps[step].ended - log.steps[step].began) / 60 for step in steps]
         right.plot(steps, trained, label="training", color=ORANGE)

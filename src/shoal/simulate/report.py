@@ -37,7 +37,7 @@ class Report:
     broadcast_s: float
     """From the end of a step until all machines have its version."""
     first_file_s: float
-    """From there to the first file that was made with it; below 0 if a fast machine was done before a slow one had it."""
+    """From there to the first file that was made with it; below 0 if a machine was done before another had it."""
     full_batch_s: float
     """From there until files made with it held a step's groups."""
     verdict_s: float

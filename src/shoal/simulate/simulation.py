@@ -1,4 +1,4 @@
-"""The simulation itself: puts the actors together, lets machines come and go, and runs until the last step is trained."""
+"""The simulation: puts the actors together, lets machines come and go, and runs until the last step is trained."""
 
 import gc
 import time

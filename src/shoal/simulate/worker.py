@@ -209,10 +209,11 @@ class Worker:
     def _milestone(self) -> None:
         """Answers have ended: leases that are done go out, and there may be room for another."""
         job, engine, now = self._job, self._engine, self.around.events.now
-        assert job is not None and engine is not None
+        assert job is not None
+        assert engine is not None
         self._busy_s += now - self._began
         self._job = None
-        engine.advance(job.work)
+        engine.finish(job.work)
         for flight in self.pipeline.take_finished():
             self._tokens += flight.tokens
             self._answers += len(flight.lengths)
