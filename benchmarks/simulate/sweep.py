@@ -1,7 +1,7 @@
 """`python -m benchmarks.simulate.sweep OUT.jsonl [PICTURE.png]`: what breaks first as a run grows.
 
-Four sweeps about one run (INTELLECT-2's config, 32B, 1,000 workers of two H100, 5 % of which leave per hour, 16 relays):
-the number of workers, churn, uplinks and the size of the model, each with full versions, deltas and adapters. Each
+Four sweeps about one run (INTELLECT-2's config, 32B, 1,000 workers of two H100, of which 5 % leave per hour, and 16
+relays): the number of workers, churn, uplinks and the size of the model, each with full versions, deltas and adapters. Each
 simulation is one line of OUT.jsonl; those that are there already are not run again.
 """
 
@@ -77,6 +77,12 @@ def read(path: Path) -> dict[str, Report]:
     return found
 
 
+def curves(found: dict[str, Report], sweep: str) -> dict[str, list[tuple[float, Report]]]:
+    """A curve per kind of version."""
+    of_sweep = [case for case in cases() if case.sweep == sweep]
+    return {kind: [(case.at, found[case.key]) for case in of_sweep if case.kind == kind] for kind in KINDS}
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     console, config, found = Console(stderr=True), sweep_config(), read(out)
@@ -94,13 +100,7 @@ def main() -> None:
         "model": "Billions of parameters",
     }
     if len(sys.argv) > 2:
-        panels = {
-            title: {
-                kind: [(c.at, found[c.key]) for c in cases() if (c.sweep, c.kind) == (name, kind)] for kind in KINDS
-            }
-            for name, title in titles.items()
-        }
-        plot_sweep(panels, Path(sys.argv[2]))
+        plot_sweep({title: curves(found, name) for name, title in titles.items()}, Path(sys.argv[2]))
 
 
 if __name__ == "__main__":
