@@ -4,15 +4,25 @@ Against the paper: its inputs must give its four times. Against real runs: three
 rates that were measured in other runs. And 100,000 nodes for 100 steps, on this machine.
 """
 
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.configs import base_model, laptop_config
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
-from benchmarks.simulate.local import IN_TURN, PREDICTED, Rates, local_config, measure, predict
+from benchmarks.simulate.local import (
+    AT_ONCE,
+    IN_TURN,
+    PREDICTED,
+    SMALLER,
+    Measured,
+    Rates,
+    local_config,
+    measure,
+    predict,
+)
 from benchmarks.simulate.sweep import BASE, sweep_config
 from shoal.plan.assumptions import assumptions
 from shoal.simulate.from_config import inputs_of
@@ -32,7 +42,6 @@ BARS: dict[str, tuple[Op, float]] = {
     "steps": (">=", 100),
     "seconds": ("<=", 600.0),
 }
-SMALLER = {**IN_TURN, "train.groups_per_step": 12, "workers.groups_per_submission": 12}
 
 
 def bench_simulate(quick: bool, progress: Progress) -> BenchResult:
@@ -65,18 +74,16 @@ def _local(quick: bool, progress: Progress) -> dict[str, Figure]:
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="shoal-bench-simulate-") as scratch:
 
-        def run(name: str, settings: dict[str, object]) -> float:
-            progress.stage(f"local run {name}")
-            return measure(base, settings, steps, Path(scratch) / name, progress).step_s
+        def run(name: str, settings: dict[str, Any]) -> Measured:
+            progress.stage(f"local run: {name}")
+            return measure(base, settings, steps, Path(scratch) / name, progress)
 
-        progress.stage("calibration: trainer and worker in turn")
-        in_turn = measure(base, IN_TURN, steps, Path(scratch) / "in-turn", progress)
-        progress.stage("calibration: the same with smaller steps")
-        small = measure(base, SMALLER, steps, Path(scratch) / "smaller", progress)
-        rates = Rates.of(in_turn, small, float(os.cpu_count() or 1))
+        rates = Rates.of(run("smaller", SMALLER), run("in-turn", IN_TURN))
+        rates = rates.with_cores(run("at-once", AT_ONCE), local_config(base, AT_ONCE, steps))
+        values["local_cores"] = rates.cores
         for name, settings in PREDICTED.items():
             predicted = predict(rates, local_config(base, settings, steps))
-            found = run(name, settings)
+            found = run(name, settings).step_s
             values[f"local_{name}_predicted_s"], values[f"local_{name}_measured_s"] = predicted, found
             worst = max(worst, abs(predicted / found - 1))
     return {**values, "local_error": worst}

@@ -1,13 +1,16 @@
 """Real runs on this machine, and what a simulation says of them beforehand.
 
-Rates come from two calibration runs, which are not among those that are predicted: one takes turns (async level 0), so
-that each role is measured alone, and one has two workers beside the trainer, so that it is seen how many cores they
-have between them. What is predicted has other numbers of workers, groups and async levels.
+Rates come from three calibration runs, which are not among those that are predicted. In two of them trainer and worker
+take turns (async level 0), with steps of two sizes: that gives what each role takes alone, per step and per answer. In
+the third both are at work at once: how many cores they have between them is what makes its simulation as slow as it
+was. What is predicted has other numbers of workers, groups and async levels.
 """
 
+import math
+import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ SHARED = {
     "audit.rate": 0.0,
 }
 IN_TURN = {"async_level": 0, "train.groups_per_step": 24, "workers.count": 1, "workers.groups_per_submission": 24}
+SMALLER = {**IN_TURN, "train.groups_per_step": 12, "workers.groups_per_submission": 12}
+AT_ONCE = {**IN_TURN, "async_level": 2, "workers.groups_per_submission": 12}
 PREDICTED: dict[str, dict[str, Any]] = {
     "turns": {"async_level": 0, "train.groups_per_step": 48, "workers.count": 1, "workers.groups_per_submission": 48},
     "one_ahead": {
@@ -101,50 +106,74 @@ def measured(steps: Sequence[Entry], submissions: Sequence[Entry], first: int) -
 
 
 @dataclass(frozen=True, slots=True)
+class PerStep:
+    """Seconds of a step: a fixed part, and one per answer."""
+
+    fixed_s: float
+    answer_s: float
+
+    @classmethod
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> "PerStep":
+        """The line through two runs, each as answers and seconds; no part of it is below 0."""
+        (few, short), (many, long) = small, large
+        answer_s = min(max(0.0, (long - short) / (many - few)), long / many)
+        return cls(long - answer_s * many, answer_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """What predictions are made of."""
 
-    train_step_s: float
-    train_answer_s: float
-    answer_s: float
-    """Of an engine, per answer."""
+    training: PerStep
+    rest: PerStep
+    generate_s: float
+    """Per answer."""
     tokens: float
-    rest_s: float
     cores: float
 
     @classmethod
-    def of(cls, in_turn: Measured, small: Measured, cores: float) -> "Rates":
-        """A training step has a fixed part and one per answer: two runs of other sizes give both."""
-        more = in_turn.samples - small.samples
-        per_answer = max(0.0, (in_turn.train_s - small.train_s) / more) if more else in_turn.train_s / in_turn.samples
-        fixed = max(0.0, in_turn.train_s - per_answer * in_turn.samples)
-        return cls(fixed, per_answer, in_turn.generate_s, in_turn.tokens, in_turn.rest_s, cores)
+    def of(cls, small: Measured, large: Measured) -> "Rates":
+        """From two runs in which trainer and worker take turns."""
+        training = PerStep.through((small.samples, small.train_s), (large.samples, large.train_s))
+        rest = PerStep.through((small.samples, small.rest_s), (large.samples, large.rest_s))
+        return cls(training, rest, large.generate_s, large.tokens, math.inf)
+
+    def with_cores(self, at_once: Measured, config: RunConfig) -> "Rates":
+        """The same with the cores that make the simulation of a run take as long as the run."""
+        low, high = 1.0, float(os.cpu_count() or 1)
+        for _ in range(12):
+            middle = (low + high) / 2
+            if predict(replace(self, cores=middle), config) > at_once.step_s:
+                low = middle
+            else:
+                high = middle
+        return replace(self, cores=high)
 
 
 def predict(rates: Rates, config: RunConfig) -> float:
     """Seconds per step of a run that was not measured."""
-    terms = Terms.of(config, "trainer", frozenset({"validator"}))
-    places = config.workers.max_batch
-    # All answers take about as long: an engine gives each of its places a token in the time of a pass.
-    answer_s = rates.answer_s / rates.tokens
+    quarter_s = rates.rest.fixed_s / 4  # scoring, the verdict, publishing and loading
     inputs = Inputs(
         name=config.name,
-        terms=terms,
+        terms=Terms.of(config, "trainer", frozenset({"validator"})),
         group_size=config.sampling.group_size,
-        answer=Spread(rates.tokens, 0.0),
+        answer=Spread(rates.tokens),
         file_token_bytes=1.0,
+        # An engine's pass takes as long as its answers together; what takes longer with more answers in a file counts
+        # as the time in which it is sent.
         machines=Machines(
             config.workers.count,
-            places,
+            config.workers.max_batch,
             0.0,
-            answer_s,
-            score_s=rates.rest_s / 4,
-            load_s=rates.rest_s / 4,
+            rates.generate_s / rates.tokens,
+            upload=Spread(rates.tokens / max(rates.rest.answer_s, 1e-9)),
+            score_s=quarter_s,
+            load_s=quarter_s,
             request_s=0.005,
         ),
-        services=Services(verdict_s=rates.rest_s / 4),
+        services=Services(verdict_s=quarter_s, coordinator_rate=1e12),
         training=Training(
-            rates.train_step_s, rates.train_answer_s / rates.tokens, 1e3, 1e3, publish_s=rates.rest_s / 4
+            rates.training.fixed_s, rates.training.answer_s / rates.tokens, 1e3, 1e3, publish_s=quarter_s
         ),
         audit=config.audit,
         cores=rates.cores,

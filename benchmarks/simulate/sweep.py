@@ -1,8 +1,8 @@
 """`python -m benchmarks.simulate.sweep OUT.jsonl [PICTURE.png]`: what breaks first as a run grows.
 
 Four sweeps about one run (INTELLECT-2's config, 32B, 1,000 workers of two H100, of which 5 % leave per hour, and 16
-relays): the number of workers, churn, uplinks and the size of the model, each with full versions, deltas and adapters. Each
-simulation is one line of OUT.jsonl; those that are there already are not run again.
+relays): the number of workers, churn, uplinks and the size of the model, each with full versions, deltas and adapters.
+Each simulation is one line of OUT.jsonl; those that are there already are not run again.
 """
 
 import json

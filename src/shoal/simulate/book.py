@@ -62,7 +62,7 @@ class File:
 
     __slots__ = ("lease", "previous", "received", "signal", "tokens")
 
-    def __init__(self, lease: LeaseRow, signal: int, tokens: int, received: float) -> None:
+    def __init__(self, lease: LeaseRow, signal: int, tokens: float, received: float) -> None:
         self.lease, self.signal, self.tokens, self.received = lease, signal, tokens, received
         self.previous = lease.node.received
         """When its node's file before it came."""
@@ -314,7 +314,7 @@ class Book:
 
     # ---- files
 
-    def hand_in(self, row: LeaseRow, signal: int, tokens: int, began: float) -> File | None:
+    def hand_in(self, row: LeaseRow, signal: int, tokens: float, began: float) -> File | None:
         """Takes a file that began to come then; None if it is too late."""
         self.requests += 1
         node, now = row.node, self.events.now
@@ -352,7 +352,7 @@ class Book:
         node.files.remove(file)
         before = node.record, node.lease_record
         node.accepted += 1
-        node.tokens += file.tokens
+        node.tokens += round(file.tokens)
         node.busy_s += max(0.0, file.received - max(row.issued, file.previous))
         node.owed = max(0, node.owed - row.debts)
         self._note_record(node, before)

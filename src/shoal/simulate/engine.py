@@ -21,7 +21,7 @@ class Flight:
 
     __slots__ = ("is_submitted", "lease", "lengths", "tokens", "unfinished", "version")
 
-    def __init__(self, lease: LeaseRow, lengths: Sequence[int]) -> None:
+    def __init__(self, lease: LeaseRow, lengths: Sequence[float]) -> None:
         self.lease, self.lengths = lease, lengths
         self.version = Version(lease.version, "")
         self.unfinished, self.tokens = len(lengths), sum(lengths)
@@ -35,7 +35,7 @@ class Flight:
         return () if self.is_submitted else (self.version,)
 
     def due(self, loaded: Version | None) -> Sequence[int]:
-        return self.lengths if not self.is_submitted and loaded == self.version else ()
+        return range(len(self.lengths)) if not self.is_submitted and loaded == self.version else ()
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
         self._running: list[tuple[float, int, Flight]] = []
         self._alone: Flight | None = None
         """The lease whose answers are all that is running, if it left places free from the start."""
-        self._waiting: deque[tuple[int, Flight]] = deque()
+        self._waiting: deque[tuple[float, Flight]] = deque()
 
     @property
     def unfinished(self) -> int:
@@ -134,6 +134,6 @@ class Engine:
                 self._begin(self._running, self._waiting, self._tick)
 
     @staticmethod
-    def _begin(running: list[tuple[float, int, Flight]], waiting: deque[tuple[int, Flight]], tick: float) -> None:
+    def _begin(running: list[tuple[float, int, Flight]], waiting: deque[tuple[float, Flight]], tick: float) -> None:
         tokens, flight = waiting.popleft()
         heapq.heappush(running, (tick + tokens, next(_NUMBERS), flight))

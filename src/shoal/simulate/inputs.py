@@ -130,12 +130,12 @@ class Inputs:
         if min(*rates, self.services.coordinator_rate) <= 0:
             raise ConfigError("simulate: a link with 0 bytes per second carries nothing; give each a rate above 0")
 
-    def lengths(self, groups: int, rng: Random) -> list[int]:
+    def lengths(self, groups: int, rng: Random) -> list[float]:
         """Tokens of the answers of so many groups."""
-        found: list[int] = []
+        found: list[float] = []
         mean, sigma, most = self.answer.mean, self.answer.sigma, self.answer.most
         for _ in range(groups):
             group_mean = mean * Spread(1.0, self.target_sigma).draw(rng)
             center = math.log(group_mean) - sigma**2 / 2
-            found += [max(1, int(min(math.exp(rng.gauss(center, sigma)), most))) for _ in range(self.group_size)]
+            found += [max(1.0, min(math.exp(rng.gauss(center, sigma)), most)) for _ in range(self.group_size)]
         return found

@@ -73,7 +73,7 @@ class Worker:
         self._is_asking = self._is_loading = False
         self._sending: list[Flight] = []
         self._sent = self._began = self._free_since = self._busy_s = self._lease_s = 0.0
-        self._tokens = self._answers = 0
+        self._tokens, self._answers = 0.0, 0
 
     @property
     def newest(self) -> Version | None:
