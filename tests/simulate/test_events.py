@@ -1,6 +1,7 @@
 """Time in a simulation: events in order, shared cores, links, and an engine whose answers end one by one."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 import pytest
@@ -16,11 +17,15 @@ def flight(*lengths: int, number: int = 0) -> Flight:
     return Flight(LeaseRow(NodeRow(0), 0, number, 0, 1, 0.0, 1e9), list(lengths))
 
 
+def _note(done: dict[str, float], name: str, events: Events) -> None:
+    done[name] = events.now
+
+
 def times(events: Events, names: str, begin: Callable[[str, Callable[[], None]], None]) -> dict[str, float]:
     """When each of several things was done."""
     done: dict[str, float] = {}
     for name in names:
-        begin(name, lambda name=name: done.update({name: events.now}))  # type: ignore[misc]
+        begin(name, partial(_note, done, name, events))
     events.run(lambda: len(done) == len(names), inf)
     return done
 
@@ -37,11 +42,15 @@ def test_events_come_in_the_order_of_their_times_and_then_of_their_asking() -> N
 
 
 def test_two_jobs_on_one_core_take_turns_and_on_two_they_do_not() -> None:
+    work = {"a": 1.0, "b": 3.0}
     for cores, expected in ((1.0, {"a": 2.0, "b": 4.0}), (2.0, {"a": 1.0, "b": 3.0}), (inf, {"a": 1.0, "b": 3.0})):
         events = Events()
         processor = Processor(events, cores)
-        work = {"a": 1.0, "b": 3.0}
-        assert times(events, "ab", lambda name, call: processor.run(work[name], call) and None) == expected  # noqa: B023
+
+        def begin(name: str, call: Callable[[], None], processor: Processor = processor) -> None:
+            processor.run(work[name], call)
+
+        assert times(events, "ab", begin) == expected
 
 
 def test_a_job_that_is_cancelled_has_done_its_share_and_calls_nobody() -> None:
@@ -62,7 +71,7 @@ def test_what_a_slow_receiver_cannot_take_goes_to_the_others() -> None:
     size, most = {"slow": 100.0, "fast": 900.0}, {"slow": 10.0, "fast": 1000.0}
     done: dict[str, float] = {}
     for name in size:
-        link.send(size[name], 1, most[name], lambda name=name: done.update({name: events.now}))  # type: ignore[misc]
+        link.send(size[name], 1, most[name], partial(_note, done, name, events))
     events.run(lambda: len(done) == 2, inf)
     assert done == pytest.approx({"slow": 10.0, "fast": 10.0}, rel=0.02)
     assert link.sent == pytest.approx(1000.0, rel=0.01)

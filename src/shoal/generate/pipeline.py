@@ -10,11 +10,13 @@ No input or output: `Pipeline` is what the worker holds, its methods say what fo
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from shoal.generate.flights import Flight
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
+
+if TYPE_CHECKING:  # it imports torch, and nothing here computes
+    from shoal.generate.flights import Flight
 
 # A lease is asked for only if what is under way and the new one are done in this share of the time that leases last.
 IN_TIME = 0.5
@@ -82,7 +84,7 @@ class Pipeline(Generic[F]):
             return min(needed, key=lambda version: version.number)
         return None if self.flights or is_asking or loaded == newest else newest
 
-    def span_version(self, flight: Flight, loaded: Version | None, newest: Version) -> int:
+    def span_version(self, flight: "Flight", loaded: Version | None, newest: Version) -> int:
         """The version to ask for a lease's next span with: the newest, if its step takes it."""
         begun = flight.later[-1].version if flight.later else flight.lease.version
         known = [number for number in (newest.number, loaded.number if loaded else 0) if number <= flight.lease.step]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.coordinator.latencies import percentile
-from shoal.plan.plan import size
+from shoal.limits import show_size
 from shoal.simulate.inputs import Inputs
 from shoal.simulate.simulation import Simulation
 from shoal.telemetry.status import seconds
@@ -51,7 +51,7 @@ class Report:
     requests_busy: float
     """Requests to the coordinator over what it answers, heartbeats included."""
     tokens_lost: float
-    """Share of generated tokens that were for nothing: too late, or their machine was gone."""
+    """Share of generated tokens that nobody trains on: their step was over, or their machine was gone."""
     leases_expired: float
     """Share of leases."""
     files_waiting: float
@@ -86,6 +86,7 @@ def report_of(simulation: Simulation, wall_s: float) -> Report:
         "coordinator": 2 * log.uploaded / services.coordinator_rate / now,
         "requests": (simulation.book.requests + heartbeats) / now / services.coordinator_requests,
     }
+    lost = log.tokens_lost + simulation.validators.dropped_tokens + simulation.trainer.unused_tokens
     broadcast = _median(v.everywhere - v.published for v in versions)
     step_s = span / max(1, len(late))
     return Report(
@@ -107,7 +108,7 @@ def report_of(simulation: Simulation, wall_s: float) -> Report:
         relays_busy=busy["relays"],
         coordinator_busy=busy["coordinator"],
         requests_busy=busy["requests"],
-        tokens_lost=log.tokens_lost / max(1.0, log.tokens),
+        tokens_lost=lost / max(1.0, log.tokens),
         leases_expired=simulation.book.expired / max(1, simulation.book.granted),
         files_waiting=_median(log.waiting_files[len(log.waiting_files) // 2 :]),
         step_bytes=sum(link.sent for link in simulation.origin.links) / max(1, len(done)),
@@ -170,7 +171,7 @@ def _rows(report: Report) -> Iterable[tuple[str, str]]:
         ("full batch after that", report.full_batch_s, _signed),
         ("verdict after a file's arrival", report.verdict_s, seconds),
         ("staleness, in steps", report.staleness, lambda value: f"{value:.2f}"),
-        ("relays send", report.step_bytes, size),
+        ("relays send", report.step_bytes, lambda value: show_size(int(value))),
     ]
     for name in ("trainer", "workers", "validators", "relays", "coordinator", "requests"):
         label = {"coordinator": "coordinator's link", "requests": "coordinator's requests"}.get(name, name)

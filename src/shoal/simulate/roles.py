@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from shoal.protocol.pacing import is_collected
@@ -29,7 +30,8 @@ class Validators:
         self._free = list(range(inputs.services.validators))
         self._loaded = [-1] * inputs.services.validators
         self.busy_s = 0.0
-        self.judged = self.dropped = 0
+        self.dropped_tokens = 0.0
+        """Of files that came too late to be judged."""
         self.waited_s: list[float] = []
         """From arrival to verdict, of each file."""
 
@@ -51,13 +53,11 @@ class Validators:
             _, file = heapq.heappop(self._queue)
             if file.lease.step < self._book.newest:
                 self._book.drop(file)
-                self.dropped += 1
+                self.dropped_tokens += file.tokens
                 continue
             who = self._free.pop()
-            began = self._events.now
-            self._processor.run(
-                self._work(who, file), lambda who=who, file=file, began=began: self._judged(who, file, began)
-            )  # type: ignore[misc]
+            work = self._work(who, file)
+            self._processor.run(work, partial(self._judged, who, file, self._events.now))
 
     def _work(self, who: int, file: File) -> float:
         """Seconds that a file takes: those of its answers that are computed again, and of loading their version."""
@@ -73,7 +73,6 @@ class Validators:
         now = self._events.now
         self._free.append(who)
         self.busy_s += now - began
-        self.judged += 1
         self.waited_s.append(now - file.received)
         self._book.accept(file)
         self._accepted(file)
@@ -96,12 +95,17 @@ class Trainer:
         self._began, self._trained = began, trained
         self.step = 0
         self.busy_s = 0.0
+        self.unused_tokens = 0.0
+        """Of files that were accepted when their step was being trained already."""
         self._is_training = False
         self._published = 0.0
         self._tokens: dict[int, float] = {}
 
     def accepted(self, file: File) -> None:
         lease = file.lease
+        if lease.step < self.step + self._is_training:
+            self.unused_tokens += file.tokens
+            return
         share = file.signal / lease.groups if self._inputs.terms.online_filter else 1.0
         self._tokens[lease.step] = self._tokens.get(lease.step, 0.0) + share * file.tokens
 

@@ -51,6 +51,7 @@ class Simulation:
         self._cohorts = 0
         self._is_counting = False
         self._worked_s = 0.0
+        self.is_complete = False
         self._make_classes()
 
     # ---- machines
@@ -107,6 +108,7 @@ class Simulation:
         self.log.left += 1
         self.seekers.remove(worker)
         for flight in worker.pipeline.flights:
+            self.log.tokens += flight.tokens / 2
             self.log.tokens_lost += flight.tokens / 2
         self._worked_s += worker.busy_s()
         worker.leave(self.rng.random() * self.inputs.terms.heartbeat_s)
@@ -159,7 +161,7 @@ class Simulation:
 
     def _look_again(self, group: Group) -> None:
         for worker in list(self.members[group.index]):
-            if worker.place < 0:
+            if worker.place < 0 or worker.is_working:
                 worker.turn()
         self.seekers.wake()
 
