@@ -8,8 +8,9 @@ Each simulation is one line of OUT.jsonl; those that are there already are not r
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -72,8 +73,8 @@ def read(path: Path) -> dict[str, Report]:
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
         key = row.pop("case")
-        nan = float("nan")
-        found[key] = Report(**{f.name: nan if row[f.name] is None else row[f.name] for f in fields(Report)})
+        values: dict[str, Any] = {name: float("nan") if value is None else value for name, value in row.items()}
+        found[key] = Report(**values)
     return found
 
 

@@ -11,6 +11,7 @@ from shoal.cli import app
 from shoal.coordinator.node_states import State
 from shoal.errors import ConfigError
 from shoal.plan.assumptions import assumptions
+from shoal.simulate.book import NodeRow
 from shoal.simulate.command import simulated
 from shoal.simulate.from_config import Chosen, check_chosen, inputs_of
 from shoal.simulate.inputs import Inputs, Spread
@@ -88,7 +89,7 @@ def test_half_of_the_machines_leaving_per_hour_costs_tokens_and_not_the_run() ->
     assert not gone, "a machine that left is a member no more"
 
 
-def _rows(simulation: Simulation) -> list[object]:
+def _rows(simulation: Simulation) -> list[NodeRow]:
     return [worker.row for members in simulation.members for worker in members]
 
 

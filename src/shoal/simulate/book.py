@@ -263,10 +263,11 @@ class Book:
         if row.status != "open":
             return
         node = row.node
-        self._close(row, "lost" if row.given >= rules.MAX_GIVEN else "expired")
+        is_lost = row.given >= rules.MAX_GIVEN
+        self._close(row, "lost" if is_lost else "expired")
         self.expired += 1
         node.undone += 1
-        if row.status == "expired":
+        if not is_lost:
             node.let_go.append(row)
             self.let_go.append(row)
         before = node.record, node.lease_record

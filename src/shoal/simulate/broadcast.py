@@ -10,6 +10,7 @@ relays as all of its machines together: up to `CLASSES` machines each is a class
 
 from collections.abc import Callable
 from random import Random
+from typing import Literal
 
 from shoal.shardcast.fetch.selection import Belief, choose
 from shoal.shardcast.format.package_plan import retained, route
@@ -78,7 +79,7 @@ class Origin:
             self._ways[held, version] = known
         return known
 
-    def _entry(self, number: int, kind: str, size: float, base: int | None = None) -> Entry:
+    def _entry(self, number: int, kind: Literal["full", "delta"], size: float, base: int | None = None) -> Entry:
         name = f"{number:064x}"
         return Entry.model_construct(
             number=number,

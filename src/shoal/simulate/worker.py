@@ -133,7 +133,10 @@ class Worker:
         version = self.wants(newest)
         if version is not None and not self._is_asking:
             self._is_asking = True
-            self.around.events.after(self.around.inputs.machines.request_s, self.ask, version)
+            self.around.events.after(self.around.inputs.machines.request_s, self._answered, version)
+
+    def _answered(self, version: int) -> None:
+        self.ask(version)
 
     def wants(self, newest: Version) -> int | None:
         """The version to ask for a lease with now; None for no lease."""
