@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.coordinator.node_states import State
 from shoal.errors import ConfigError
-from shoal.plan.assumptions import assumptions
 from shoal.simulate.book import NodeRow
 from shoal.simulate.command import simulated
 from shoal.simulate.from_config import Chosen, check_chosen, inputs_of
@@ -151,6 +150,8 @@ def test_what_cannot_be_simulated_is_refused_by_its_flag(chosen: Chosen, says: s
 
 
 def test_a_larger_model_needs_more_devices_and_more_bytes() -> None:
+    from shoal.plan.assumptions import assumptions
+
     config = make_config(model={"source": "tiny", "dtype": "bfloat16"})
     assumed = assumptions(config)
     small_, large = (inputs_of(config, assumed, Chosen(nodes=10, steps=2), model_named(n)) for n in ("7b", "405b"))

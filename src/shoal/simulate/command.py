@@ -1,22 +1,25 @@
 """`shoal simulate`: reads a config, simulates its run, prints or draws what came of it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from shoal.config import RunConfig
-from shoal.plan.assumptions import Assumptions
 from shoal.simulate.from_config import Chosen, check_chosen, find_model, inputs_of
 from shoal.simulate.inputs import Inputs
 from shoal.simulate.plot import plot_simulation
 from shoal.simulate.report import Report, print_report, report_of
 from shoal.simulate.simulation import Simulation
 
+if TYPE_CHECKING:
+    from shoal.plan.assumptions import Assumptions
+
 
 def simulate(
     config: RunConfig,
-    assumed: Assumptions,
+    assumed: "Assumptions",
     chosen: Chosen,
     console: Console,
     *,

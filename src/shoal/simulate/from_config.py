@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shoal.config import RunConfig
 from shoal.coordinator.policy import Terms
 from shoal.errors import ConfigError
-from shoal.plan.assumptions import Assumptions
-from shoal.plan.model_shape import ModelShape
 from shoal.simulate.inputs import Inputs, Kind, Machines, Services, Spread, Training
 from shoal.simulate.models import Model, model_named
+
+if TYPE_CHECKING:  # they import torch, and nothing here computes
+    from shoal.plan.assumptions import Assumptions
+    from shoal.plan.model_shape import ModelShape
 
 MBIT = 1e6 / 8
 # Bytes of a file per token: its number and log-prob after compression, and 258 bytes of proof for every 32 tokens.
@@ -40,12 +43,12 @@ class Chosen:
     seed: int = 0
 
 
-def model_of(shape: ModelShape, name: str, width: int) -> Model:
+def model_of(shape: "ModelShape", name: str, width: int) -> Model:
     """A model whose shape was measured, as a simulation sees it."""
     return Model(name, float(shape.parameters), shape.blocks, shape.hidden, shape.kv_values, width)
 
 
-def inputs_of(config: RunConfig, assumed: Assumptions, chosen: Chosen, model: Model) -> Inputs:
+def inputs_of(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: Model) -> Inputs:
     """All inputs. A worker is as many devices as hold the model; the trainer has the config's ranks unless told
     otherwise; validators are as many as keep up once no node is a newcomer any more."""
     nodes = chosen.nodes or config.workers.count
@@ -94,7 +97,7 @@ def inputs_of(config: RunConfig, assumed: Assumptions, chosen: Chosen, model: Mo
     )
 
 
-def _machines(config: RunConfig, assumed: Assumptions, chosen: Chosen, model: Model, nodes: int) -> Machines:
+def _machines(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: Model, nodes: int) -> Machines:
     """Decoding reads all weights and the cache of every running answer for each token, or computes if that is more."""
     devices, device = _devices(model, assumed), assumed.worker
     context = assumed.prompt_tokens + assumed.answer_tokens / 2
@@ -116,7 +119,7 @@ def _machines(config: RunConfig, assumed: Assumptions, chosen: Chosen, model: Mo
     )
 
 
-def _devices(model: Model, assumed: Assumptions) -> int:
+def _devices(model: Model, assumed: "Assumptions") -> int:
     """Devices of one worker: as many as hold the weights with room for a cache."""
     return max(1, math.ceil(model.version_bytes / (WEIGHTS_SHARE * assumed.worker.memory)))
 
@@ -139,7 +142,7 @@ def _kind(config: RunConfig) -> Kind:
     return "delta" if config.model.dtype == "bfloat16" else "full"
 
 
-def _update(config: RunConfig, assumed: Assumptions, model: Model, kind: Kind) -> float:
+def _update(config: RunConfig, assumed: "Assumptions", model: Model, kind: Kind) -> float:
     if kind == "lora":
         rank = config.train.lora.rank if config.train.lora else LORA_RANK
         return model.adapter_bytes(rank)
