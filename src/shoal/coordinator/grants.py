@@ -25,6 +25,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import PROVEN
 
+
 @dataclass(frozen=True, slots=True)
 class NoLease:
     """There is no work for a node now, and why."""

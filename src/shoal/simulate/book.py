@@ -24,6 +24,7 @@ from shoal.coordinator.node_states import (
 )
 from shoal.coordinator.policy import Terms
 from shoal.protocol.pacing import StepCount, next_grant
+from shoal.protocol.stores import PROVEN
 from shoal.simulate.events import Events
 
 Status = Literal["open", "expired", "used", "void", "again", "lost"]
@@ -168,7 +169,7 @@ class Book:
         if granted is None:
             return PROVIDED
         tally = self.tally(granted.step)
-        if node.record < rules.PROVEN and rules.is_flooded(tally.everything(), terms):
+        if node.record < PROVEN and rules.is_flooded(tally.everything(), terms):
             return OWN
         again = missed[0] if missed else self._waiting_for(node)
         if again is None and self._owes_too_much(node):
@@ -193,7 +194,7 @@ class Book:
         unjudged = sum(file.lease.step >= self.newest for file in node.files)
         if unjudged >= rules.unjudged_allowed(node.accepted, terms):
             return True
-        if node.record >= rules.PROVEN:
+        if node.record >= PROVEN:
             return False
         out = sum(row.step >= self.newest for row in node.leases)
         return out + unjudged >= rules.newcomers_allowed(0, terms)
@@ -214,7 +215,7 @@ class Book:
             for step in range(max(0, self.newest - rules.MEMORY), last + 1)
             if step in tallies
         }
-        if node.record < rules.PROVEN:
+        if node.record < PROVEN:
             for file in node.files:
                 if (step := file.lease.step) in found:
                     was = found[step]

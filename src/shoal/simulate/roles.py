@@ -6,17 +6,20 @@ from functools import partial
 from itertools import count
 
 from shoal.protocol.pacing import is_collected
+from shoal.protocol.stores import PROVEN
 from shoal.simulate.book import Book, File
 from shoal.simulate.events import Events
 from shoal.simulate.inputs import Inputs
 from shoal.simulate.processor import Processor
 from shoal.validate.audit import Audits
+from shoal.validate.queue import NewcomerTime
 
 
 class Validators:
     """Judge files one after the other: those of nodes that have shown that they work first, version by version.
 
-    Which files are computed again whole is drawn by `validate.audit.Audits`.
+    What part of the time is for the others is counted by `validate.queue.NewcomerTime`; which files are computed again
+    whole is drawn by `validate.audit.Audits`.
     """
 
     def __init__(
@@ -25,7 +28,9 @@ class Validators:
         self._inputs, self._events, self._book, self._processor = inputs, events, book, processor
         self._accepted = accepted
         self._audits = Audits(inputs.audit, inputs.seed.to_bytes(32, "big"))
-        self._queue: list[tuple[tuple[int, int, int, int], File]] = []
+        self._proven: list[tuple[tuple[int, int, int], File]] = []
+        self._newcomers: list[tuple[tuple[int, int, int], File]] = []
+        self._for_newcomers = [NewcomerTime() for _ in range(inputs.services.validators)]
         self._numbers = count()
         self._free = list(range(inputs.services.validators))
         self._loaded = [-1] * inputs.services.validators
@@ -37,27 +42,29 @@ class Validators:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._proven) + len(self._newcomers)
 
     def add(self, file: File) -> None:
         self._events.after(self._inputs.services.verdict_s, self._enqueue, file)
 
     def _enqueue(self, file: File) -> None:
         lease = file.lease
-        place = (-lease.node.record, lease.step, lease.version, next(self._numbers))
-        heapq.heappush(self._queue, (place, file))
+        queue = self._proven if lease.node.record >= PROVEN else self._newcomers
+        heapq.heappush(queue, ((lease.step, lease.version, next(self._numbers)), file))
         self._next()
 
     def _next(self) -> None:
-        while self._free and self._queue:
-            _, file = heapq.heappop(self._queue)
+        while self._free and self.waiting:
+            who = self._free[-1]
+            is_newcomer = not self._proven or (bool(self._newcomers) and self._for_newcomers[who].is_due)
+            _, file = heapq.heappop(self._newcomers if is_newcomer else self._proven)
             if file.lease.step < self._book.newest:
                 self._book.drop(file)
                 self.dropped_tokens += file.tokens
                 continue
-            who = self._free.pop()
+            self._free.pop()
             work = self._work(who, file)
-            self._processor.run(work, partial(self._judged, who, file, self._events.now))
+            self._processor.run(work, partial(self._judged, who, file, is_newcomer, self._events.now))
 
     def _work(self, who: int, file: File) -> float:
         """Seconds that a file takes: those of its answers that are computed again, and of loading their version."""
@@ -69,8 +76,12 @@ class Validators:
         self._loaded[who] = lease.version
         return load_s + services.judge_s + share * file.tokens * services.judge_token_s
 
-    def _judged(self, who: int, file: File, began: float) -> None:
+    def _judged(self, who: int, file: File, is_newcomer: bool, began: float) -> None:
         now = self._events.now
+        if not is_newcomer:
+            self._for_newcomers[who].proven_took(now - began)
+        elif self._proven:
+            self._for_newcomers[who].newcomer_took(now - began)
         self._free.append(who)
         self.busy_s += now - began
         self.waited_s.append(now - file.received)
