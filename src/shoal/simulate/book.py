@@ -130,11 +130,18 @@ class Tally:
 class Book:
     """Nodes ask, hand in and leave; validators judge; the trainer announces versions and looks at what steps have.
 
-    `freed` is called when there may be work again that there was not before.
+    `freed` is called when there may be work again that there was not before, `lifted` with a node whose suspension is
+    over.
     """
 
-    def __init__(self, terms: Terms, events: Events, freed: Callable[[], None] = lambda: None) -> None:
-        self.terms, self.events, self.freed = terms, events, freed
+    def __init__(
+        self,
+        terms: Terms,
+        events: Events,
+        freed: Callable[[], None] = lambda: None,
+        lifted: Callable[[NodeRow], None] = lambda _node: None,
+    ) -> None:
+        self.terms, self.events, self.freed, self.lifted = terms, events, freed, lifted
         self.newest = 0
         self.tallies: dict[int, Tally] = {}
         self.let_go: deque[LeaseRow] = deque()
@@ -290,7 +297,7 @@ class Book:
         node.expired = 0
         self._note_record(node, before)
         self._change_state(node, after(node.state, Event.LIFT))
-        self.freed()
+        self.lifted(node)
 
     # ---- nodes that leave
 

@@ -38,7 +38,7 @@ class Simulation:
         self.processor = Processor(events, inputs.cores)
         self.log = Log()
         self.seekers = Seekers(events, self.rng, min(inputs.machines.count, CLASSES), lambda: self.count)
-        self.book = Book(inputs.terms, events, self._freed)
+        self.book = Book(inputs.terms, events, self._freed, self._look_soon)
         self.validators = Validators(inputs, events, self.book, self.processor, self._accepted)
         self.trainer = Trainer(inputs, events, self.book, self.processor, self._begun, self._trained)
         self.origin = Origin(events, inputs.services, inputs.training)
@@ -50,6 +50,7 @@ class Simulation:
         self._newcomers: list[float] = []
         self._cohorts = 0
         self._is_counting = False
+        self._refused: dict[int, Worker] = {}
         self._worked_s = 0.0
         self.is_complete = False
         self._make_classes()
@@ -169,11 +170,18 @@ class Simulation:
         self.seekers.wake()
         self.trainer.look()
 
-    def retry_s(self) -> float:
-        return retry_s(self.count)
-
     def seeks(self, worker: Worker) -> None:
         self.seekers.add(worker)
+
+    def waits(self, worker: Worker) -> None:
+        """A worker was refused for what it has under way, or for what it has shown. It would ask again and again; until
+        a verdict on a file of its own, a new version or the end of its suspension the answer is the same."""
+        self._refused[worker.row.number] = worker
+
+    def _look_soon(self, node: NodeRow) -> None:
+        worker = self._refused.pop(node.number, None)
+        if worker is not None:
+            self.events.after(self.rng.random() * retry_s(self.count), worker.turn)
 
     def upload_s(self, size: float, rate: float) -> float:
         """Seconds of a file on its way through its machine's link and the coordinator's, which takes one after the
@@ -203,6 +211,7 @@ class Simulation:
         lease, terms = file.lease, self.inputs.terms
         filling = file.signal if terms.online_filter else lease.groups
         self.log.accepted(lease.version, lease.step, filling, terms.groups_per_step, self.events.now)
+        self._look_soon(lease.node)
         self.trainer.accepted(file)
         self.trainer.look()
         self.seekers.wake()
@@ -222,6 +231,10 @@ class Simulation:
         self.origin.publish(version)
         for group in self.classes:
             group.look()
+        for worker in self._refused.values():
+            if not worker.is_gone:
+                self.seekers.add(worker)
+        self._refused.clear()
         self._freed()
 
     def run(self) -> float:

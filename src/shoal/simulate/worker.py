@@ -22,9 +22,9 @@ class Surroundings(Protocol):
     rng: Random
     processor: Processor
 
-    def retry_s(self) -> float: ...
-
     def seeks(self, worker: "Worker") -> None: ...
+
+    def waits(self, worker: "Worker") -> None: ...
 
     def upload_s(self, size: float, rate: float) -> float: ...
 
@@ -163,7 +163,7 @@ class Worker:
         found = self.around.book.grant(self.row, version, holding)
         if isinstance(found, str):
             if found == OWN:
-                self.around.events.after(self.around.retry_s(), self.turn)
+                self.around.waits(self)
             else:
                 self.around.seeks(self)
             return False
