@@ -87,17 +87,18 @@ def report_of(simulation: Simulation, wall_s: float) -> Report:
         "requests": (simulation.book.requests + heartbeats) / now / services.coordinator_requests,
     }
     lost = log.tokens_lost + simulation.validators.dropped_tokens + simulation.trainer.unused_tokens
-    broadcast = _median(v.everywhere - v.published for v in versions)
+    half = _median(v.half - v.published for v in versions)
+    training = _median(s.ended - s.began for s in steps)
     step_s = span / max(1, len(late))
     return Report(
         name=inputs.name,
         nodes=inputs.machines.count,
         steps=len(done),
         step_s=step_s,
-        training_s=_median(s.ended - s.began for s in steps),
-        waiting_s=max(0.0, step_s - _median(s.ended - s.began for s in steps)),
-        broadcast_half_s=_median(v.half - v.published for v in versions),
-        broadcast_s=broadcast,
+        training_s=training,
+        waiting_s=max(0.0, step_s - training),
+        broadcast_half_s=half,
+        broadcast_s=_median(v.everywhere - v.published for v in versions),
         first_file_s=_median(v.first_file - v.everywhere for v in versions),
         full_batch_s=_median(v.full_batch - v.everywhere for v in versions),
         verdict_s=percentile(simulation.validators.waited_s, 0.5) or nan,
@@ -115,11 +116,11 @@ def report_of(simulation: Simulation, wall_s: float) -> Report:
         simulated_s=now,
         wall_s=wall_s,
         events=simulation.events.count,
-        limit=_limit(inputs, busy, broadcast, step_s, len(done)),
+        limit=_limit(inputs, busy, half, training, step_s, len(done)),
     )
 
 
-def _limit(inputs: Inputs, busy: dict[str, float], broadcast_s: float, step_s: float, done: int) -> str:
+def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, training_s: float, step_s: float, done: int) -> str:
     """The part that is busiest, where one is; otherwise what the time between two steps is spent on."""
     if done < inputs.terms.steps:
         return f"the run stops after {done} of {inputs.terms.steps} steps: too few groups come in time"
@@ -127,7 +128,7 @@ def _limit(inputs: Inputs, busy: dict[str, float], broadcast_s: float, step_s: f
         return f"the coordinator is asked {busy['requests']:.1f} times what it answers: nodes would count as silent"
     if busy["coordinator"] > BUSY:
         return "uploads fill the coordinator's link"
-    if busy["trainer"] > BUSY:
+    if training_s > BUSY * step_s:
         return "the trainer: it never waits"
     if busy["relays"] > BUSY:
         return "the relays' links: versions reach the machines too late"
@@ -135,8 +136,8 @@ def _limit(inputs: Inputs, busy: dict[str, float], broadcast_s: float, step_s: f
         return "the validators: files wait for verdicts"
     if busy["workers"] > BUSY:
         return "the workers: they generate all the time"
-    if broadcast_s > step_s * inputs.terms.async_level:
-        return "the way of a version to the machines is longer than the steps that the async level spans"
+    if not half_s <= step_s * inputs.terms.async_level:
+        return "the way of a version: half of the machines get it when steps take it no more, or never"
     return "latency: version, generation, verdict and training one after the other"
 
 
