@@ -90,11 +90,11 @@ def _local(quick: bool, progress: Progress) -> dict[str, Figure]:
 
 
 def _large(quick: bool, progress: Progress) -> dict[str, Figure]:
-    """A swarm of 100,000 nodes: INTELLECT-2's config with deltas, 64 relays, 5 % churn per hour."""
+    """A swarm of 100,000 nodes: INTELLECT-2's config with deltas, 64 relays, 1 % churn per hour."""
     nodes, steps = (2_000, 5) if quick else (100_000, 100)
     progress.stage(f"{nodes:,} nodes for {steps} steps")
     config = sweep_config()
-    chosen = replace(BASE, nodes=nodes, steps=steps, relays=64, versions="delta")
+    chosen = replace(BASE, nodes=nodes, steps=steps, relays=64, versions="delta", churn=1.0)
     inputs = inputs_of(config, assumptions(config), chosen, model_named("32b"))
     told = f"of {steps} steps"
     report = _run(Simulation(inputs, lambda step, _now: progress.detail(f"{step} {told}")))
