@@ -132,7 +132,7 @@ def _passes(config: RunConfig) -> int:
 
 
 def _checked(config: RunConfig) -> float:
-    """Share of tokens that are computed again by validators, once nodes are no newcomers any more."""
+    """Share of tokens that are computed again by validators, once nodes have a record."""
     return min(1.0, config.audit.rate + config.audit.spot_share) if config.audit.rate > 0 else 0.0
 
 
