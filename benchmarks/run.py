@@ -85,6 +85,11 @@ BENCHMARKS = {
         "bench_broadcast",
     ),
     "swarm": Benchmark("a coordinator under the load of 1,000 simulated nodes", "swarm.bench", "bench_swarm"),
+    "simulate": Benchmark(
+        "the simulation: against the paper's times, against real runs on this machine, and 100,000 nodes",
+        "simulate.bench",
+        "bench_simulate",
+    ),
     "sinks": Benchmark(
         "wall time of a run whose sinks work, hang and fail, against none",
         "page.sinks",

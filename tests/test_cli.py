@@ -23,6 +23,7 @@ options = { min_word_len = 3 }
 """
 COMMANDS = [
     "run",
+    "simulate",
     "trainer",
     "worker",
     "runs",

@@ -71,7 +71,8 @@ def _leases(prompts: Sequence[Sequence[int]], size: TailSize, times: int) -> Ite
 
 def _piped(engine: Engine, leases: Iterator[list[Request]], size: TailSize) -> float:
     """Tokens per second between two moments at which the pipeline is full."""
-    pipeline = Pipeline(size.max_batch, async_level=1, in_flight=False)  # at level 0 leases are made one by one
+    # At level 0 leases are made one by one.
+    pipeline: Pipeline[Flight] = Pipeline(size.max_batch, async_level=1, in_flight=False)
     pieces: dict[int, tuple[Flight, int]] = {}
     keys, done, tokens, began = count(), 0, 0, 0.0
     while done < 2 * size.leases:

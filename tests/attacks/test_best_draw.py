@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from shoal.coordinator import leases as leasing
 from shoal.coordinator.db.database import Database
-from shoal.coordinator.db.queries import FILES_PER_DRAW
 from shoal.coordinator.db.schema import leases, nodes
-from shoal.coordinator.draws import MAX_GIVEN, standing
+from shoal.coordinator.draws import standing
+from shoal.coordinator.lease_rules import FILES_PER_DRAW, MAX_GIVEN
 from shoal.coordinator.policy import KEPT_LEASES, Terms
 from shoal.errors import RolloutError
 from shoal.protocol.lease import Lease

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 from shoal.coordinator import leases as leasing
 from shoal.coordinator.coordinator import MAX_HAND_BACKS
 from shoal.coordinator.db.schema import leases, nodes
-from shoal.coordinator.draws import MAX_GIVEN
+from shoal.coordinator.lease_rules import MAX_GIVEN
 from shoal.coordinator.node_states import MAX_EXPIRED
 from shoal.coordinator.nodes import known
 from shoal.errors import RolloutError

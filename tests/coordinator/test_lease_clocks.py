@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.clocks import HEADROOM, MAX_TIMES, newcomer_lease_s
-from shoal.coordinator.grants import PIPELINE
+from shoal.coordinator.lease_rules import PIPELINE
 from shoal.coordinator.node_states import LOST_S
 from shoal.coordinator.nodes import known
 from shoal.errors import RolloutError

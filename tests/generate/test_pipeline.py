@@ -21,7 +21,7 @@ def flight(number: int = 0, answers: int = 4, longest: int = 100, every: int = 3
     return Flight.begin(lease, version, [Request((7, 8), 1, n, longest) for n in range(answers)], every)
 
 
-def pipeline(*flights: Flight, in_flight: bool = False, max_batch: int = 8) -> Pipeline:
+def pipeline(*flights: Flight, in_flight: bool = False, max_batch: int = 8) -> Pipeline[Flight]:
     return Pipeline(max_batch, 2, in_flight, flights=list(flights))
 
 

@@ -108,6 +108,60 @@ def plan(
         print_plan(made, console)
 
 
+@dataclass(frozen=True)
+class SimulationFlags:
+    """What a simulation is told beside a config; each has a default."""
+
+    nodes: Annotated[int | None, typer.Option(help="Workers; default: workers.count.")] = None
+    churn: Annotated[float, typer.Option(help="Workers that leave per hour, in percent; others join instead.")] = 0.0
+    uplink: Annotated[float, typer.Option(help="What a worker sends, Mbit/s, on average.")] = 100.0
+    downlink: Annotated[
+        float | None, typer.Option(help="What a worker receives, Mbit/s, on average; default: --mbit.")
+    ] = None
+    spread: Annotated[
+        float,
+        typer.Option(help="How unlike workers are: deviation of the logarithm of links, and twice that of speeds."),
+    ] = 0.5
+    relays: Annotated[int, typer.Option(help="Relays between origin and workers.")] = 4
+    relay_link: Annotated[float, typer.Option(help="Link of origin, relays and coordinator, Mbit/s.")] = 10_000.0
+    validators: Annotated[int | None, typer.Option(help="Validators; default: as many as keep up.")] = None
+    trainer_gpus: Annotated[int | None, typer.Option(help="Devices of the trainer; default: train.ranks.")] = None
+    versions: Annotated[
+        str | None, typer.Option(help="How versions travel: full, delta or lora. Default: the config's way.")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(help="Size of the model: 7b, 32b, 70b or 405b. Default: the config's own.")
+    ] = None
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: the config's.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0
+
+
+@app.command(rich_help_panel=PANEL)
+@takes_options
+def simulate(
+    config: Config,
+    simulating: SimulationFlags,
+    assuming: AssumptionFlags,
+    settings: Settings = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a picture (PNG).")] = None,
+) -> None:
+    """Simulate a run over up to 100,000 machines in minutes: times, what everybody waits for, and what limits it.
+
+    Pacing, leases, node states and the choice of relays are decided by the code that decides them in a real run.
+    """
+    from shoal.config_io import load_config
+
+    resolved = load_config(config, settings or [])
+    require("coordinator", "shoal simulate")
+    from shoal.plan.assumptions import assumptions
+    from shoal.simulate import command
+    from shoal.simulate.from_config import Chosen
+
+    chosen = Chosen(**asdict(simulating))
+    command.simulate(resolved, assumptions(resolved, **asdict(assuming)), chosen, console, json_=json_, plot=plot)
+
+
 @app.command(rich_help_panel=PANEL)
 @takes_options
 def coordinator(

@@ -27,6 +27,7 @@ from shoal.coordinator.honeypots import Plants
 from shoal.coordinator.invites import InviteRecord
 from shoal.coordinator.judging_turns import Pace, Turns, opened_secret
 from shoal.coordinator.latencies import Latencies, latencies
+from shoal.coordinator.lease_rules import retry_s
 from shoal.coordinator.leases import Ticket
 from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.node_states import State
@@ -68,10 +69,6 @@ TIDY_EVERY_S = 600.0
 # An object that no submission names may still become one's for this long: longer than any upload, and than any lease
 # under which a file was sent to the object store and nothing said of it yet.
 ORPHAN_S = 3600.0
-# All nodes for which there is no work ask so often a second, together: somebody is there within 20 ms when there is
-# some again, and what a thousand of them ask takes no more than a tenth of the coordinator's time.
-LEASE_REQUESTS_PER_S = 50.0
-MIN_RETRY_S = 0.2
 MAX_RELAYS = 64
 # What a node may enter on the ledger by itself (withdrawals, challenges): so many at once, then one each ten seconds.
 STATEMENTS_PER_S, MAX_STATEMENTS = 0.1, 20
@@ -241,7 +238,7 @@ class Coordinator:
             return grant(db, self.terms, self.key, node, version, holding, may_hold, now, self._plants, network)
 
         granted = await self._act(signed, work)
-        retry = max(MIN_RETRY_S, self._workers / LEASE_REQUESTS_PER_S) if isinstance(granted, NoLease) else 0.0
+        retry = retry_s(self._workers) if isinstance(granted, NoLease) else 0.0
         return granted, retry
 
     async def hand_back(self, signed: Signed) -> list[tuple[int, int]]:

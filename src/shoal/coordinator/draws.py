@@ -20,15 +20,19 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, select, update
 
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.queries import FILES_PER_DRAW
 from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, span_leases
+from shoal.coordinator.lease_rules import (
+    FILES_PER_DRAW,
+    MAX_GIVEN,
+    is_given_again,
+    pays_for_itself,
+    undone_allowed,
+)
 from shoal.coordinator.node_states import RECENT, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
 from shoal.protocol.verdict import UNFETCHED, Finding
 
 LeaseRow = Row[tuple[Any, ...]]
-# A draw that makes workers crash is given so often, and then given up.
-MAX_GIVEN = 6
 # Checks that a file fails by nobody's doing. Its maker can have it fail any other one, without blame where it fails by
 # little or cannot be read.
 NOT_SPOILED = ("version", "scorer", UNFETCHED, "trainer")
@@ -89,7 +93,7 @@ def hand_back(db: Connection, address: str, now: float) -> list[tuple[int, int]]
 def missed(idle: Sequence[LeaseRow], newest: int) -> list[LeaseRow]:
     """Those of a node's leases that it does not work on and nobody waits for, because their step is over: their draws
     are given again at once, and not for ever."""
-    return [row for row in idle if row.step < newest and row.given < MAX_GIVEN]
+    return [row for row in idle if is_given_again(row.step, newest, row.given)]
 
 
 def waiting_for(db: Connection, terms: Terms, node: str, network: str, now: float) -> LeaseRow | None:
@@ -134,14 +138,14 @@ def why_no_other(
     """
     if again := next((row for row in own if row.draw_of), None):
         return f"lease {again.step}/{again.submission} gives draw {again.draw_of} again, and comes before a new one"
-    if not network or terms.allow is not None or node.accepted >= FILES_PER_DRAW * (node.owed + 1):
+    if not network or terms.allow is not None or pays_for_itself(node.accepted, node.owed):
         return ""
     where = {"network": network, "since": now - terms.kept_s}
     undone = db.execute(queries.UNDONE, where).scalar_one()
     if undone <= terms.probation_files:
         return ""
     handed_in = db.execute(queries.HANDED_IN, where).scalar_one()
-    most = terms.probation_files + handed_in // FILES_PER_DRAW
+    most = undone_allowed(handed_in, terms)
     if undone <= most:
         return ""
     return (

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection
 
-from shoal.coordinator import draws
+from shoal.coordinator import draws, lease_rules
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import LeaseStatus
 from shoal.coordinator.honeypots import Plants
+from shoal.coordinator.lease_rules import MEMORY
 from shoal.coordinator.leases import counts, newest_version, record_of, sign_lease, signed_row
 from shoal.coordinator.node_states import Event, State, after, may_lease
 from shoal.coordinator.nodes import Node, known
@@ -23,15 +24,6 @@ from shoal.protocol.pacing import Grant, StepCount, next_grant
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import PROVEN
-
-# Signal rates are judged by this many steps before the newest version's.
-MEMORY = 4
-# What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
-# disk that they fill, and leaves room for an honest one among many.
-MAX_NEWCOMERS = 16
-# Leases that a node with a record may hold without stake: one whose answers are generated, one that takes the places
-# of answers that have ended, and one that is scored and sent.
-PIPELINE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +63,11 @@ def grant(
     if why := _why_no_more(db, terms, node, len(own), may_hold, newest, network, now):
         return NoLease(why)
     last, near = min(version + terms.async_level, terms.steps - 1), (network, record_of(node))
-    found = counts(db, max(0, newest - MEMORY), last, now, 2, near, bad_too=False)
+    found = counts(db, max(0, newest - MEMORY), last, now, PROVEN, near, bad_too=False)
     granted = _next_step(terms, found, version, newest)
     if granted is None:
         return NoLease(f"steps {max(version, newest)}..{last} are provided for; version {newest + 1} brings more work")
-    if record_of(node) < 2 and network and _is_flooded(db, terms, granted.step, now):
+    if record_of(node) < PROVEN and network and _is_flooded(db, terms, granted.step, now):
         return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
     again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, now)
     if again is None:
@@ -87,7 +79,7 @@ def grant(
         here = found.get(granted.step, StepCount())
         drawn = draws.give_again(db, again, node.address, network, terms.max_groups - here.seen - here.leased)
         is_same = again.node == node.address or again.status == LeaseStatus.RETURNED
-        if is_same and again.version >= granted.step - terms.async_level:
+        if is_same and lease_rules.keeps_version(again.version, granted.step, terms):
             version = again.version  # another one would answer otherwise, and be waited for if these do not suit
     signed = _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)
     if again is not None and again.version == version:
@@ -112,16 +104,14 @@ def _why_no_more(
 ) -> str:
     """Why a node that holds so many leases gets no other for now, whatever steps are short of; empty if it does."""
     record = record_of(node)
-    if record == PROVEN:
-        may_hold = max(may_hold, min(PIPELINE, terms.leases))
+    may_hold = lease_rules.may_hold(record, may_hold, terms)
     if held >= may_hold:
         return f"{node.address} holds {held} leases, and may hold {may_hold} at once"
-    # As many as it has had accepted: after honest work, too, nobody fills a run with files that nobody has looked at.
-    trust = max(terms.probation_files, node.accepted)
+    trust = lease_rules.unjudged_allowed(node.accepted, terms)
     unjudged = db.execute(queries.UNJUDGED, {"who": node.address, "first": newest}).scalar_one()
     if unjudged >= trust:
         return f"{unjudged} files of {node.address} wait for a verdict, and {trust} may; they come first"
-    return _is_crowded(db, terms, network, newest, now) if record < 2 else ""
+    return _is_crowded(db, terms, network, newest, now) if record < PROVEN else ""
 
 
 def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: float) -> str:
@@ -140,7 +130,7 @@ def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: fl
     where = {"network": network, "now": now, "first": newest}
     out = db.execute(queries.NEWCOMERS_LEASES, where).scalar_one()
     unjudged = db.execute(queries.NEWCOMERS_FILES, where).scalar_one()
-    most = terms.probation_files + db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one()
+    most = lease_rules.newcomers_allowed(db.execute(queries.PROVEN_NEIGHBOURS, where).scalar_one(), terms)
     refused = db.execute(queries.NEWCOMERS_REFUSED, {"network": network, **lately}).scalar_one()
     if out + unjudged + refused < most:
         return ""
@@ -167,8 +157,7 @@ def _next_step(terms: Terms, found: Mapping[int, StepCount], version: int, newes
 
 def _is_flooded(db: Connection, terms: Terms, step: int, now: float) -> bool:
     """Whether a step has all that newcomers may have under way for it."""
-    all_of = counts(db, step, step, now).get(step, StepCount())
-    return all_of.seen + all_of.leased >= MAX_NEWCOMERS * terms.max_groups
+    return lease_rules.is_flooded(counts(db, step, step, now).get(step, StepCount()), terms)
 
 
 def _issue(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, select
 
-from shoal.coordinator import draws
+from shoal.coordinator import draws, lease_rules
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact, write_fact
 from shoal.coordinator.db.schema import LeaseStatus, versions, weights
@@ -115,10 +115,8 @@ def newest_version(db: Connection) -> int | None:
 
 
 def record_of(node: Node) -> int:
-    """What a node has shown: 2 that it does its work, 1 nothing yet, 0 that it does not."""
-    if node.accepted > node.rejected + queries.FILES_PER_DRAW * node.owed:
-        return 2
-    return 0 if node.rejected or node.abandoned else 1
+    """What a node in the database has shown (`lease_rules.record`)."""
+    return lease_rules.record(node.accepted, node.rejected, node.owed, node.abandoned)
 
 
 def counts(
@@ -216,14 +214,15 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network, status)
-    if now > row.until and status in (LeaseStatus.RETURNED, LeaseStatus.RETAKEN):
+    late = lease_rules.lateness(step, newest_version(db) or 0, now, row.until)
+    if late == "expired" and status in (LeaseStatus.RETURNED, LeaseStatus.RETAKEN):
         raise Refusal("expired", f"{draws.became_of(db, row)}; ask for a lease to make it good")
-    if now > row.until:
-        late = f"expired {now - row.until:.0f} s ago; its draw is given again, to this node and its network first"
-        raise Refusal("expired", f"{name}: {late}; ask for a lease to make it good")
+    if late == "expired":
+        ago = f"expired {now - row.until:.0f} s ago; its draw is given again, to this node and its network first"
+        raise Refusal("expired", f"{name}: {ago}; ask for a lease to make it good")
     if status not in (LeaseStatus.OPEN, LeaseStatus.EXPIRED, LeaseStatus.RETURNED):
         raise Refusal("expired", draws.became_of(db, row))
-    if step < (newest_version(db) or 0):  # no verdict comes any more: what does not suit is not handed in late instead
+    if late == "over":  # no verdict comes any more: what does not suit is not handed in late instead
         raise Refusal("expired", f"{name}: step {step} is over; its draw is given again, ask for a lease")
     if signal > row.groups:
         raise Refusal("malformed", f"{name}: is for {row.groups} groups, so {signal} groups with signal are too many")

@@ -8,27 +8,47 @@ cannot be loaded, or fails its fingerprint, leaves no lease behind that nobody f
 No input or output: `Pipeline` is what the worker holds, its methods say what follows from it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from shoal.generate.flights import Flight
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
+
+if TYPE_CHECKING:  # it imports torch, and nothing here computes
+    from shoal.generate.flights import Flight
 
 # A lease is asked for only if what is under way and the new one are done in this share of the time that leases last.
 IN_TIME = 0.5
 
 
+class Underway(Protocol):
+    """What is asked of a lease that is under way; `Flight` is one."""
+
+    @property
+    def name(self) -> tuple[int, int]: ...
+
+    @property
+    def unfinished(self) -> int: ...
+
+    def needs(self) -> Collection[Version]: ...
+
+    def due(self, loaded: Version | None) -> Collection[int]: ...
+
+
+F = TypeVar("F", bound=Underway)
+
+
 @dataclass(slots=True)
-class Pipeline:
+class Pipeline(Generic[F]):
     """The leases of one worker whose answers are generated, or wait for their version to be loaded."""
 
     max_batch: int
     """Answers that the engine generates side by side."""
     async_level: int
     in_flight: bool
-    flights: list[Flight] = field(default_factory=list)
-    _before: list[Flight] = field(default_factory=list)
+    flights: list[F] = field(default_factory=list)
+    _before: list[F] = field(default_factory=list)
     """Leases that were under way when a newer version came than theirs."""
 
     def holds(self, beside: Iterable[Lease] = ()) -> list[tuple[int, int]]:
@@ -64,13 +84,13 @@ class Pipeline:
             return min(needed, key=lambda version: version.number)
         return None if self.flights or is_asking or loaded == newest else newest
 
-    def span_version(self, flight: Flight, loaded: Version | None, newest: Version) -> int:
+    def span_version(self, flight: "Flight", loaded: Version | None, newest: Version) -> int:
         """The version to ask for a lease's next span with: the newest, if its step takes it."""
         begun = flight.later[-1].version if flight.later else flight.lease.version
         known = [number for number in (newest.number, loaded.number if loaded else 0) if number <= flight.lease.step]
         return max(begun, *known) if known else begun
 
-    def take_finished(self) -> list[Flight]:
+    def take_finished(self) -> list[F]:
         """Takes out the leases whose answers have all ended."""
         done = [flight for flight in self.flights if not flight.unfinished]
         self.flights = [flight for flight in self.flights if flight.unfinished]
@@ -89,7 +109,7 @@ class Pipeline:
         """
         if self.async_level == 0 and (self.flights or is_sending):
             return None
-        if self.unfinished >= self.max_batch or any(flight.needs() - {loaded} for flight in self.flights):
+        if self.unfinished >= self.max_batch or any(set(flight.needs()) - {loaded} for flight in self.flights):
             return None
         if loaded == newest:
             return newest.number

@@ -64,6 +64,14 @@ def next_grant(
     return None
 
 
+def is_collected(filling: int, seen: int, leased: int, *, needed: int, most: int) -> bool:
+    """Whether a step is trained on what it has: enough groups count, or no more will be sampled for it.
+
+    `seen` groups are there, `filling` of them count, and `leased` are out; after `most` no more are asked for.
+    """
+    return filling >= needed or (seen >= most and not leased)
+
+
 def signal_rate(counts: Mapping[int, StepCount]) -> float:
     """Share of groups expected to have signal, judged by what has arrived; one imagined good group stands for hope."""
     seen = sum(count.seen for count in counts.values())

@@ -18,6 +18,7 @@ from shoal.config import RunConfig
 from shoal.devices import set_up
 from shoal.errors import DivergedError, NoSignalError
 from shoal.files import locked, whole_directory
+from shoal.protocol.pacing import is_collected
 from shoal.protocol.stores import RolloutStore, WeightChannel
 from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
@@ -141,7 +142,7 @@ class Trainer:
                 patience.progressed()
                 continue
             count = self.store.count(step)
-            if groups.seen >= most and not count.leased:
+            if is_collected(groups.filling(online_filter), groups.seen, count.leased, needed=needed, most=most):
                 break
             unjudged = count.seen - groups.seen
             who = "validator" if unjudged > 0 and not count.leased else "worker"

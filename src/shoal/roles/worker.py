@@ -51,7 +51,7 @@ class Meter:
 class Worker(WorkerBase):
     """A worker with an honest maker."""
 
-    pipeline: Pipeline = field(init=False)
+    pipeline: Pipeline[Flight] = field(init=False)
     beside: Beside = field(init=False)
     patience: Patience = field(init=False)
     meter: Meter = field(default_factory=Meter)

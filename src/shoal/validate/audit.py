@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from shoal.config import AuditConfig
-from shoal.validate.numerics.alternatives import OLDER, ROUNDED
+from shoal.validate.numerics.alternative_names import FP8, INT8, OLDER
 
 FIRST_LOOK = 2
-DRAWN = (*ROUNDED, OLDER)
+DRAWN = (INT8, FP8, OLDER)
 # One answer drawn by tokens and one by answers.
 MIN_SPOT = 2
 

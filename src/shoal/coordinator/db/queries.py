@@ -14,6 +14,7 @@ from shoal.coordinator.db.schema import (
     versions,
     votes,
 )
+from shoal.coordinator.lease_rules import FILES_PER_DRAW
 from shoal.coordinator.node_states import State, holds_leases
 
 
@@ -37,10 +38,7 @@ _of_steps = leases.c.step.between(bindparam("first"), bindparam("last"))
 _lease = (leases.c.step == bindparam("at_step")) & (leases.c.submission == bindparam("at_submission"))
 _file = (submissions.c.step == bindparam("at_step")) & (submissions.c.submission == bindparam("at_submission"))
 
-# Accepted files that outweigh one draw that was let go and not made good. With files whose mean rewards are spread
-# normally, a node that drops the worst 1 of 60 has a mean 0.045 standard deviations higher.
-FILES_PER_DRAW = 60
-# What a node has shown so far, as `leases.record_of`; a node that was forgotten has shown nothing good.
+# What a node has shown so far, as `lease_rules.record`; a node that was forgotten has shown nothing good.
 RECORD = case(
     (nodes.c.accepted > nodes.c.rejected + FILES_PER_DRAW * nodes.c.owed, 2),
     (nodes.c.address.is_(None), 0),

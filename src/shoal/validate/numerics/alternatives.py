@@ -12,9 +12,10 @@ from torch import Tensor
 
 from shoal.errors import ModelError
 from shoal.models.load import Policy
+from shoal.validate.numerics import alternative_names
 
 Weights = Mapping[str, Tensor]
-OLDER = "older version"
+OLDER = alternative_names.OLDER
 COOLER, WARMER = "temperature x0.9", "temperature x1.1"
 MAX_FP8 = 448.0
 # Weights that are rounded at a time: they stay in the cache from one operation to the next.
@@ -42,8 +43,8 @@ def fp8_rounded(weights_RC: Tensor) -> Tensor:
 
 # Those that follow from the version's own weights, by name.
 ROUNDED: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "int8 weights": lambda weights: int_rounded(127, weights),
-    "fp8 weights": fp8_rounded,
+    alternative_names.INT8: lambda weights: int_rounded(127, weights),
+    alternative_names.FP8: fp8_rounded,
 }
 SHIFTS = (*ROUNDED, OLDER, COOLER, WARMER)
 

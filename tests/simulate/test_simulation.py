@@ -1,0 +1,181 @@
+"""A simulated run: what it must show whatever its figures are."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.coordinator.node_states import State
+from shoal.errors import ConfigError
+from shoal.simulate.book import NodeRow
+from shoal.simulate.command import simulated
+from shoal.simulate.from_config import Chosen, check_chosen, inputs_of
+from shoal.simulate.inputs import Inputs, Spread
+from shoal.simulate.models import model_named
+from shoal.simulate.paper import paper_inputs
+from shoal.simulate.report import Report, report_of
+from shoal.simulate.simulation import Simulation
+from tests.support.coordinator_in_process import make_config
+
+
+def small(**changes: object) -> Inputs:
+    """The paper's run made small: 12 workers, 16 groups per step, files of two groups."""
+    paper = paper_inputs(steps=8)
+    terms = replace(paper.terms, groups_per_step=16, max_groups=256, groups_per_submission=2)
+    machines = replace(paper.machines, count=12, load_s=5.0)
+    training = replace(paper.training, version_bytes=1e9, update_bytes=1e9)
+    return replace(paper, terms=terms, machines=machines, training=training, **changes)  # type: ignore[arg-type]
+
+
+def run(inputs: Inputs) -> tuple[Simulation, Report]:
+    simulation = Simulation(inputs)
+    return simulation, report_of(simulation, simulation.run())
+
+
+def with_machines(inputs: Inputs, **changes: object) -> Inputs:
+    return replace(inputs, machines=replace(inputs.machines, **changes))  # type: ignore[arg-type]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    one, two, other = (run(replace(small(), seed=seed))[1] for seed in (1, 1, 2))
+    assert replace(one, wall_s=0.0) == replace(two, wall_s=0.0)
+    assert one.step_s != other.step_s
+
+
+def test_no_step_is_trained_on_what_is_older_than_the_async_level() -> None:
+    for level in (0, 1, 2):
+        inputs = small()
+        simulation, report = run(replace(inputs, terms=replace(inputs.terms, async_level=level)))
+        assert report.steps == 8
+        assert report.staleness <= level
+        assert all(0 <= times.staleness <= level * times.groups for times in simulation.log.steps.values())
+
+
+def test_asynchrony_hides_the_way_of_a_version() -> None:
+    inputs = small()
+    slow = replace(inputs, training=replace(inputs.training, version_bytes=20e9, update_bytes=20e9))
+    in_turn, ahead = (run(replace(slow, terms=replace(slow.terms, async_level=level)))[1] for level in (0, 2))
+    assert ahead.step_s < in_turn.step_s - 0.8 * ahead.broadcast_s
+
+
+def test_every_step_has_the_groups_that_it_needs() -> None:
+    simulation, _ = run(small())
+    trained = [times for times in simulation.log.steps.values() if times.ended == times.ended]
+    assert len(trained) == 8
+    assert all(times.groups >= 16 for times in trained)
+
+
+def test_twice_the_workers_never_make_a_step_slower_and_a_busy_trainer_is_named() -> None:
+    few, many = (run(with_machines(small(), count=count))[1] for count in (4, 64))
+    assert many.step_s < few.step_s
+    assert few.workers_busy > many.workers_busy
+    slow = small()
+    bound = run(replace(slow, training=replace(slow.training, step_s=3600.0)))[1]
+    assert "trainer" in bound.limit
+    assert bound.trainer_busy > 0.9
+
+
+def test_half_of_the_machines_leaving_per_hour_costs_tokens_and_not_the_run() -> None:
+    simulation, report = run(with_machines(small(), count=24, churn=0.5))
+    assert report.steps == 8
+    assert simulation.log.left > 0
+    assert simulation.log.joined > 0
+    assert abs(simulation.count - 24) <= simulation.log.left
+    gone = [row for row in _rows(simulation) if row.state == State.GONE]
+    assert not gone, "a machine that left is a member no more"
+
+
+def _rows(simulation: Simulation) -> list[NodeRow]:
+    return [worker.row for members in simulation.members for worker in members]
+
+
+def test_a_delta_reaches_machines_sooner_than_a_full_version_and_newcomers_need_a_full_one() -> None:
+    base = small()
+    large = replace(base.training, version_bytes=20e9, update_bytes=20e9)
+    full = run(replace(base, training=large))[1]
+    changed = replace(large, update_bytes=0.4e9, kind="delta")
+    simulation, delta = run(replace(base, training=changed))
+    assert delta.broadcast_s < full.broadcast_s / 5
+    assert sum(entry.size or 0 for entry in simulation.origin.way(None, 8)) >= 20e9
+    assert sum(entry.size or 0 for entry in simulation.origin.way(7, 8)) == pytest.approx(0.4e9)
+
+
+def test_an_uplink_of_a_megabit_delays_files_and_a_fast_one_does_not() -> None:
+    base = small()
+    slow, fast = (run(with_machines(base, upload=Spread(rate)))[1] for rate in (1e6 / 8, 1e9 / 8))
+    assert slow.full_batch_s > fast.full_batch_s + 60
+
+
+def test_too_few_relays_are_what_limits_a_run() -> None:
+    base = with_machines(small(), count=200)
+    services = replace(base.services, relays=1, relay_rate=50e6, origin_rate=50e6)
+    report = run(replace(base, services=services, training=replace(base.training, step_s=1.0, token_s=0.0)))[1]
+    assert report.broadcast_s > 200 * 1e9 / 50e6 * 0.9
+    assert report.relays_busy > 0.5
+
+
+def test_cores_that_all_roles_share_make_a_step_as_long_as_their_work_together() -> None:
+    inputs = with_machines(small(), count=2)
+    inputs = replace(inputs, training=replace(inputs.training, step_s=1800.0, token_s=0.0))
+    alone, shared = (run(replace(inputs, cores=cores))[1] for cores in (8.0, 1.0))
+    assert shared.step_s > 1.4 * alone.step_s
+
+
+def test_with_the_papers_inputs_all_times_are_within_a_tenth_of_the_papers() -> None:
+    from shoal.simulate.paper import errors
+
+    usual, long = (run(paper_inputs(long=long))[1] for long in (False, True))
+    found = errors(usual, long)
+    assert max(found.values()) <= 0.1, found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        (Chosen(nodes=0), "--nodes 0"),
+        (Chosen(churn=-1.0), "--churn -1"),
+        (Chosen(uplink=0.0), "--uplink 0"),
+        (Chosen(relays=65), "--relays 65"),
+        (Chosen(versions="half"), "--versions half"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_its_flag(chosen: Chosen, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_chosen(chosen)
+    with pytest.raises(ConfigError, match="--model 9b: unknown; give one of 7b"):
+        model_named("9b")
+
+
+def test_a_larger_model_needs_more_devices_and_more_bytes() -> None:
+    from shoal.plan.assumptions import assumptions
+
+    config = make_config(model={"source": "tiny", "dtype": "bfloat16"})
+    assumed = assumptions(config)
+    small_, large = (inputs_of(config, assumed, Chosen(nodes=10, steps=2), model_named(n)) for n in ("7b", "405b"))
+    assert large.training.version_bytes > 50 * small_.training.version_bytes
+    assert large.training.token_s > 50 * small_.training.token_s
+    lora = inputs_of(config, assumed, Chosen(nodes=10, steps=2, versions="lora"), model_named("405b"))
+    assert lora.training.update_bytes < large.training.update_bytes
+
+
+def test_the_command_prints_one_json_object_and_draws_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "simulated.png"
+    flags = ["--model", "7b", "--nodes", "40", "--steps", "3", "--json", "--plot", str(picture)]
+    found = CliRunner().invoke(app, ["simulate", "configs/intellect2.toml", *flags])
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout.strip().splitlines()[-1])
+    assert report["nodes"] == 40
+    assert report["steps"] == 3
+    assert report["step_s"] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_progress_is_told_step_by_step() -> None:
+    from rich.console import Console
+
+    simulation, report = simulated(replace(small(), terms=replace(small().terms, steps=2)), Console(quiet=True))
+    assert report.steps == simulation.book.newest == 2
