@@ -106,7 +106,8 @@ def test_a_delta_reaches_machines_sooner_than_a_full_version_and_newcomers_need_
 def test_an_uplink_of_a_megabit_delays_files_and_a_fast_one_does_not() -> None:
     base = small()
     slow, fast = (run(with_machines(base, upload=Spread(rate)))[1] for rate in (1e6 / 8, 1e9 / 8))
-    assert slow.full_batch_s > fast.full_batch_s + 60
+    # With slow files no version fills a step by itself any more, so that what is left to compare is the step.
+    assert slow.step_s > fast.step_s + 60
 
 
 def test_too_few_relays_are_what_limits_a_run() -> None:
