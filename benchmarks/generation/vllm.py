@@ -60,7 +60,7 @@ def bench_vllm(quick: bool, progress: Progress) -> BenchResult:
         checkout_config("smollm2.toml"),
         {
             "sampling.group_size": 4,
-            "sampling.max_new_tokens": 24,
+            "sampling.max_new_tokens": 48,
             "sampling.temperature": 1.0,
             "workers.groups_per_submission": 2,
             "workers.threads": threads,

@@ -16,8 +16,8 @@ from shoal.models.weights import write_weights
 
 SMALL_CACHE_GB = 0.03
 CHUNK_OF_PREFILL = 64
-# Of the cache, in tokens. A block of 128, as by default, holds a whole answer: it never asks for another and is never
-# preempted.
+# Of the cache, in tokens, and the smallest that vLLM has on a CPU. One of 128, as by default, holds a whole answer: it
+# never asks for another and is never preempted.
 BLOCK = 32
 
 
