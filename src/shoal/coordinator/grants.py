@@ -4,7 +4,7 @@ Functions of a transaction and a time; each decides before it writes.
 """
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection
@@ -20,7 +20,7 @@ from shoal.coordinator.nodes import Node, known
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.protocol.lease import Lease
-from shoal.protocol.pacing import Grant, StepCount, next_grant
+from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.stores import PROVEN
@@ -64,7 +64,7 @@ def grant(
         return NoLease(why)
     last, near = min(version + terms.async_level, terms.steps - 1), (network, record_of(node))
     found = counts(db, max(0, newest - MEMORY), last, now, PROVEN, near, bad_too=False)
-    granted = _next_step(terms, found, version, newest)
+    granted = lease_rules.next_step(terms, found, version, newest)
     if granted is None:
         return NoLease(f"steps {max(version, newest)}..{last} are provided for; version {newest + 1} brings more work")
     if record_of(node) < PROVEN and network and _is_flooded(db, terms, granted.step, now):
@@ -137,21 +137,6 @@ def _is_crowded(db: Connection, terms: Terms, network: str, newest: int, now: fl
     return (
         f"new nodes of network {network} have {out} leases, {unjudged} files without a verdict, and {refused} refused "
         f"in the last {terms.lease_s:.0f} s; {most} may be"
-    )
-
-
-def _next_step(terms: Terms, found: Mapping[int, StepCount], version: int, newest: int) -> Grant | None:
-    """The step that a lease of a version is for, by what steps have."""
-    return next_grant(
-        found,
-        version=version,
-        async_level=terms.async_level,
-        steps=terms.steps,
-        needed=terms.groups_per_step,
-        max_seen=terms.max_groups,
-        submission_groups=terms.groups_per_submission,
-        first_step=newest,
-        online_filter=terms.online_filter,
     )
 
 

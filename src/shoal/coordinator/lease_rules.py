@@ -4,10 +4,11 @@
 obeys as well.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from shoal.coordinator.policy import Terms
-from shoal.protocol.pacing import StepCount
+from shoal.protocol.pacing import Grant, StepCount, next_grant
 from shoal.protocol.stores import PROVEN
 
 # Accepted files that outweigh one draw that was let go and not made good. With files whose mean rewards are spread
@@ -89,3 +90,18 @@ def lateness(step: int, newest: int, began: float, until: float) -> Literal["", 
 def retry_s(workers: int) -> float:
     """Seconds after which a node asks again that got no lease, where so many workers may be in the same position."""
     return max(MIN_RETRY_S, workers / LEASE_REQUESTS_PER_S)
+
+
+def next_step(terms: Terms, found: Mapping[int, StepCount], version: int, newest: int) -> Grant | None:
+    """The step that a lease of a version is for, by what steps have."""
+    return next_grant(
+        found,
+        version=version,
+        async_level=terms.async_level,
+        steps=terms.steps,
+        needed=terms.groups_per_step,
+        max_seen=terms.max_groups,
+        submission_groups=terms.groups_per_submission,
+        first_step=newest,
+        online_filter=terms.online_filter,
+    )

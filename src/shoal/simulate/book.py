@@ -23,7 +23,7 @@ from shoal.coordinator.node_states import (
     may_lease,
 )
 from shoal.coordinator.policy import Terms
-from shoal.protocol.pacing import StepCount, next_grant
+from shoal.protocol.pacing import StepCount
 from shoal.protocol.stores import PROVEN
 from shoal.simulate.events import Events
 
@@ -162,17 +162,7 @@ class Book:
         if self._holds_enough(node, held):
             return OWN
         found = self._counts(node, version)
-        granted = next_grant(
-            found,
-            version=version,
-            async_level=terms.async_level,
-            steps=terms.steps,
-            needed=terms.groups_per_step,
-            max_seen=terms.max_groups,
-            submission_groups=terms.groups_per_submission,
-            first_step=newest,
-            online_filter=terms.online_filter,
-        )
+        granted = rules.next_step(terms, found, version, newest)
         if granted is None:
             return PROVIDED
         tally = self.tally(granted.step)
