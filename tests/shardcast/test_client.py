@@ -249,9 +249,11 @@ def test_a_directory_with_another_origins_head_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_version_that_newer_ones_have_pushed_out_is_an_error_at_once(tmp_path: Path) -> None:
-    with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
-        for number in range(1, 8):
+    with ExitStack() as stack:
+        origin = stack.enter_context(origin_at(tmp_path))
+        for number in range(1, 8):  # before the client comes: while 7 is being written, the head still lists 2
             origin.publish(number, mib=0.1)
+        client = stack.enter_context(client_of(tmp_path / "client", origin.server.url))
         client.fetch(7)
         began = time.monotonic()
         with pytest.raises(ShardcastError, match=r"version 1 is not offered; \[3, 4, 5, 6, 7\] are"):
