@@ -38,6 +38,11 @@ class Progress:
         if time.monotonic() - self._written >= DETAIL_S:
             self._write(f"{self._stage}: {text}")
 
+    def done(self, text: str) -> None:
+        """What is finished: always written, unlike a detail."""
+        self._status.update(Text(f"{self._stage}: {text}"))
+        self._write(f"{self._stage}: {text}")
+
     @contextmanager
     def aside(self) -> Iterator[Console]:
         """The console for someone who shows progress of their own: only one can draw at a time."""

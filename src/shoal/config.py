@@ -4,6 +4,7 @@
 """
 
 from decimal import Decimal
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -97,7 +98,8 @@ class TaskConfig(_Table):
 
     source: str = Field(
         description="Where tasks come from: reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, "
-        "verifiers/NAME, python/FILE.py, filtered/FILE, which shoal filter writes, or an exam (docs/evals.md)."
+        "verifiers/NAME, python/FILE.py, environment/NAME or environment/FILE.py (docs/turns.md), filtered/FILE, which "
+        "shoal filter writes, or an exam (docs/evals.md)."
     )
     name: str | None = Field(None, description="Name in rollouts and metrics; default: the source's own.")
     weight: float = Field(1.0, gt=0, description="Share of the tasks drawn from this source, relative to the others.")
@@ -132,6 +134,16 @@ class TaskConfig(_Table):
     template: str = Field(
         "{question}", pattern=HAS_QUESTION, description="The prompt; {question} is replaced by the task's text."
     )
+    unverified: Literal["refuse", "accept"] = Field(
+        "refuse",
+        description="For an environment that is not deterministic, whose answers and scores no validator can check: "
+        "whether its episodes are taken on trust.",
+    )
+
+    @property
+    def environment_name(self) -> str:
+        """Of the tasks of an environment: `name`, or the last part of the source without its ending."""
+        return self.name or PurePath(self.source.partition("/")[2]).stem
 
     @field_validator("options", mode="after")
     @classmethod
@@ -199,6 +211,31 @@ class SamplingConfig(_Table):
                 "mode = 'seeded'"
             )
         return self
+
+
+class TurnsConfig(_Table):
+    """Limits of episodes, for tasks that are played in turns (docs/turns.md)."""
+
+    max: int = Field(8, ge=1, le=256, description="Most turns of the policy in an episode.")
+    tokens: Positive = Field(
+        64, description="Most tokens of one turn. All turns, and what is inserted between them, share max_new_tokens."
+    )
+    observation: Positive = Field(1000, description="Most characters that an environment inserts at once.")
+    seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="Seconds per step of an environment; n actions that are played at once may take n + 1 times as "
+        "long. An episode that takes longer is void.",
+    )
+    memory_mb: int | None = Field(
+        None,
+        ge=1024,
+        le=65536,
+        description="MiB of address space of the process that plays environments; default: 2048, or 8192 where it "
+        "plays harnesses or environments of other packages. An episode that needs more is void. Programs of the "
+        "Python tool have a limit of their own (tasks.code.memory_mb).",
+    )
 
 
 class LoraConfig(_Table):
@@ -493,7 +530,7 @@ class AuditConfig(_Table):
     engine: Literal["auto", "torch", "vllm"] = Field(
         "auto",
         description="What computes the final states of answers again; auto: vLLM on a CUDA device where it is "
-        "installed, torch otherwise.",
+        "installed, torch otherwise. Adapters (train.lora) are computed with torch, whatever it says.",
     )
     thresholds: ThresholdsConfig = ThresholdsConfig()
     proofs: bool = Field(
@@ -506,11 +543,12 @@ class AuditConfig(_Table):
         description="bfloat16 runs: whether numeric evidence drops files and bans nodes; false only reports it.",
     )
     shift_rate: float = Field(
-        0.25,
+        0.1,
         ge=0,
         le=1,
         description="bfloat16 runs: share of files that are also compared with another computation, such as weights in "
-        "8 bits or the version before; unless it is 0, all of a node's first audit.probation files are.",
+        "8 bits or the version before; unless it is 0, all of a node's first audit.probation files are, and those of a "
+        "node that is suspected.",
     )
     profiles: list[ProfilePattern] = Field(
         default_factory=list,
@@ -827,6 +865,7 @@ class RunConfig(_Table):
     model: ModelConfig = ModelConfig()
     tasks: list[TaskConfig] = Field(min_length=1, description="Sources of tasks.")
     sampling: SamplingConfig = SamplingConfig()
+    turns: TurnsConfig = TurnsConfig()
     length: LengthConfig = LengthConfig()
     sampler: SamplerConfig = SamplerConfig()
     train: TrainConfig = TrainConfig()
@@ -864,7 +903,18 @@ class RunConfig(_Table):
         """Most bytes of a rollout file of this run."""
         sampling = self.sampling
         samples = self.workers.groups_per_submission * sampling.group_size
-        return file_room(samples, sampling.max_prompt_tokens, sampling.max_new_tokens)
+        return file_room(samples, sampling.max_prompt_tokens, sampling.max_new_tokens, self.max_turns)
+
+    @property
+    def max_turns(self) -> int:
+        """Most turns of an answer: one, unless tasks are environments."""
+        return self.turns.max if any(task.source.startswith("environment/") for task in self.tasks) else 1
+
+    @property
+    def unverified(self) -> list[str]:
+        """Names of the environments whose observations and rewards are taken on their workers' word."""
+        lines = [task for task in self.tasks if task.unverified == "accept"]
+        return [task.environment_name for task in lines]
 
     def device_of(self, role: DeviceTable) -> DeviceName:
         """What a role of this run computes on."""
@@ -911,6 +961,17 @@ class RunConfig(_Table):
             raise ValueError(
                 f"workers.in_flight = true: answers change versions after whole chunks of {PROOF_TOKENS} tokens, and "
                 f"sampling.max_new_tokens is {self.sampling.max_new_tokens}; raise that, or leave it out"
+            )
+        if self.workers.in_flight and self.max_turns > 1:
+            raise ValueError(
+                "workers.in_flight = true: episodes of several turns keep the version that they began with; leave it "
+                "out, or the environments"
+            )
+        foreign = {"vllm", "vllm-server"} & {self.workers.engine, *self.workers.engines}
+        if foreign and self.max_turns > 1:
+            raise ValueError(
+                f"workers.engine = {min(foreign)!r}: episodes of several turns are generated by our own engine alone; "
+                "set workers.engine = 'torch', or leave the environments out"
             )
         self._clocks_can_work()
         self._judged_by_enough()

@@ -14,16 +14,18 @@ ROOM_FOR_FOOTER = 1 << 18
 MAX_BYTES = 1 << 30
 
 
-def proof_room(max_new_tokens: int) -> int:
-    """Most bytes of the proofs of an answer: 258 for every 32 tokens."""
-    return PROOF_BYTES * -(-max_new_tokens // PROOF_TOKENS)
+def proof_room(max_new_tokens: int, max_turns: int = 1) -> int:
+    """Most bytes of the proofs of an answer: 258 for every 32 tokens, and as many for the last tokens of a turn."""
+    return PROOF_BYTES * (-(-max_new_tokens // PROOF_TOKENS) + max_turns - 1)
 
 
-def sample_room(max_prompt_tokens: int, max_new_tokens: int) -> int:
-    """Most bytes of a sample when it is unfolded: twice those of its tokens and log-probs, its proofs, its text."""
-    return 8 * max_prompt_tokens + 16 * max_new_tokens + proof_room(max_new_tokens) + ROOM_FOR_TEXT
+def sample_room(max_prompt_tokens: int, max_new_tokens: int, max_turns: int = 1) -> int:
+    """Most bytes of a sample when it is unfolded: twice those of its tokens, log-probs and runs, its proofs, its
+    text."""
+    tokens = 8 * max_prompt_tokens + 16 * max_new_tokens
+    return tokens + 16 * max_turns + proof_room(max_new_tokens, max_turns) + ROOM_FOR_TEXT
 
 
-def file_room(samples: int, max_prompt_tokens: int, max_new_tokens: int) -> int:
+def file_room(samples: int, max_prompt_tokens: int, max_new_tokens: int, max_turns: int = 1) -> int:
     """Most bytes of a file of so many samples, which is compressed or else hardly larger than unfolded."""
-    return samples * sample_room(max_prompt_tokens, max_new_tokens) + ROOM_FOR_FOOTER
+    return samples * sample_room(max_prompt_tokens, max_new_tokens, max_turns) + ROOM_FOR_FOOTER

@@ -21,6 +21,7 @@ from shoal.validate.evidence.vote_log import Votes
 from shoal.validate.queue import BURST_S, NEWCOMER_BURST_S, NEWCOMER_SHARE, NewcomerTime, TimeBudget, in_turn
 from tests.support.coordinator_in_process import good_file, key_of, world_at
 from tests.support.model_and_checks import World, build_world, gym
+from tests.support.no_episodes import NoEpisodes
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, train, working
 from tests.support.submissions import changed
 from tests.support.validator_in_process import open_court
@@ -31,7 +32,7 @@ def world() -> World:
     return build_world("short")
 
 
-class SlowScorer:
+class SlowScorer(NoEpisodes):
     """Stands for a scorer that answers can be made to keep busy; it says how long it was let."""
 
     def __init__(self) -> None:

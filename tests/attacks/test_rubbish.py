@@ -28,6 +28,7 @@ from shoal.rundir import RunDir, limits_of
 from shoal.tasks.source import Score, Split, Task
 from tests.support.coordinator_in_process import TRAINER, World, key_of, world_at
 from tests.support.model_and_checks import SAMPLING, TASKS, build_world, gym, model_dir
+from tests.support.no_episodes import NoEpisodes
 from tests.support.roles_in_process import entries, make_config, make_run, make_worker, notes, work_until_sent
 from tests.support.strangers import Stranger
 from tests.support.submissions import LIMITS, changed, make_lease, make_submission
@@ -39,7 +40,7 @@ PLACES = [f"198.51.{number}.7" for number in range(6)]
 SLOW_S = 60.0
 
 
-class SlowScorer:
+class SlowScorer(NoEpisodes):
     """Answers that were made up take a minute; drawn ones do not."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.client.client import CoordinatorClient
+from shoal.client.known_coordinators import trusted
 from shoal.errors import IdentityError, SwarmError, WaitError
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
@@ -132,6 +133,27 @@ def test_join_wants_a_url() -> None:
             Join.parse(text)
     with pytest.raises(IdentityError, match="an address is 0x and 40"):
         Join.parse("http://x#0x12")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1/x", "http://", "https://:7000", "http://x:99999", "http://x:0", "http://x:y"]
+)
+def test_a_url_that_leads_nowhere_is_refused_in_one_line_that_names_it(url: str) -> None:
+    with pytest.raises(SwarmError) as refused:
+        Join.parse(url)
+    assert str(refused.value).startswith(f"--join {url}: ")
+    assert str(refused.value).endswith("give it as in https://HOST:7000#0xADDRESS")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_line_of_known_coordinators_that_is_none_is_said_of_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "shoal").mkdir()
+    (tmp_path / "shoal" / "known_coordinators").write_text(f"http://[::1/x {A.address}\n")
+    with pytest.raises(SwarmError, match=r"known_coordinators: cannot be read .*each line is a URL and an address"):
+        trusted("https://run.example.org:7000")
 
 
 def test_the_signature_of_a_card_covers_its_config() -> None:

@@ -197,8 +197,10 @@ def test_a_verdict_is_final_but_the_trainer_may_turn_a_file_down(world: World, t
     assert world.request(TRAINER, "PUT", target, body | {"accept": True}).status_code == 403
     world.trainer._root_of = lambda _: "cd" * 32
     assert list(world.trainer.accepted(0)) == []
-    told = world.link(key_of("a")).get("/v1/submissions/0/0")
-    assert "made with weights" in told["verdict"]["finding"]["found"]
+    finding = world.link(key_of("a")).get("/v1/submissions/0/0")["verdict"]["finding"]
+    assert (finding["check"], finding["found"]) == ("version", "cd" * 32)
+    assert len(finding["claimed"]) == 64, "whole, so that it can be found among the versions that were taken back"
+    assert "version 0 is what is published under that number" in finding["rule"]
     assert world.trainer.count(0).seen == 0
 
 

@@ -17,6 +17,7 @@ from pyroute2 import IPRoute, NetNS
 from shoal.client.client import CoordinatorClient
 from shoal.crypto.keys import Key
 from shoal.errors import ShoalError
+from tests.support.run_processes import SMALLEST, own_worker_stopped
 from tests.support.wheel import bare
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
@@ -53,15 +54,15 @@ def main(config: str, folder: Path, client: str) -> None:
         other = start(["unshare", "-n", "sleep", "600"], "other.log")
         time.sleep(0.5)
         connect(other.pid)
-        # One worker beside the one that joins, and more steps than it takes until that one has a file accepted.
-        settings = [f"--set={setting}" for setting in (f"swarm.host={HERE}", "workers.count=1", "steps=1000")]
-        run = start([*shoal, "run", config, "--out", str(out), *settings], "run.log")
+        # More steps than it takes until the one that joins has a file accepted.
+        run = start([*shoal, "run", config, "--out", str(out), f"--set=swarm.host={HERE}", *SMALLEST], "run.log")
         deadline = time.monotonic() + WAIT_S
         while not (line := re.search(r"shoal worker --join (\S+)", (folder / "run.log").read_text())):
             if time.monotonic() > deadline or run.poll() is not None:
                 sys.exit((folder / "run.log").read_text())
             time.sleep(0.2)
         url = line[1]
+        stack.enter_context(own_worker_stopped(out, WAIT_S))
         enter = ["nsenter", f"--net=/proc/{other.pid}/ns/net"]
         worker = start([*enter, client, "worker", "--join", url], "worker.log", env=bare(home), cwd=away)
         accepted = 0

@@ -111,6 +111,7 @@ def test_two_processes_and_one_that_goes_on_after_a_kill_find_what_one_finds(hea
 import io
 from pathlib import Path
 from rich.console import Console
+from shoal.config import TurnsConfig
 from shoal.evals.answers import Drawing
 from shoal.evals.filter import filter_source
 from shoal.tasks.sources.filtered import Header

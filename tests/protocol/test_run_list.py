@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.crypto.keys import Key
-from shoal.errors import SwarmError
+from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.run_list import (
     DAY_S,
     MAX_LIST_BYTES,
@@ -189,3 +189,26 @@ def test_publishing_updates_a_list_in_place_and_only_that_of_the_same_key(tmp_pa
     with pytest.raises(SwarmError, match="expected"):
         publish(target, [], A, 7, [])
     assert [one.entry.coordinator for one in publish(target, [], PUBLISHER, 7, [A.address]).runs] == [B.address]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("https://[::1/x", "--directory https://[::1/x: Invalid IPv6 URL; give it as in https://HOST/runs.json"),
+        ("ftp://x/y", "--directory ftp://x/y: scheme 'ftp' is unknown; give https or a file"),
+    ],
+)
+def test_a_directory_that_no_list_can_be_at_is_refused_by_name(place: str, said: str) -> None:
+    from shoal.client.run_directory import open_directory
+
+    with pytest.raises(SwarmError) as refused:
+        open_directory(place)
+    assert str(refused.value) == said
+
+
+def test_a_folder_is_not_a_list_and_is_called_what_it_is(tmp_path: Path) -> None:
+    from shoal.client.run_directory import open_directory
+
+    with pytest.raises(ConfigError) as refused:
+        open_directory(str(tmp_path))
+    assert str(refused.value) == f"{tmp_path}: cannot be read (Is a directory); give a list, or an entry, of runs"

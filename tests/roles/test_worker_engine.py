@@ -1,16 +1,19 @@
 """A worker generates with the engine that its settings and its machine allow, and its profile says which."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from shoal.config import RunConfig
+from shoal.devices import Memory
 from shoal.errors import ConfigError, MissingExtraError
 from shoal.extras import is_installed
+from shoal.generate.vllm.start import engine_args
 from shoal.protocol.profile import Profile
 from shoal.roles import worker_engine
-from shoal.roles.worker_engine import chosen_engine, engine_of, worker_profile
+from shoal.roles.worker_engine import chosen_engine, engine_of, vllm_settings, worker_profile
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
 
@@ -60,3 +63,13 @@ def test_the_profile_names_vllm_its_release_and_the_devices(monkeypatch: pytest.
 def test_each_worker_of_shoal_run_may_have_an_engine_of_its_own() -> None:
     workers = config(count=3, engine="vllm", engines=["torch"]).workers
     assert [workers.engine_of(number) for number in range(3)] == ["torch", "vllm", "vllm"]
+
+
+@pytest.mark.parametrize(("limit", "share"), [(6 * 10**9, 0.25), (24 * 10**9, 1.0), (48 * 10**9, 1.0), (None, None)])
+def test_a_limit_of_gpu_memory_is_the_share_that_vllm_may_use(
+    limit: int | None, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_engine, "memory", lambda _: Memory(total=24 * 10**9, used=0, peak=0))
+    arguments = engine_args(Path("model"), vllm_settings(config(engine="vllm"), CUDA, limit))
+    assert arguments.get("gpu_memory_utilization") == share
+    assert "kv_cache_memory_bytes" not in arguments, "vLLM would ignore the share"

@@ -14,9 +14,9 @@ from rich.console import Console
 from shoal.errors import ModelError
 from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Request
+from shoal.openai_api.errors import ApiError
 from shoal.roles.model_server import ServeOptions, desk_of
 from shoal.rundir import RunDir
-from shoal.serve.api_errors import ApiError
 from shoal.serve.desk import Began, Desk, Ended, News, Ticket, Tokens
 from tests.support.model_in_process import chat_run, publish
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.serve.api_errors import ApiError
-from shoal.serve.requests import MAX_CHOICES, NEUTRAL, parse_chat, parse_completion
+from shoal.openai_api.errors import ApiError
+from shoal.openai_api.fields import NEUTRAL
+from shoal.serve.requests import MAX_CHOICES, parse_chat, parse_completion
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}

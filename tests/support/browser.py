@@ -23,6 +23,7 @@ from shoal.errors import BenchError
 
 START_S = 30.0
 ANSWER_S = 20.0
+KEYS = {"Tab": 9, "Enter": 13}
 # What a page may ask for besides its own server: nothing. Names resolve to nothing, and nothing is fetched by itself.
 FLAGS = (
     "--headless=new",
@@ -107,6 +108,13 @@ class Page:
                 text = self.run("document.body && document.body.innerText.slice(0, 600)")
                 raise AssertionError(f"not within {within_s:g} s: {expression}\nfaults: {self.faults}\npage: {text}")
             time.sleep(0.01)
+
+    def press(self, key: str) -> None:
+        """Presses and lets go of Tab or Enter, as a keyboard does: the page hears events that it may trust."""
+        typed = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            said = typed if kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **said)
 
     def text(self) -> str:
         return str(self.run("document.body.innerText"))

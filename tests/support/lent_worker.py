@@ -1,7 +1,8 @@
 """Stands in for `shoal worker` where the supervisor is tested and not the engine: a real process with a real lease.
 
 It is started as `python lent_worker.py PYTHON -m shoal worker --join URL --key FILE ...`, joins the coordinator, takes
-a lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, or find a limit too small.
+a lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, find a limit too small, or
+load for ever.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.crypto.keys import Key
 from shoal.process import EXIT_LIMIT, die_with_parent, say_last_words
+from shoal.rundir import RUN_FILE
 
 STEP = 1 << 20
 
@@ -31,8 +33,12 @@ def main(arguments: list[str]) -> int:
     if mode == "limit":
         say_last_words("--memory 600 MB: this run needs 2 GB here; raise it")
         return EXIT_LIMIT
+    if mode == "load":  # as a worker that has not come to join yet
+        finish.wait(600.0)
+        return 0
     home = Path(flags["--home"])
     home.mkdir(parents=True, exist_ok=True)
+    (home / RUN_FILE).touch()
     key = Key.load_or_create(Path(flags["--key"]))
     with CoordinatorClient(flags["--join"], key, wait_s=20.0) as link:
         link.join("worker")
@@ -42,7 +48,7 @@ def main(arguments: list[str]) -> int:
         while not finish.wait(0.01):
             if mode == "eat":
                 eaten.append(b"x" * STEP)
-                time.sleep(0.01)
+                time.sleep(0.05)  # less than 5 % of the limit per second: a busy supervisor may look late
         if lease is not None:
             link.put_file(f"/v1/files/{lease.step}/{lease.submission}?signal=0", b"answers")
     return 0

@@ -46,10 +46,10 @@ def publish_directory(publisher: Publisher, number: int, directory: Path) -> Non
 class Origin:
     """A publisher and a server over one store."""
 
-    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+    def __init__(self, path: Path, limits: Limits | None = None, key: Key = KEY) -> None:
         self.path = path
         self.store = Store(path / "origin")
-        self.publisher = Publisher(self.store, KEY, RUN)
+        self.publisher = Publisher(self.store, key, RUN)
         self.server = Server(self.store, limits=limits)
         self.versions: dict[int, Path] = {}
 
@@ -61,8 +61,8 @@ class Origin:
 
 
 @contextmanager
-def origin_at(path: Path, limits: Limits | None = None) -> Iterator[Origin]:
-    origin = Origin(path, limits)
+def origin_at(path: Path, limits: Limits | None = None, key: Key = KEY) -> Iterator[Origin]:
+    origin = Origin(path, limits, key)
     with origin.publisher, serving(origin.server):
         yield origin
 

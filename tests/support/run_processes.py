@@ -1,12 +1,17 @@
 """A small real run as processes: its config, its start, and what it learned."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from shoal.telemetry.metrics import read_steps
+from shoal.telemetry.status import ENDED, read_status
+from tests.support.until import until
 
 STEPS = 30
 CONFIG = f"""
@@ -47,6 +52,36 @@ groups_per_submission = 4
 tasks = 32
 every = 15
 """
+
+
+# The same run, as small as it gets: where it matters that files are made and judged, and not what is learned.
+SMALLEST = [
+    "--set=model.tiny.hidden=32",
+    "--set=model.tiny.layers=1",
+    "--set=model.tiny.warm_steps=0",
+    "--set=train.groups_per_step=4",
+    "--set=workers.count=1",
+    "--set=workers.groups_per_submission=2",
+    "--set=eval.every=1000",
+    "--set=steps=1000",
+]
+
+
+@contextmanager
+def own_worker_stopped(out: Path, wait_s: float) -> Iterator[None]:
+    """Stops the run's own worker, so that all work and all CPUs are left to a machine that joins."""
+
+    def worker() -> list[int]:
+        return [status.pid for status in read_status(out) if status.role == "worker-0" and status.state not in ENDED]
+
+    until(worker, wait_s)
+    (pid,) = worker()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 class Runs:

@@ -71,7 +71,8 @@ class Court:
 class InThisProcess(InProcess):
     """Stands in for the scorer's process, which takes seconds to start."""
 
-    def __init__(self, _: object) -> None:
+    def __init__(self, _: object, turns: object = None) -> None:
+        del turns
         super().__init__(gym())
 
     @property

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.source import Score, Split, Task, score
 from shoal.tasks.sources.gym.determinism import SIZES, UNSTEADY
+from shoal.tasks.sources.gym.package import import_gym
 from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.tasks.sources.gym.strict_scorers import FIXES
 
@@ -23,6 +26,7 @@ WORDS = {"min_word_len": 3, "max_word_len": 8}
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 TELL = """
+from shoal.tasks.sources.gym.package import import_gym
 from shoal.tasks.sources.gym.source import ReasoningGym
 for generator in {generators}:
     source = ReasoningGym(generator, {{}})
@@ -30,6 +34,7 @@ for generator in {generators}:
         print([(source.task(split, i).prompt, source.task(split, i).answer) for i in (12345, 0, 7, 2**31)])
 """
 ASK = """
+from shoal.tasks.sources.gym.package import import_gym
 from shoal.tasks.sources.gym.source import ReasoningGym
 for generator in {generators}:
     source = ReasoningGym(generator, {{}})
@@ -317,3 +322,16 @@ def test_only_generators_with_a_curriculum_have_levels() -> None:
 
 def test_a_generator_that_knows_no_answer_shows_none() -> None:
     assert ReasoningGym("rush_hour", {}).task("train", 0).answer is None
+
+
+def test_what_its_packages_are_written_like_is_not_said_to_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reasoning_gym.py").write_text('known = "a" is "b"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+    with pytest.warns(SyntaxWarning):
+        compile((tmp_path / "reasoning_gym.py").read_text(), "reasoning_gym.py", "exec")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert import_gym().known is False

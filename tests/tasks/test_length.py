@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from shoal.config import LengthConfig
 from shoal.config_io import check_config
@@ -25,6 +26,20 @@ def test_every_target_is_drawn_and_a_seed_draws_the_same_one() -> None:
 def test_the_prompt_tells_the_target() -> None:
     assert budgeted(TASK, 8, BUDGET).prompt == "Spell.\nAnswer in 8 tokens."
     assert budgeted(TASK, None, BUDGET) is TASK
+
+
+@pytest.mark.parametrize(
+    ("preset", "targets"), [("long", [2000, 4000, 6000, 8000, 10000]), ("short", [1000, 2000, 3000, 4000])]
+)
+def test_a_preset_has_the_targets_the_prompt_and_the_reward_of_intellect_2(preset: str, targets: list[int]) -> None:
+    length = LengthConfig.model_validate({"preset": preset})
+    assert length.targets == targets
+    assert budgeted(TASK, 2000, length).prompt == "Spell. Think for 2000 tokens before giving a response."
+    assert (length.alpha, length.form) == (0.0003, "exact")
+    own = LengthConfig.model_validate({"preset": preset, "targets": [7], "prompt": "{prompt} {target}!"})
+    assert (own.targets, budgeted(TASK, 7, own).prompt) == ([7], "Spell. 7!")
+    with pytest.raises(ValidationError, match="preset"):
+        LengthConfig.model_validate({"preset": "longer"})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -123,3 +125,10 @@ def test_a_number_that_nobody_can_write_out_is_wrong_at_once(answer: str) -> Non
 
 def test_an_answer_that_is_too_long_to_be_one_is_wrong() -> None:
     assert not same("1", "1" + " " * 10 + "+0" * MAX_CHARS)
+
+
+def test_the_first_answer_of_a_process_does_not_pay_for_loading_the_parser() -> None:
+    """Importing sympy and the first parse take longer than the limit of an answer on a slow machine."""
+    program = "import shoal.tasks.rewards.math as math; math.LIMIT_S = 0.3; print(math.same('x=7', 'x = 14/2'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr

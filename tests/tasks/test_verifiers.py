@@ -1,4 +1,4 @@
-"""Environments of `verifiers` as sources: the package's own, and one as its documentation writes them."""
+"""Environments of `verifiers` 0.3 as sources: the package's own, and one as its documentation writes them."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,8 @@ from shoal.tasks.build import build_source
 from shoal.tasks.source import score
 
 verifiers = pytest.importorskip("verifiers")
+if not hasattr(verifiers, "load_environment"):
+    pytest.skip("needs verifiers 0.3: make test-environments", allow_module_level=True)
 
 SUMS = """
 import verifiers as vf
@@ -101,7 +103,7 @@ def test_the_packages_own_environment_works() -> None:
 
 @pytest.mark.usefixtures("environments")
 def test_what_is_no_single_turn_environment_is_refused() -> None:
-    with pytest.raises(TaskError, match="verifiers/vf-talk: is a Talk; only single-turn environments are supported"):
+    with pytest.raises(TaskError, match=r"verifiers/vf-talk: is a Talk; of verifiers 0\.3 only single-turn"):
         build_source([TaskConfig(source="verifiers/vf-talk")])
     with pytest.raises(TaskError, match="verifiers/vf-none: cannot be loaded: "):
         build_source([TaskConfig(source="verifiers/vf-none")])

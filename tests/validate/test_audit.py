@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from shoal.config import AuditConfig
-from shoal.validate.audit import Audits
+from shoal.validate.audit import COMPARED, Audits
+from shoal.validate.numerics.alternative_names import FP8, INT8, OLDER, shift_bet
 
 HASHES = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(4000)]
 
@@ -106,3 +107,28 @@ def test_a_file_smaller_than_the_spot_is_seen_whole_and_rate_zero_sees_nothing()
     assert Audits(AuditConfig(rate=0.1, spot_share=0.1), b"secret").spot(HASHES[0], [4, 9]) == [0, 1]
     assert Audits(AuditConfig(rate=0.0, spot_share=0.9), b"secret").spot(HASHES[0], [4, 9, 1]) == []
     assert Audits(AuditConfig(rate=0.1, spot_share=0.0), b"secret").spot(HASHES[0], [4, 9, 1]) == []
+
+
+def compared(won: dict[str, float], shift_rate: float, probation: int = 0) -> list[list[str]]:
+    """What the files of a node are compared with against which bets have won this."""
+    audits = Audits(AuditConfig(probation=probation, shift_rate=shift_rate), b"secret")
+    for sha256 in HASHES[: probation + 1]:
+        audits.drawn("a", sha256, 0)
+    return [audits.alternatives("a", sha256, won) for sha256 in HASHES]
+
+
+def test_files_are_compared_with_what_most_speaks_for_and_now_and_then_with_anything() -> None:
+    won = {shift_bet(INT8): -4.0, shift_bet(OLDER): -1.0, shift_bet(FP8): -2.0}
+    found = [names[0] for names in compared(won, shift_rate=1.0)]
+    share = {name: found.count(name) / len(found) for name in COMPARED}
+    assert share[OLDER] == pytest.approx(3 / 4 + 1 / 12, abs=0.03)
+    assert share[INT8] == pytest.approx(1 / 12, abs=0.02)
+    assert share[FP8] == pytest.approx(1 / 12, abs=0.02)
+
+
+def test_all_files_of_a_suspected_node_are_compared_and_the_usual_share_of_any_other() -> None:
+    for suspected, share in ((0.5, 1.0), (-0.5, 0.1)):
+        found = compared({shift_bet(INT8): suspected}, shift_rate=0.1)
+        assert sum(map(len, found)) / len(found) == pytest.approx(share, abs=0.02)
+    assert all(compared({}, probation=len(HASHES), shift_rate=0.1))
+    assert not any(compared({shift_bet(INT8): 9.0}, shift_rate=0.0)), "a run that compares nothing compares nothing"

@@ -24,6 +24,7 @@ from shoal.protocol.rates.honest_rates import EDGES
 from shoal.protocol.rates.rates_file import RatesFile, read_architecture
 from shoal.validate.calibrate import command
 from shoal.validate.calibrate.command import calibrate, merge
+from shoal.validate.calibrate.tally import Tally, to_rates_file
 from shoal.validate.calibrate.target import resolve
 from shoal.validate.calibrate.thresholds import FLOORS, SAFETY, UNITS, Measured, to_toml
 from shoal.validate.numerics.bets import UNIT
@@ -112,11 +113,19 @@ def test_in_bfloat16_all_ways_and_this_machine_are_measured(rates: tuple[Path, s
     assert found.rates.gaps[own].above[0] == found.rates.gaps[own].count
 
 
+def counted_again(path: Path, folder: Path) -> Path:
+    """Rates of another machine, with a token more."""
+    tree = json.loads(path.read_text())
+    tree["tokens"] = {name: count + 1 for name, count in tree["tokens"].items()}
+    (folder / "again.json").write_text(json.dumps(tree))
+    return folder / "again.json"
+
+
 def test_merging_adds_histograms_and_tokens(rates: tuple[Path, str], tmp_path: Path) -> None:
     path, said = rates[0], io.StringIO()
-    merge([path, path], tmp_path / "both.json", Console(file=said, width=200))
+    merge([path, counted_again(path, tmp_path)], tmp_path / "both.json", Console(file=said, width=200))
     one, both = RatesFile.read(path), RatesFile.read(tmp_path / "both.json")
-    assert both.tokens == {name: 2 * count for name, count in one.tokens.items()}
+    assert both.tokens == {name: 2 * count + 1 for name, count in one.tokens.items()}
     assert both.rates.gaps["tp8"] == one.rates.gaps["tp8"] + one.rates.gaps["tp8"]
     assert f"{sum(both.tokens.values()):,} tokens" in said.getvalue()
 
@@ -133,6 +142,45 @@ def test_rates_of_another_model_or_format_do_not_add_up(rates: tuple[Path, str],
     with pytest.raises(ConfigError, match=r"two or more rates files and --out"):
         merge([rates[0]], tmp_path / "sum.json", Console())
     assert not (tmp_path / "sum.json").exists()
+
+
+def test_rates_that_do_not_add_up_are_refused_by_name(rates: tuple[Path, str], tmp_path: Path) -> None:
+    path, out = rates[0], tmp_path / "sum.json"
+    tree = json.loads(path.read_text())
+
+    def written(name: str, **changes: object) -> Path:
+        (tmp_path / name).write_text(json.dumps({**tree, **changes}))
+        return tmp_path / name
+
+    with pytest.raises(ConfigError, match=r"named.json: has the same counts as .*rates.json; give each once"):
+        merge([path, written("named.json", model="the same by another name")], out, Console())
+    full = dict.fromkeys(tree["tokens"], 2**53 - 1)
+    with pytest.raises(ConfigError, match=r"full.json: together with .*rates.json it is not a valid .* two files"):
+        merge([path, written("full.json", tokens=full)], out, Console())
+
+    def ways(prefix: str) -> dict[str, object]:
+        names = [f"{prefix}/{number}" for number in range(600)]
+        one = {kind: next(iter(found.values())) for kind, found in tree["rates"].items()}
+        return {
+            "tokens": dict.fromkeys(names, 100),
+            "rates": {kind: dict.fromkeys(names, found) for kind, found in one.items()},
+        }
+
+    with pytest.raises(ConfigError, match=r"b.json: together with .*a.json .*at most 1000 items"):
+        merge([written("a.json", **ways("a")), written("b.json", **ways("b"))], out, Console())
+    way, found = next(iter(tree["rates"]["gaps"].items()))
+    odd = {**found, "count": found["above"][0] / 2}
+    more = {**tree["rates"], "gaps": {**tree["rates"]["gaps"], way: odd}}
+    with pytest.raises(ConfigError, match=rf"odd.json: .*gaps: '{way}' has {found['above'][0]} of "):
+        merge([path, written("odd.json", rates=more)], out, Console())
+    assert not out.exists()
+
+
+def test_a_model_with_a_long_path_can_be_calibrated(rates: tuple[Path, str]) -> None:
+    one = RatesFile.read(rates[0])
+    kinds = (one.rates.gaps, one.rates.shortfalls, one.rates.chunks)
+    tally = Tally(100, 1.0, 0, 1.0, *(found["flash"] for found in kinds))
+    assert to_rates_file({"flash": tally}, "/models/" + "x" * 300, one.architecture).model == "x" * 200
 
 
 def test_a_tiny_model_is_not_calibrated_without_the_config_that_it_is_built_for() -> None:
@@ -154,7 +202,7 @@ def test_the_command_has_three_forms_and_none_ignores_a_flag(
     def shoal(*words: object) -> object:
         return CliRunner().invoke(app, ["calibrate", *map(str, words)], catch_exceptions=True).exception
 
-    assert shoal("merge", rates[0], rates[0], "--out", tmp_path / "both.json") is None
+    assert shoal("merge", rates[0], counted_again(rates[0], tmp_path), "--out", tmp_path / "both.json") is None
     assert RatesFile.read(tmp_path / "both.json").model == RatesFile.read(rates[0]).model
     asked: list[object] = []
     monkeypatch.setattr(command, "calibrate_answers", lambda *words: asked.extend(words[:4]))

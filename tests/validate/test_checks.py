@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from shoal.config import ThresholdsConfig
 from shoal.errors import TaskError
+from shoal.protocol.rollout import bare_rollout
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, Verdict, shown
 from shoal.rl.advantages import group_advantages
@@ -18,7 +20,7 @@ from shoal.tasks.source import Score, Split, Task
 from shoal.validate.checks.all_checks import noise_keys
 from shoal.validate.checks.proofs import check_computation, check_lengths
 from shoal.validate.checks.rewards import check_rewards
-from shoal.validate.checks.sampling import check_free, check_logprobs, check_seeded, surprise
+from shoal.validate.checks.sampling import check_free, check_logprobs, check_seeded, surprise, unlikely_ends
 from shoal.validate.checks.tasks import check_tasks
 from shoal.validate.checks.termination import check_termination
 from shoal.validate.checks.version import check_version
@@ -277,6 +279,21 @@ def test_ends_at_unlikely_places_are_counted(honest: Submission, free: Sequence[
     assert said(check_free(honest, early, LIMITS))[:3] == ("termination", None, "fair draws")
     one = [own if n else early[0] for n, own in enumerate(free)]
     assert check_free(honest, one, LIMITS) is None, "one in a file is what fair draws do"
+
+
+def test_the_ends_of_all_turns_are_counted_and_not_the_last_one_alone() -> None:
+    runs = np.array([10, 3] * 5 + [10], np.int32)
+    sample = replace(bare_rollout([1], [5] * 75), runs=runs)
+    assert sample.ended_at == [9, 19, 29, 39, 49, 59]
+    assert replace(sample, finish="length").ended_at == [9, 19, 29, 39, 49]
+    ends_T = np.full(60, 0.02)
+    ends_T[-1] = 0.9
+    nothing = np.zeros((60, 1))
+    own = Replayed(torch.zeros(60, 1), np.zeros(60), None, nothing, nothing, ends_T)
+    submission = SimpleNamespace(rollouts=[sample] * 64)
+    assert unlikely_ends(submission, [own] * 64) > 100  # type: ignore[arg-type]
+    last_alone = SimpleNamespace(rollouts=[replace(sample, runs=np.array([10, 3, 50], np.int32))] * 64)
+    assert unlikely_ends(last_alone, [own] * 64) < 16  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

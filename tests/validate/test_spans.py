@@ -2,19 +2,27 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.spans import SpanLease
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal
 from shoal.protocol.verdict import Finding
+from shoal.rundir import RunDir
 from shoal.train.batch import pack, sort_groups, staleness
+from shoal.validate.calibrate.answers import Answers
+from shoal.validate.calibrate.tally import Tally
 from shoal.validate.evidence.bundle import bundle_of, read_bundle, write_bundle
 from shoal.validate.numerics.account import BAN_NATS
+from shoal.validate.numerics.bets import Bets, Noise
 from shoal.validate.numerics.judge import VOID_NATS, Weighed
+from shoal.validate.spans import Part, parts_of
 from tests.support.in_flight import early_lease, flown
 from tests.support.model_and_checks import VERSIONS, World, build_world, weights
 
@@ -109,6 +117,44 @@ def test_tokens_are_as_old_as_the_version_that_drew_them(honest: Submission) -> 
     drawn_A = np.concatenate([batch.version_A.numpy() for batch in pack(chosen, 4096)])
     assert (drawn_A == 0).sum() == old
     assert groups_with_signal(honest) == len(groups.signal)
+
+
+def test_an_answer_has_not_ended_where_its_version_changes(world: World, honest: Submission) -> None:
+    """With free sampling, an end that nobody drew would be evidence against an honest machine."""
+    ended = {n for n, rollout in enumerate(honest.rollouts) if rollout.finish == "eos" and len(rollout.completion) > 32}
+    rollouts = [replace(rollout, finish="eos") for rollout in honest.rollouts]  # whatever the model draws
+    first, second = parts_of(replace(honest, rollouts=rollouts), world.checks.policy.hidden_size)
+    for number, sample in zip(first.numbers, first.samples, strict=True):
+        went_on = len(honest.rollouts[number].completion) > 32
+        assert sample.finish == ("length" if went_on else "eos")
+    assert all(sample.finish == "eos" for sample in second.samples)
+    assert ended <= set(second.numbers)
+
+
+def test_files_of_other_machines_are_calibrated_version_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = build_world("long", "bfloat16", in_flight=True, max_new_tokens=48)
+    made, numbers = flown(world, early_lease(world)), world.checks.numbers
+    assert numbers is not None
+
+    def count(versions: dict[int, Version]) -> tuple[Tally, float]:
+        run = cast("RunDir", SimpleNamespace(config=world.config, path=Path("run"), channel=lambda: None))
+        answers = Answers(run, _policy=world.checks.policy)
+
+        def load(_: Answers, part: Part) -> Noise:
+            world.load(versions[part.version.number])
+            numbers.measure(part.version.root, world.checks._prompts)
+            assert numbers.noise is not None
+            return numbers.noise
+
+        monkeypatch.setattr(Answers, "_load", load)
+        weighed = answers._count(made, "one/two", Bets(default_rates()))
+        return answers.tallies["one/two"], weighed.total
+
+    tally, nats = count({version.number: version for version in VERSIONS})
+    wrong, _ = count(dict.fromkeys((0, 1), VERSIONS[0]))
+    assert tally.tokens == wrong.tokens == sum(len(rollout.completion) for rollout in made.rollouts)
+    assert nats < VOID_NATS
+    assert (tally.squares / tally.tokens) ** 0.5 < 2 < (wrong.squares / wrong.tokens) ** 0.5
 
 
 def test_in_bfloat16_each_version_is_weighed_with_its_own_weights() -> None:

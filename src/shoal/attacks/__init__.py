@@ -5,8 +5,19 @@ They are part of the package because a run can be given some (`[[cheaters]]`), t
 file (states, log-probs and proofs of the text that is handed in), it is: a careless liar proves nothing.
 """
 
-from shoal.attacks.base import ATTACKS, attack_named
+from shoal.attacks.base import ATTACKS, EPISODE_ATTACKS, attack_named
 
-from shoal.attacks import claims, files, proofs, spans, texts, weights  # isort: skip  # they register themselves
+from shoal.attacks import claims, episodes, files, proofs, spans, texts, weights  # isort: skip  # they register themselves
 
-__all__ = ["ATTACKS", "attack_named", "claims", "files", "proofs", "spans", "texts", "weights"]
+__all__ = [
+    "ATTACKS",
+    "EPISODE_ATTACKS",
+    "attack_named",
+    "claims",
+    "episodes",
+    "files",
+    "proofs",
+    "spans",
+    "texts",
+    "weights",
+]

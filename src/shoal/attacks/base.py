@@ -14,21 +14,33 @@ from shoal.protocol.rollout import bare_rollout
 from shoal.validate.recompute import replay
 
 ATTACKS: dict[str, type[Maker]] = {}
+EPISODE_ATTACKS: dict[str, type[Maker]] = {}
+"""Those that need tasks that are played in turns."""
 
 
 def attack(kind: type[Maker]) -> type[Maker]:
     """Lists a class under its name in lower case: `FalseReward` is `false_reward`."""
-    name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).removeprefix("_")
-    ATTACKS[name] = kind
+    ATTACKS[_name(kind)] = kind
     return kind
 
 
+def episode_attack(kind: type[Maker]) -> type[Maker]:
+    """The same for one that needs tasks that are played in turns."""
+    EPISODE_ATTACKS[_name(kind)] = kind
+    return kind
+
+
+def _name(kind: type[Maker]) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).removeprefix("_")
+
+
 def attack_named(name: str) -> type[Maker]:
-    if name not in ATTACKS:
-        near = difflib.get_close_matches(name, ATTACKS, n=1)
+    known = ATTACKS | EPISODE_ATTACKS
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"attack {name!r}: unknown{hint} Known: {', '.join(ATTACKS)}")
-    return ATTACKS[name]
+        raise ConfigError(f"attack {name!r}: unknown{hint} Known: {', '.join(known)}")
+    return known[name]
 
 
 @contextmanager

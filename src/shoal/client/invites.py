@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from shoal.client.client import CoordinatorClient
-from shoal.client.join_line import join_url
+from shoal.client.join_line import url_for_others
 from shoal.crypto.keys import Key, checksummed
 from shoal.errors import ConfigError
 from shoal.protocol import messages as m
@@ -26,7 +26,7 @@ def make_invites(run: RunDir, url: str | None, expires: int, count: int) -> list
             f"run {run.path}: is open to anyone, so an invite would admit nobody else; set swarm.closed = true and "
             "start it again"
         )
-    place = _place(run, url)
+    place = url_for_others(run, url)
     made = [Invite.make(run.config.name, key, expires) for _ in range(count)]
     return [f"shoal worker --join {place}#{key.address}+{invite}" for invite in made]
 
@@ -59,15 +59,8 @@ def _own_key(run: RunDir) -> Key:
     return role_key(run.path, "coordinator")
 
 
-def _place(run: RunDir, url: str | None) -> str:
-    found = url or join_url(run)
-    if found is None:
-        raise ConfigError(f"run {run.path}: has not begun, so its port is not known; start it, or give --url")
-    return found.rstrip("/")
-
-
 @contextmanager
 def _link(run: RunDir, url: str | None) -> Iterator[CoordinatorClient]:
     key = _own_key(run)
-    with CoordinatorClient(Join(_place(run, url), key.address), key, ASK_S, timeout_s=ASK_S) as link:
+    with CoordinatorClient(Join(url_for_others(run, url), key.address), key, ASK_S, timeout_s=ASK_S) as link:
         yield link

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from shoal.client.identity import default_home
 from shoal.crypto.keys import checked_address, checksummed
-from shoal.errors import SwarmError
+from shoal.errors import ShoalError, SwarmError
 from shoal.files import disk_errors, locked, read_regular, whole_file
 from shoal.protocol.run_card import Join
 from shoal.shardcast.fetch.http import distance, distances
@@ -107,7 +107,7 @@ def _read() -> dict[str, tuple[str, str]]:
         return {_place(Join.parse(url)): (url, checked_address(address)) for url, address in lines}
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ShoalError) as error:
         raise SwarmError(f"{path}: cannot be read ({error}); each line is a URL and an address") from error
 
 

@@ -209,34 +209,39 @@ class SwarmStore:
                 continue
             self._yielded.add(place)
             try:
-                yield self._confirmed(upload)
+                submission, _ = self.read(upload)
+                if (moved := self._taken_back(submission)) is None:
+                    yield submission
+                else:
+                    self._turn_down(*place, moved, str(moved))
             except UnreadError as error:
                 self._failed[place] += 1
                 if error.again and self._failed[place] < MAX_FETCHES:
                     self._yielded.discard(place)  # the next call tries it again
                     continue
-                self.turn_down(step, upload.submission, str(error))
+                self.turn_down(*place, str(error))
             except RolloutError as error:
-                self.turn_down(step, upload.submission, str(error))
+                self.turn_down(*place, str(error))
             finally:
                 remove(upload.path)
 
     def turn_down(self, step: int, submission: int, reason: str) -> None:
         finding = Finding("trainer", "what is trained on is what was accepted", "accepted", reason)
+        self._turn_down(step, submission, finding, reason)
+
+    def _turn_down(self, step: int, submission: int, finding: Finding, reason: str) -> None:
         sha256, _ = self._known[step, submission]
         self._enter(step, submission, Verdict(False, sha256, False, finding))
         self._refused(f"step-{step:06d}/{self._path_of(step, submission).name}", reason)
 
-    def _confirmed(self, upload: Upload) -> Submission:
-        submission, _ = self.read(upload)
+    def _taken_back(self, submission: Submission) -> Finding | None:
+        """Names the version of an accepted file that was taken back and published again since."""
         for span in submission.spans:
             root = self._root_of(span.version)
             if span.weights != root:
-                raise RolloutError(
-                    f"{upload.path.name}: made with weights {span.weights[:12]!r} as version {span.version}, "
-                    f"which is {root[:12] if root else 'no longer here'!r}"
-                )
-        return submission
+                rule = f"version {span.version} is what is published under that number when it is trained on"
+                return Finding("version", rule, span.weights[:64], root)
+        return None
 
     def forget(self, before: int) -> None:
         self._link.send("DELETE", f"/v1/files?before={before}")

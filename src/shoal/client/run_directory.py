@@ -10,14 +10,14 @@ import httpx2
 from rich.console import Console
 
 from shoal.client.client import CoordinatorClient
-from shoal.client.join_line import join_url
+from shoal.client.join_line import url_for_others
 from shoal.config import RunConfig
 from shoal.crypto.keys import Key, checked_address, checksummed
 from shoal.crypto.tls import is_loopback, public_context
 from shoal.errors import ConfigError, SwarmError
 from shoal.files import disk_errors, read_regular, write_whole
 from shoal.protocol import messages as m
-from shoal.protocol.run_card import Join
+from shoal.protocol.run_card import Join, url_fault
 from shoal.protocol.run_list import (
     DAY_S,
     MAX_LIST_BYTES,
@@ -42,13 +42,18 @@ def open_directory(where: str) -> Listing:
     """The runs of a list at a path or an https URL; URL#0xADDRESS accepts only that publisher."""
     place, _, address = where.strip().partition("#")
     publisher = checked_address(address) if address else None
-    is_url = place.startswith(("http://", "https://"))
+    scheme, colon, _ = place.partition("://")
+    if colon and scheme not in ("http", "https", "file"):
+        raise SwarmError(f"--directory {one_line(place)}: scheme {one_line(scheme)!r} is unknown; give https or a file")
+    is_url = scheme in ("http", "https") and bool(colon)
     data = _fetch(place) if is_url else _read(Path(place.removeprefix("file://")))
     return read_list(data, f"--directory {one_line(place)}", int(time.time()), publisher)
 
 
 def _fetch(url: str) -> bytes:
     """The bytes at a URL: so many, in so much time, from nowhere else, and not compressed."""
+    if fault := url_fault(url):
+        raise SwarmError(f"--directory {one_line(url)}: {fault}; give it as in https://HOST/runs.json")
     host = urlsplit(url).hostname or ""
     if url.startswith("http://") and not is_loopback(host):
         raise SwarmError(f"--directory {url}: plain http, where anybody on the way can leave runs out; give https")
@@ -123,10 +128,8 @@ def make_entry(run: RunDir, url: str | None, about: str, days: int) -> SignedEnt
     if not is_own(run.path):
         raise ConfigError(f"run {run.path}: its coordinator's key is not here; make the entry where the run is at home")
     key = role_key(run.path, "coordinator")
-    found = url or join_url(run)
-    if found is None:
-        raise ConfigError(f"run {run.path}: has not begun; start it, or give its coordinator's --url")
-    with CoordinatorClient(Join(found.rstrip("/"), key.address), key, ASK_S, timeout_s=ASK_S) as link:
+    found = url_for_others(run, url)
+    with CoordinatorClient(Join(found, key.address), key, ASK_S, timeout_s=ASK_S) as link:
         if link.card.coordinator != key.address:
             raise SwarmError(f"{found}: the coordinator there is {link.card.coordinator}, not this run's")
         status = link.look(m.StatusOut, "/v1/status")
@@ -134,7 +137,7 @@ def make_entry(run: RunDir, url: str | None, about: str, days: int) -> SignedEnt
     entry = RunEntry(
         run=run.config.name,
         coordinator=key.address,
-        url=found.rstrip("/"),
+        url=found,
         model=_model_name(run.config),
         about=about,
         needs=needs_of(run),
@@ -176,7 +179,8 @@ def _read(path: Path) -> bytes:
     try:
         return read_regular(path, MAX_LIST_BYTES)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); give a list, or an entry, of runs") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read ({reason}); give a list, or an entry, of runs") from None
 
 
 def _kept(path: Path, key: Key, now: int) -> list[SignedEntry]:

@@ -47,7 +47,7 @@ class Judged:
 
     @property
     def tokens(self) -> int:
-        return sum(len(rollout.completion) for rollout in self.submission.rollouts) if self.submission else 0
+        return sum(rollout.drawn_count for rollout in self.submission.rollouts) if self.submission else 0
 
 
 @dataclass(slots=True)

@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shoal.config import TurnsConfig
 from shoal.errors import TaskError
-from shoal.generate.engine import Request
+from shoal.generate.engine import Completion, Request
+from shoal.generate.environment_calls import play_all
+from shoal.generate.episodes import Episode, EpisodeCompletion
+from shoal.generate.flights import Answer
 from shoal.generate.torch_engine import TorchEngine
+from shoal.models.chat import Turns
 from shoal.models.load import Policy
 from shoal.tasks.source import Judge, Score, Split, Task, draw
 
@@ -24,6 +29,9 @@ class Drawing:
     max_prompt_tokens: int
     max_batch: int = 128
     seed: int = 0
+    environments: frozenset[str] = frozenset()
+    """Names of the tasks that are played in turns."""
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +88,37 @@ def answer_tasks(
             numbers = range(first, first + drawing.samples)
             requests += [Request(prompts[place], seed, number, drawing.max_new_tokens) for number in numbers]
             asked[task.source, task.index] += drawing.samples
-        made = sorted(engine.generate(requests), key=lambda completion: completion.key)
-        scores = judge.scores(split, [(part[c.key // drawing.samples], policy.decode(c.tokens)) for c in made])
+        asked_of = [task for task in part for _ in range(drawing.samples)]
+        made = list(_answers(policy, engine, judge, split, drawing, asked_of, requests))
+        texts = [(task, policy.decode(c.tokens)) for task, c in zip(asked_of, made, strict=True) if _is_text(c)]
+        scored = iter(judge.scores(split, texts) if texts else ())
+        scores = [c.score or next(scored) if isinstance(c, EpisodeCompletion) else next(scored) for c in made]
         for place, task in enumerate(part):
             own = slice(place * drawing.samples, (place + 1) * drawing.samples)
-            yield Answered(task, scores[own], [len(c.tokens) for c in made[own]])
+            yield Answered(task, scores[own], [len(c.logprobs) for c in made[own]])
+
+
+def _is_text(answer: Completion) -> bool:
+    return not isinstance(answer, EpisodeCompletion)
+
+
+def _answers(
+    policy: Policy,
+    engine: TorchEngine,
+    judge: Judge,
+    split: Split,
+    drawing: Drawing,
+    tasks: Sequence[Task],
+    requests: Sequence[Request],
+) -> list[Completion]:
+    """An answer per request, in order; tasks of environments are played turn by turn."""
+    if not any(task.source in drawing.environments for task in tasks):
+        return sorted(engine.generate(requests), key=lambda completion: completion.key)
+    turns = Turns.of(policy)
+    answers = [
+        Episode.of(request, task, drawing.turns, policy, turns)
+        if task.source in drawing.environments
+        else Answer(request)
+        for task, request in zip(tasks, requests, strict=True)
+    ]
+    return play_all(engine, answers, judge, split, drawing.max_new_tokens)

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from typing import IO, Any
+
+from pydantic import TypeAdapter
 
 from shoal.config import DeviceName
 from shoal.devices import resolve, set_threads
@@ -26,6 +27,9 @@ from shoal.tasks.build import build_source
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Task
 from shoal.tasks.sources.filtered import Header
+
+# As JSON, between processes.
+DRAWING = TypeAdapter(Drawing)
 
 # Tasks between two writes: what a stop loses at most, for each process.
 CHUNK = 64
@@ -90,7 +94,7 @@ class _Helper:
 
         self._child = Child([sys.executable, "-P", "-m", "shoal.evals.worker_pool"])
         how = {"threads": torch.get_num_threads(), "device": device}
-        self._say({"header": header.to_json(), "drawing": asdict(drawing), **how})
+        self._say({"header": header.to_json(), "drawing": DRAWING.dump_python(drawing, mode="json"), **how})
 
     def fileno(self) -> int:
         return self._child.fileno()
@@ -159,7 +163,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     while True:
         chunk = asked.get()
         try:
-            header, drawing = Header.from_json(spec["header"]), Drawing(**spec["drawing"])
+            header, drawing = Header.from_json(spec["header"]), DRAWING.validate_python(spec["drawing"])
             measurer = measurer or Measurer(header, drawing, spec["device"])
             reply: Mapping[Any, object] = measurer.measure(chunk)
         except ShoalError as error:

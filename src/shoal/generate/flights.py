@@ -34,6 +34,15 @@ class Answer:
         prompt = (*whole.prompt, *self.tokens)
         return replace(whole, prompt=prompt, seed=seed, max_new_tokens=new, position=before)
 
+    @property
+    def is_acting(self) -> bool:
+        """Whether it waits for an environment; an answer of one turn never does (`episodes.Episode`)."""
+        return False
+
+    def completion(self, key: int) -> Completion:
+        """The answer, which has ended."""
+        return Completion(key, self.tokens, self.logprobs, self.finish or "length", self.proof)
+
     def add(self, piece: Completion) -> None:
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
@@ -53,7 +62,7 @@ class Flight:
     every: int
     """Tokens of a span."""
     idle: set[int]
-    """Answers that have not ended, and of which the engine is not asked for anything."""
+    """Answers that have not ended and have no request in the engine."""
     unfinished: int
     """Answers that have not ended."""
     later: list[SpanLease] = field(default_factory=list)
@@ -61,7 +70,10 @@ class Flight:
 
     @classmethod
     def begin(cls, lease: Lease, version: Version, requests: Sequence[Request], every: int) -> "Flight":
-        answers = [Answer(request) for request in requests]
+        return cls.of(lease, version, [Answer(request) for request in requests], every)
+
+    @classmethod
+    def of(cls, lease: Lease, version: Version, answers: list[Answer], every: int) -> "Flight":
         return cls(lease, version, answers, every, set(range(len(answers))), len(answers))
 
     @property
@@ -70,17 +82,22 @@ class Flight:
         return self.lease.step, self.lease.submission
 
     @property
+    def acting(self) -> int:
+        """Episodes that wait for their environments."""
+        return sum(answer.finish is None and answer.is_acting for answer in self.answers)
+
+    @property
     def versions(self) -> set[Version]:
         """All that its answers are drawn with, so far as it is known."""
         return {self._version(span) for span in range(len(self.later) + 1)}
 
     def needs(self) -> set[Version]:
-        """The versions that answers wait for of which the engine is not asked for anything."""
+        """Versions that idle answers wait for."""
         spans = {self._span(number) for number in self.idle}
         return {self._version(span) for span in spans if span <= len(self.later)}
 
     def due(self, loaded: Version | None) -> list[int]:
-        """Answers of which the engine is to be asked for the next piece, with the version that is loaded."""
+        """Idle answers whose next piece can be drawn with the loaded version."""
         known = [number for number in self.idle if self._span(number) <= len(self.later)]
         return sorted(number for number in known if self._version(self._span(number)) == loaded)
 
@@ -101,18 +118,20 @@ class Flight:
         """Adds a piece to its answer; whether that has ended."""
         answer = self.answers[number]
         answer.add(piece)
-        if answer.finish is None:
-            self.idle.add(number)
-        else:
+        return self.place(number)
+
+    def place(self, number: int) -> bool:
+        """Notes what an answer waits for, after it has changed; whether it has ended."""
+        answer = self.answers[number]
+        if answer.finish is not None:
             self.unfinished -= 1
+        elif not answer.is_acting:
+            self.idle.add(number)
         return answer.finish is not None
 
     def completions(self) -> list[Completion]:
         """The answers, all of which have ended."""
-        return [
-            Completion(number, answer.tokens, answer.logprobs, answer.finish or "length", answer.proof)
-            for number, answer in enumerate(self.answers)
-        ]
+        return [answer.completion(number) for number, answer in enumerate(self.answers)]
 
     def _span(self, number: int) -> int:
         return len(self.answers[number].tokens) // self.every

@@ -31,6 +31,11 @@ class Underway(Protocol):
     @property
     def unfinished(self) -> int: ...
 
+    @property
+    def acting(self) -> int:
+        """Answers that wait for an environment, and take no place in the engine."""
+        ...
+
     def needs(self) -> Collection[Version]: ...
 
     def due(self, loaded: Version | None) -> Collection[int]: ...
@@ -60,6 +65,11 @@ class Pipeline(Generic[F]):
     def unfinished(self) -> int:
         """Answers that have not ended, in the engine or not."""
         return sum(flight.unfinished for flight in self.flights)
+
+    @property
+    def in_engine(self) -> int:
+        """Answers that take a place in the engine, or will as soon as there is one."""
+        return sum(flight.unfinished - flight.acting for flight in self.flights)
 
     def notice(self, loaded: Version | None, newest: Version) -> None:
         """Remembers which leases were there when a newer version came: until they are done the loaded one still gets
@@ -109,7 +119,7 @@ class Pipeline(Generic[F]):
         """
         if self.async_level == 0 and (self.flights or is_sending):
             return None
-        if self.unfinished >= self.max_batch or any(set(flight.needs()) - {loaded} for flight in self.flights):
+        if self.in_engine >= self.max_batch or any(set(flight.needs()) - {loaded} for flight in self.flights):
             return None
         if loaded == newest:
             return newest.number

@@ -18,8 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from shoal.config import TinyConfig
 from shoal.errors import ModelError, TaskError
 from shoal.models.attention import Packed
+from shoal.models.chat import Turns
 from shoal.models.load import Policy, load
-from shoal.tasks.source import Task, TaskSource
+from shoal.tasks.environments.source import worked_turns
+from shoal.tasks.source import Task, TaskSource, part_of
 
 POSITIONS = 1024
 # Special tokens vanish when an answer is decoded, so none may look like what a task asks for, as <answer> does.
@@ -92,14 +94,11 @@ def warm_start(
     eos = min(policy.eos_ids)
     for step in range(config.warm_steps):
         first = DEMONSTRATIONS + step * config.warm_batch
-        shown = [_demonstration(policy, tasks.task("train", first + i), eos) for i in range(config.warm_batch)]
-        packed = Packed([len(prompt) + len(answer) for prompt, answer in shown])
-        ids_T = torch.tensor([token for prompt, answer in shown for token in prompt + answer])
-        answers = [
-            torch.arange(start + len(prompt), start + len(prompt) + len(answer))
-            for start, (prompt, answer) in zip(packed.starts, shown, strict=True)
-        ]
-        targets_A = torch.cat(answers)
+        drawn = (tasks.task("train", first + i) for i in range(config.warm_batch))
+        shown = [_demonstration(policy, tasks, task, eos) for task in drawn]
+        packed = Packed([len(ids) for ids, _ in shown])
+        ids_T = torch.tensor([token for ids, _ in shown for token in ids])
+        targets_A = torch.cat([start + torch.tensor(own) for start, (_, own) in zip(packed.starts, shown, strict=True)])
         hidden_TD = policy.hidden(ids_T.unsqueeze(0), packed.positions_1T, packed)[0]
         loss = F.cross_entropy(policy.head(hidden_TD[targets_A - 1]), ids_T[targets_A])
         for group in optimizer.param_groups:
@@ -113,8 +112,17 @@ def warm_start(
         raise ModelError(f"model tiny: the warm start diverged at model.tiny.warm_lr = {config.warm_lr}; lower it")
 
 
-def _demonstration(policy: Policy, task: Task, eos: int) -> tuple[list[int], list[int]]:
-    if task.answer is None:
+def _demonstration(policy: Policy, tasks: TaskSource, task: Task, eos: int) -> tuple[list[int], list[int]]:
+    """Tokens of a worked answer behind its prompt, and the places of those that the model is to say."""
+    ids, said = policy.encode_task(task), list[int]()
+    turns = worked_turns(part_of(tasks, task.source), task)
+    if turns is None:
         raise TaskError(f"{task.source} task {task.index}: has no worked answer to show to the tiny model")
-    answer = policy.tokenizer.encode(task.answer, add_special_tokens=False)
-    return policy.encode_task(task), [*answer, eos]
+    between = Turns.of(policy).between
+    for number, (action, seen) in enumerate(turns, 1):
+        answer = [*policy.tokenizer.encode(action, add_special_tokens=False), eos]
+        said += range(len(ids), len(ids) + len(answer))
+        ids += answer
+        if number < len(turns):
+            ids += between(eos, seen.role, seen.text)
+    return ids, said

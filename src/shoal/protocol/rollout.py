@@ -6,7 +6,7 @@ table is a claim; `rollout_rules` says what may be.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shoal.files import parse_json
+from shoal.protocol.turns import ONE_TURN, Places, Runs, drawn_count, drawn_places, drawn_runs
 
 Tokens = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
-Places = npt.NDArray[np.int64]
 Number = TypeVar("Number", np.int32, np.float32)
 
 SCHEMA = pa.schema(
@@ -36,9 +36,10 @@ SCHEMA = pa.schema(
         pa.field("error", pa.string(), nullable=False),
         pa.field("proof", pa.binary(), nullable=False),
         pa.field("parts", pa.string(), nullable=False),
+        pa.field("runs", pa.list_(pa.int32()), nullable=False),
     ]
 )
-RAGGED = ("prompt", "completion", "logprobs")
+RAGGED = ("prompt", "completion", "logprobs", "runs")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,9 @@ class Rollout:
     prompt: Tokens
     """The samples of a group share one array."""
     completion: Tokens
+    """All that follows the prompt: what the policy drew and, between its turns, what was inserted."""
     logprobs: Logprobs
+    """Of the drawn tokens."""
     finish: Literal["eos", "length"]
     reward: float | None
     """None where the scorer failed; `error` then says how."""
@@ -62,6 +65,8 @@ class Rollout:
     """TOPLOC proofs of the states that the tokens were drawn from, chunk after chunk."""
     parts: str = ""
     """What the reward is made of, by name, as JSON; empty where it is one thing."""
+    runs: Runs = field(default_factory=lambda: ONE_TURN)
+    """Lengths of what was drawn, inserted, drawn, ... in turn (`turns`); empty for an answer of one turn."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rollout) and all(
@@ -70,6 +75,26 @@ class Rollout:
             else getattr(self, name) == getattr(other, name)
             for name in SCHEMA.names
         )
+
+    @property
+    def drawn(self) -> Tokens:
+        """The tokens that the policy drew, turn after turn."""
+        return self.completion[drawn_places(self.runs, len(self.completion))] if len(self.runs) else self.completion
+
+    @property
+    def drawn_count(self) -> int:
+        return drawn_count(self.runs, len(self.completion))
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Where each turn begins and ends in the completion."""
+        return list(drawn_runs(self.runs, len(self.completion)))
+
+    @property
+    def ended_at(self) -> list[int]:
+        """Which of the drawn tokens ended a turn; all of them are ended but for the last one, which may be cut off."""
+        lasts = np.cumsum([end - begin for begin, end in self.turns]) - 1
+        return [int(place) for place in (lasts if self.finish == "eos" else lasts[:-1])]
 
     @property
     def task_reward(self) -> float | None:
@@ -111,9 +136,9 @@ def read_parts(text: str) -> dict[str, float]:
 def table_of(rollouts: Sequence[Rollout]) -> Any:
     """Samples as an Arrow table of SCHEMA."""
     columns = []
-    for field in SCHEMA:
-        values = [getattr(rollout, field.name) for rollout in rollouts]
-        columns.append(_list_array(values, field.type) if field.name in RAGGED else pa.array(values, field.type))
+    for column in SCHEMA:
+        values = [getattr(rollout, column.name) for rollout in rollouts]
+        columns.append(_list_array(values, column.type) if column.name in RAGGED else pa.array(values, column.type))
     return pa.table(columns, schema=SCHEMA)
 
 
@@ -162,6 +187,7 @@ class Columns:
     prompt: Ragged[np.int32]
     completion: Ragged[np.int32]
     logprobs: Ragged[np.float32]
+    runs: Ragged[np.int32]
 
     @classmethod
     def of(cls, table: Any) -> Self:
@@ -171,6 +197,7 @@ class Columns:
             Ragged.of(table["prompt"], none),
             Ragged.of(table["completion"], none),
             Ragged.of(table["logprobs"], nan),
+            Ragged.of(table["runs"], none),
         )
 
     def __len__(self) -> int:
@@ -191,6 +218,7 @@ class Columns:
                 prompt=prompts[first_of[n]],
                 completion=self.completion[n],
                 logprobs=self.logprobs[n],
+                runs=self.runs[n],
             )
             for n, row in enumerate(rows)
         ]

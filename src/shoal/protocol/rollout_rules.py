@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shoal.errors import RolloutError
 from shoal.protocol.rollout import SCHEMA, Columns, Ragged, Rollout, read_parts, table_of
+from shoal.protocol.turns import Places, breaks_form, drawn_count
 from shoal.rollout_size import proof_room
 
 MAX_REWARD = 1e6
@@ -34,6 +35,8 @@ class Limits:
     max_new_tokens: int
     span_tokens: int = 0
     """Answers may go on with a newer version at every multiple of this; 0: never."""
+    max_turns: int = 1
+    """Turns of an answer; 1 where no task is an environment."""
 
 
 def checked_rollouts(where: str, table: Any, limits: Limits) -> list[Rollout]:
@@ -83,7 +86,9 @@ def _rules(columns: Columns, limits: Limits, first: int) -> Iterator[Rule]:
     yield (group != numbers // size) | (sample != numbers % size), placed
     yield from _token_rules("prompt", columns.prompt, limits.max_prompt_tokens, limits.vocab)
     yield from _token_rules("completion", columns.completion, limits.max_new_tokens, limits.vocab)
-    given, tokens = columns.logprobs.lengths, columns.completion.lengths
+    broken, tokens = _turns(columns, limits)
+    yield _flags(n in broken for n in range(len(columns))), lambda n: broken[n]
+    given = columns.logprobs.lengths
     yield given != tokens, lambda n: f"{given[n]} log-probs for {tokens[n]} tokens"
     values = columns.logprobs.values
     yield _value_rule(
@@ -104,7 +109,7 @@ def _rules(columns: Columns, limits: Limits, first: int) -> Iterator[Rule]:
     )
     advantages = np.array(plain["advantage"], float)
     yield ~np.isfinite(advantages), lambda n: f"advantage {advantages[n]} is not finite"
-    most = proof_room(limits.max_new_tokens)
+    most = proof_room(limits.max_new_tokens, limits.max_turns)
     yield (
         _flags(len(proof) > most for proof in plain["proof"]),
         lambda n: f"a proof of {len(plain['proof'][n])} bytes, at most {most} are needed",
@@ -117,6 +122,18 @@ def _rules(columns: Columns, limits: Limits, first: int) -> Iterator[Rule]:
         _flags((r is None) != bool(e) for r, e in zip(rewards, errors, strict=True)),
         lambda n: f"reward {rewards[n]} with error {errors[n]!r}; exactly one must be given",
     )
+
+
+def _turns(columns: Columns, limits: Limits) -> tuple[dict[int, str], Places]:
+    """The samples whose runs are not those of turns, and why; and how many tokens of each sample the policy drew."""
+    tokens, broken = columns.completion.lengths.copy(), dict[int, str]()
+    for n in np.flatnonzero(columns.runs.lengths).tolist():
+        runs = columns.runs[n]
+        if why := breaks_form(runs, int(tokens[n]), limits.max_turns):
+            broken[n] = why
+        else:
+            tokens[n] = drawn_count(runs, int(tokens[n]))
+    return broken, tokens
 
 
 def _token_rules(what: str, ids: Ragged[np.int32], most: int, vocab: int) -> Iterator[Rule]:

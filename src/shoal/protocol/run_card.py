@@ -6,6 +6,7 @@ the coordinator's address with the URL believes no other; one that was not takes
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -77,6 +78,8 @@ class Join:
         address, _, invite = fragment.partition("+")
         if not url.startswith(("http://", "https://")):
             raise SwarmError(f"--join {text}: must be the URL of a coordinator, as in https://HOST:7000#0xADDRESS")
+        if fault := url_fault(url):
+            raise SwarmError(f"--join {one_line(url)}: {fault}; give it as in https://HOST:7000#0xADDRESS")
         if invite:
             Invite.parse(invite)  # a damaged one is told before anything is sent
         return cls(url.rstrip("/"), checked_address(address) if address else None, invite)
@@ -84,6 +87,18 @@ class Join:
     @property
     def is_secure(self) -> bool:
         return self.url.startswith("https://")
+
+
+def url_fault(url: str) -> str:
+    """Why a URL leads nowhere: its host or its port is missing or invalid; empty if it may lead somewhere."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return one_line(str(error))
+    if not parts.hostname:
+        return "names no host"
+    return "no server listens on port 0" if port == 0 else ""
 
 
 def sign_card(card: Card, key: Key) -> SignedCard:

@@ -34,7 +34,7 @@ from shoal.protocol.spans import (
 )
 from shoal.rollout_size import MAX_BYTES, sample_room
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 # What pyarrow raises on a file that is not what it seems; text that is not UTF-8 comes as a plain ValueError.
 BROKEN = (pa.ArrowException, OSError, ValueError)
 
@@ -149,7 +149,7 @@ def read_rollouts(path: Path, lease: Lease, limits: Limits) -> Submission:
     later = read_span_leases(path.name, footer.get("shoal.spans", ""))
     check_span_leases(path.name, later, lease, limits.span_tokens, limits.max_new_tokens)
     # Repeated values take no room in a file: what unfolds to more than samples can be is not unfolded at all.
-    room = sample_room(limits.max_prompt_tokens, limits.max_new_tokens)
+    room = sample_room(limits.max_prompt_tokens, limits.max_new_tokens, limits.max_turns)
     table = READER.read(path, expected * room)
     if table.num_rows != expected or not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
         raise RolloutError(f"{path.name}: damaged (its footer is not that of its {table.num_rows} samples)")

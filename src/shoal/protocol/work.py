@@ -5,7 +5,7 @@ and of each answer every token but the last.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from shoal.protocol.rollout import Rollout
@@ -34,7 +34,8 @@ def work_of(rollouts: Iterable[Rollout]) -> Work:
     total = NO_WORK
     for _, samples in groupby(rollouts, key=lambda rollout: (rollout.group, len(rollout.prompt))):
         own = list(samples)
-        total += group_work(len(own[0].prompt), [len(sample.completion) for sample in own])
+        whole = group_work(len(own[0].prompt), [len(sample.completion) for sample in own])
+        total += replace(whole, drawn=sum(sample.drawn_count for sample in own))
     return total
 
 

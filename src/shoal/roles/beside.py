@@ -125,6 +125,10 @@ class Beside:
             del self._sending[lease]
         return [future.result() for future in done.values()]
 
+    def wake(self) -> None:
+        """Ends a wait: there is news from elsewhere."""
+        self._news.set()
+
     def wait(self, seconds: float) -> None:
         """Waits until there is news, or for so long."""
         self._news.wait(seconds)

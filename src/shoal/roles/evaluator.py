@@ -26,6 +26,7 @@ from shoal.models.version_reader import VersionReader
 from shoal.protocol.stores import Version
 from shoal.rundir import TAKEOVER_S, RunDir
 from shoal.tasks.build import build_source
+from shoal.tasks.environments.source import environments_of
 from shoal.tasks.length import budgeted, target_of
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, draw
@@ -38,7 +39,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """pass@1 on held-out tasks: sampled once each at the run's temperature, and decoded greedily."""
+    """pass@1 on held-out tasks: sampled at the run's temperature, and decoded greedily."""
 
     tasks: int
     pass_at_1: float
@@ -54,6 +55,8 @@ class Evaluation:
     """Mean tokens of the sampled answers by their target, where the run has length budgets."""
     length_rank: float | None = None
     """Rank correlation of targets and lengths over these answers."""
+    solved: list[int] = field(default_factory=list)
+    """Right answers to each task, so that two versions can be compared task by task."""
 
 
 def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig, tasks: int) -> Evaluation:
@@ -68,6 +71,8 @@ def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig
         sampling.max_prompt_tokens,
         config.workers.max_batch,
         draw("eval", config.seed),
+        frozenset(environments_of(config.tasks)),
+        config.turns,
     )
     sampled = list(answer_tasks(policy, asked, judge, "heldout", drawing))
     greedy = answer_tasks(policy, asked, judge, "heldout", replace(drawing, samples=1, temperature=0.0))
@@ -85,6 +90,7 @@ def evaluate(policy: Policy, source: TaskSource, judge: Judge, config: RunConfig
         *by_target(
             [target for target in targets for _ in range(samples)], [count for one in sampled for count in one.tokens]
         ),
+        solved=[one.solved for one in sampled],
     )
 
 
@@ -109,7 +115,7 @@ def start_evaluator(run: RunDir) -> None:
     with (
         locked(run.path / "locks" / "evaluator", taken, wait_s=TAKEOVER_S),
         run.role("evaluator") as (status, metrics),
-        Scorer(config.tasks) as judge,
+        Scorer(config.tasks, turns=config.turns) as judge,
         ExitStack() as stack,
     ):
         status.working("loading the base model")
@@ -234,7 +240,7 @@ def evaluate_target(
         name = str(target)
         policy = load(target, config.model.dtype, device)
     source = build_source(config.tasks)
-    with console.status(f"evaluating {name}"), Scorer(config.tasks) as judge:
+    with console.status(f"evaluating {name}"), Scorer(config.tasks, turns=config.turns) as judge:
         result = evaluate(policy, source, judge, config, tasks or config.eval.tasks)
     others = "".join(f", pass@{k} {value:.3f}" for k, value in result.pass_at.items())
     console.print(

@@ -25,7 +25,7 @@ from shoal.generate.engine import Engine
 from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import Policy, load_as, outline
 from shoal.models.version_reader import VersionReader
-from shoal.process import give_way
+from shoal.priority import give_way
 from shoal.roles.worker_engine import chosen_engine
 from shoal.rundir import RunDir, is_own, role_key
 from shoal.serve.desk import Desk
@@ -152,7 +152,7 @@ def serve_run(run: RunDir, options: ServeOptions, listen: ListenOptions, console
     from shoal.serve.app import Serving, make_app
 
     listen.check()
-    listener = bind(listen.host, listen.port)
+    listener = bind(listen.host, listen.port, "serve", "give another --host or --port")
     swarm = run.config.swarm
     tls = listen.public and swarm.scheme == "https"
     if tls and not swarm.tls_cert and not is_own(run.path):

@@ -266,7 +266,7 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         first, policy, engine = load_engine(run, channel, device, computed="float32")  # as its own checks compute
         on_relays: OnRelays = channel.also_from if not options.relays else lambda _urls: None
         planting = PlanterStore(run, link.join_at, plants, channel, status, metrics, on_relays)
-        with Scorer(config.tasks) as judge, planting as store:
+        with Scorer(config.tasks, turns=config.turns) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             rounds = config.model.dtype == "bfloat16"
             rates = RatesFollower(link.rates, read_architecture(channel.fetch(first))) if rounds else None

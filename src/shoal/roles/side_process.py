@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.priority import give_way
 from shoal.process import Child, stop_all
 
 MAX_RESTARTS = 3
@@ -23,6 +24,7 @@ class SideProcess:
 
     def start(self) -> None:
         self.child = Child(self.name, self.arguments, 1, self._log, is_service=True)
+        give_way(self.child.process.pid)  # from the first import on, which takes seconds of CPU
 
     def look(self) -> str | None:
         """Starts a process that ended again, some times; a sentence if something is to be told. Never blocks."""
@@ -39,6 +41,7 @@ class SideProcess:
                 "the run goes on without it"
             )
         self.child.restart()
+        give_way(self.child.process.pid)
         return None
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ class Trainer:
             reward=groups.reward,
             solve_rate=groups.solve_rate,
             reward_parts=groups.parts,
-            completion_tokens_mean=sum(len(r.completion) for r in everything) / len(everything),
+            completion_tokens_mean=sum(r.drawn_count for r in everything) / len(everything),
             truncated=sum(r.finish == "length" for r in everything) / len(everything),
             lr=learner.optimizer.param_groups[0]["lr"],
             samples=len(samples),

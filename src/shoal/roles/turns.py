@@ -65,7 +65,7 @@ class TurnWorker(WorkerBase):
         except RolloutError as error:
             self._pass_over(str(error))
             return
-        self.report(submission, sum(len(r.completion) for r in submission.rollouts) / seconds)
+        self.report(submission, sum(r.drawn_count for r in submission.rollouts) / seconds)
 
     def _pass_over(self, text: str) -> None:
         self.note(text)

@@ -64,7 +64,7 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
         policy = load_as(folder, config.model.dtype, "float32", device)
         store = session.open_store(limits_of(config, policy.vocab), ignore_refused)
 
-        with Scorer(config.tasks) as judge, ExitStack() as lines:
+        with Scorer(config.tasks, turns=config.turns) as judge, ExitStack() as lines:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             states = None
             if (python := vllm_for(config, device)) is not None:

@@ -12,14 +12,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from shoal.bandwidth import limit_line
 from shoal.client.weight_source import noting
 from shoal.devices import CPU, set_up
 from shoal.files import locked
+from shoal.generate.environment_calls import EnvironmentCalls
 from shoal.generate.flights import Flight
 from shoal.generate.pipeline import Pipeline, can_be_met
 from shoal.generate.submission_builder import Asked, Maker
-from shoal.protocol.spans import span_tokens
 from shoal.protocol.stores import Version
 from shoal.roles.beside import Beside, Refused
 from shoal.roles.session import JoinOptions, ignore_refused
@@ -53,6 +52,8 @@ class Worker(WorkerBase):
 
     pipeline: Pipeline[Flight] = field(init=False)
     beside: Beside = field(init=False)
+    calls: EnvironmentCalls = field(init=False)
+    """Episodes that wait for their environments, while the engine goes on with the others."""
     patience: Patience = field(init=False)
     meter: Meter = field(default_factory=Meter)
     asked: dict[Place, Asked] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Worker(WorkerBase):
         config = self.config
         self.pipeline = Pipeline(config.workers.max_batch, config.async_level, config.workers.in_flight)
         self.beside = Beside(self.name, self.store, self.maker)
+        self.calls = EnvironmentCalls(self.maker.judge, on_news=self.beside.wake)
         self.patience = Patience(self.metrics, config.patience_s)
 
     def run(self) -> None:
@@ -140,6 +142,8 @@ class Worker(WorkerBase):
                 flight.later.append(span)
             elif flight in self.pipeline.flights:
                 self._let_go(flight, span.reason)
+        self.meter.answers += self.calls.hear()
+        self._send_finished()
         if self.beside.is_answered:
             found = self.beside.answer()
             if isinstance(found, Refused):
@@ -160,9 +164,7 @@ class Worker(WorkerBase):
             self._pause(f"{lease}: its step is over; its draw is given again")
             return
         self.note_again(lease)
-        longest = self.config.sampling.max_new_tokens
-        every = span_tokens(longest) if self.config.workers.in_flight else longest
-        flight = Flight.begin(lease, version, asked.requests, every)
+        flight = self.maker.flight(asked, version)
         self.asked[flight.name] = asked
         self.lease_s = lease.deadline - time.time()
         self.began[flight.name] = self.meter.tokens, self.meter.busy_s
@@ -227,8 +229,11 @@ class Worker(WorkerBase):
             self.meter.tokens += len(piece.tokens)
             if (found := self.pieces.pop(piece.key, None)) is not None:
                 flight, number = found
-                self.meter.answers += flight.add(number, piece)
+                self.meter.answers += self.calls.add(flight, number, piece)
         self.meter.busy_s += now() - began
+        self._send_finished()
+
+    def _send_finished(self) -> None:
         for flight in self.pipeline.take_finished():
             rate = self.meter.rate_since(self.began.pop(flight.name))
             self.beside.send(self.asked.pop(flight.name), flight, rate)
@@ -237,6 +242,7 @@ class Worker(WorkerBase):
         """Stops work on a lease; the coordinator gives its draw again."""
         self._pause(reason)
         self.pipeline.flights.remove(flight)
+        self.calls.forget(flight)
         for key in [key for key, (own, _) in self.pieces.items() if own is flight]:
             del self.pieces[key]
             self.maker.engine.drop(key)
@@ -248,7 +254,9 @@ class Worker(WorkerBase):
 
         For as long as that takes: a coordinator that does not answer any more is found by asking it for leases.
         """
-        if self.pipeline.flights:
+        if self.calls:
+            self.status.working(f"{len(self.calls)} episodes wait for their environments")
+        elif self.pipeline.flights:
             self.status.waiting("what answers go on with", "coordinator", None)
         elif self.beside.sending:
             self.status.working(f"scoring and sending {places(self.beside.sending)}")
@@ -277,7 +285,6 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
     check_worker_name(name)
     config = run.config
     limits = options.limits
-    limit_line(limits.download, limits.upload)
     device = set_up(config.device_of("workers"), config.workers.threads)
     limit_gpu_memory(device, limits.gpu_memory)
     which = engine_of(config, device) if attack is None else "torch"  # who cheats does it in our own engine
@@ -297,7 +304,7 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
             check_model_fits(run.first_version(channel)[1], config, bound)
         say = noting(metrics)
         first, policy, engine = start_engine(run, channel, device, say, which, limits.gpu_memory)
-        with closing(engine), Scorer(config.tasks) as judge:
+        with closing(engine), Scorer(config.tasks, turns=config.turns) as judge:
             store = session.open_store(None, ignore_refused)
             parts = (config, policy, engine, judge.tasks, judge, store.table, store.span)
             if attack is None:

@@ -71,7 +71,7 @@ class WorkerBase:
             versions=[span.version for span in submission.spans],
             submission=lease.submission,
             samples=len(submission.rollouts),
-            tokens=sum(len(r.completion) for r in submission.rollouts),
+            tokens=sum(r.drawn_count for r in submission.rollouts),
             tokens_per_s=tokens_per_s,
             reward=sum(rewards) / len(rewards) if rewards else None,
             solve_rate=sum(r >= 1.0 for r in solved) / len(solved) if solved else None,

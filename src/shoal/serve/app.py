@@ -20,13 +20,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shoal.generate.engine import Request as EngineRequest
-from shoal.serve.api_errors import ApiError
+from shoal.openai_api.errors import ApiError
+from shoal.openai_api.responses import DONE, Envelope, Kind, Piece, event, new_id
 from shoal.serve.assembly import Assembly, joined
 from shoal.serve.desk import Began, Desk, News, Ticket
 from shoal.serve.http_limits import Gate, problem, read_body
 from shoal.serve.prompts import Prompts
 from shoal.serve.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from shoal.serve.responses import DONE, Envelope, Kind, Piece, event, new_id
 from shoal.serve.versions import Versions
 
 Asked = ChatRequest | CompletionRequest

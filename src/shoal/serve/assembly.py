@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shoal.openai_api.responses import Finish, Piece, TokenLogprob, Usage
 from shoal.serve.answer_text import AnswerText
 from shoal.serve.desk import Ended, Tokens
-from shoal.serve.responses import Finish, Piece, TokenLogprob, Usage
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from shoal.errors import ModelError, ShoalError, WeightsError
 from shoal.generate.engine import Completion, Engine, Request
+from shoal.openai_api.errors import ApiError
+from shoal.openai_api.responses import Finish
 from shoal.protocol.stores import Version
-from shoal.serve.api_errors import ApiError
-from shoal.serve.responses import Finish
 from shoal.serve.versions import Versions
 
 LOOK_S = 0.5

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from shoal.coordinator.http.loopback import is_loopback_name
-from shoal.serve.api_errors import ApiError
+from shoal.openai_api.errors import ApiError
 
 MAX_BODY = 1 << 20
 # A body has this long to arrive, all of it.

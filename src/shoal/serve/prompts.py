@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.models.load import Policy
-from shoal.serve.api_errors import ApiError, invalid
+from shoal.openai_api.errors import ApiError, invalid
 
 
 class Prompts:

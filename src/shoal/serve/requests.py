@@ -4,13 +4,13 @@ A parameter that changes nothing about the answer is ignored. One that would cha
 refused unless it has the value that changes nothing: an answer is never quietly another than the one asked for.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import Field, ValidationError
 
 from shoal.generate.decoding import Decoding
-from shoal.serve.api_errors import ApiError, from_validation, invalid, shown
+from shoal.openai_api.errors import from_validation, invalid
+from shoal.openai_api.fields import Checked, StreamOptions, TextPart, supported
 
 MAX_CHOICES = 128
 MAX_MESSAGES = 1024
@@ -18,47 +18,8 @@ MAX_STOPS, MAX_STOP_CHARS = 16, 256
 # Logits divided by less overflow; the likeliest token is all that is left long before.
 MIN_TEMPERATURE = 0.01
 DEFAULT_COMPLETION_TOKENS = 16
-IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-)
-# Unsupported, with the values that change nothing; null never does.
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "top_k": (0, -1),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-
-class Checked(BaseModel):
-    """What comes from a stranger: exact types, no unknown fields, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(Checked):
-    include_usage: bool = False
-    include_obfuscation: bool = False
 
 
 class Sampled(Checked):
@@ -97,11 +58,6 @@ class Sampled(Checked):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
-
-
-class TextPart(Checked):
-    type: Literal["text"]
-    text: str
 
 
 class Message(Checked):
@@ -165,7 +121,7 @@ class CompletionRequest(Sampled):
 def parse_chat(body: bytes) -> ChatRequest:
     """The request in a body, or the ApiError that says what is wrong with it."""
     try:
-        asked = ChatRequest.model_validate(_supported(body))
+        asked = ChatRequest.model_validate(supported(body))
     except ValidationError as error:
         raise from_validation(error) from None
     _check_stream(asked)
@@ -174,7 +130,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     try:
-        asked = CompletionRequest.model_validate(_supported(body))
+        asked = CompletionRequest.model_validate(supported(body))
     except ValidationError as error:
         raise from_validation(error) from None
     _check_stream(asked)
@@ -195,21 +151,3 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def _check_stream(asked: Sampled) -> None:
     if asked.stream_options is not None and not asked.stream:
         raise invalid("stream_options", "goes with stream = true only")
-
-
-def _supported(body: bytes) -> dict[str, Any]:
-    """The fields of a body without those that change nothing; an error for those that we do not support."""
-    try:
-        tree = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(400, f"body: is not valid JSON ({error!s:.120})", code="invalid_json") from None
-    if not isinstance(tree, dict):
-        raise ApiError(400, f"body: must be a JSON object, not {shown(tree)}", code="invalid_json")
-    kept = {}
-    for name, value in tree.items():
-        if name in NEUTRAL:
-            if value is not None and not any(value == neutral for neutral in NEUTRAL[name]):
-                raise invalid(name, f"{shown(value)} is not supported here; leave it out", "unsupported_parameter")
-        elif name not in IGNORED:
-            kept[name] = value
-    return kept

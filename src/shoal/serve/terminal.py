@@ -12,7 +12,7 @@ from typing import TextIO
 from shoal.errors import ConfigError
 from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Request
-from shoal.serve.api_errors import ApiError
+from shoal.openai_api.errors import ApiError
 from shoal.serve.assembly import Assembly
 from shoal.serve.desk import Began, Desk, News, Ticket
 from shoal.serve.prompts import Prompts

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from shoal.files import parse_json, read_regular
+from shoal.openai_api.errors import ApiError
+from shoal.openai_api.responses import model_entry
 from shoal.protocol.stores import Version
 from shoal.protocol.version_directory import MANIFEST, DirectoryChannel, folder_name
-from shoal.serve.api_errors import ApiError
-from shoal.serve.responses import model_entry
 
 NUMBER = re.compile(r"[0-9]{1,9}")
 MAX_NAMED = 20

@@ -15,7 +15,8 @@ from shoal.tasks.sources.filtered import Filtered, layers, read_filtered
 
 KINDS = (
     "reasoning-gym/GENERATOR, file/PATH, dataset/NAME, lm-eval/FILE.yaml, verifiers/NAME, python/FILE.py, "
-    "filtered/FILE, or an exam: aime/FILE, gpqa/FILE, ifeval/FILE, livecodebench/FILE"
+    "environment/NAME, environment/FILE.py, filtered/FILE, or an exam: aime/FILE, gpqa/FILE, ifeval/FILE, "
+    "livecodebench/FILE"
 )
 
 
@@ -171,6 +172,10 @@ def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:
             from shoal.tasks.sources.verifiers import Environment
 
             return Environment(rest, options, name=task.name or rest, template=task.template)
+        case "environment":
+            from shoal.tasks.environments.source import build_environment
+
+            return build_environment(task, lambda name: held(name, task.files))
         case "python":
             from shoal.tasks.sources.user_python import Own
 

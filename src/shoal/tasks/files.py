@@ -17,6 +17,8 @@ from shoal.files import cache_dir, sha256_file, whole_file, write_whole
 MAX_BYTES = 4 << 30
 # Kinds of sources that are a file.
 NAME_A_FILE = ("file", "filtered", "lm-eval", "aime", "gpqa", "ifeval", "livecodebench")
+# Environments that are programs or packages of others, which need sockets and processes of their own.
+FOREIGN = ("environment/harness/", "environment/verifiers/", "environment/openenv/")
 # How a file is read follows from the end of its name.
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".py")
 
@@ -62,20 +64,38 @@ def named(task: TaskConfig) -> list[str]:
     """The files that a line of a config names."""
     kind, _, rest = task.source.partition("/")
     places = [rest] if kind in NAME_A_FILE else []
+    if task.source == "environment/search" and isinstance(corpus := task.options.get("corpus"), str):
+        places.append(corpus)
     return [*places, *(module for module in _modules(task) if module.endswith(".py"))]
 
 
 def _modules(task: TaskConfig) -> list[str]:
     kind, _, rest = task.source.partition("/")
     rewards = [reward for reward in (task.reward, *(r.kind for r in task.rewards)) if reward]
-    found = [rest] if kind == "python" else []
+    found = [rest] if kind == "python" else [file] if (file := file_of_environment(task.source)) else []
     found += [reward[len("python/") :].rpartition(":")[0] for reward in rewards if reward.startswith("python/")]
     return list(dict.fromkeys(found))
+
+
+def file_of_environment(source: str) -> str | None:
+    """The Python file that an environment is, or is in."""
+    kind, _, rest = source.partition("/")
+    if is_foreign(source):
+        inner, _, rest = rest.partition("/")
+        rest = rest.rpartition(":")[0] if inner == "openenv" else rest
+    return rest if kind == "environment" and rest.endswith(".py") else None
+
+
+def is_foreign(source: str) -> bool:
+    """Whether a source is an environment that was not written for us: a harness, or one of another package."""
+    return source.startswith(FOREIGN)
 
 
 def code_of(task: TaskConfig) -> list[str]:
     """The code that a line calls for, which is neither ours nor a library's that we chose."""
     environment = [task.source] if task.source.startswith("verifiers/") else []
+    if task.source.startswith("environment/"):
+        return [task.source] if file_of_environment(task.source) or is_foreign(task.source) else []
     return [*environment, *(f"python/{module}" for module in _modules(task))]
 
 

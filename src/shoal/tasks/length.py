@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.config import LengthConfig
-from shoal.tasks.source import Score, Task, draw
+from shoal.tasks.source import LENGTH_PART, TASK_PART, Score, Task, draw
 
 # L1's delta: what a right answer of just the allowed length earns in the `max` form.
 MAX_FORM_AT_TARGET = 0.5
@@ -36,7 +36,7 @@ def with_length(score: Score, length: int, target: int | None, config: LengthCon
         reward = score.reward - config.alpha * abs(target - length)
     else:
         reward = score.reward * min(1.0, max(0.0, config.alpha * (target - length) + MAX_FORM_AT_TARGET))
-    parts = {**score.parts, "task": score.reward, "length": reward - score.reward}
+    parts = {**score.parts, TASK_PART: score.reward, LENGTH_PART: reward - score.reward}
     return replace(score, reward=reward, parts=parts)
 
 

@@ -23,7 +23,7 @@ PROMPTS = ("jinja2", "tokenizers", "transformers")
 GENERATORS = ("reasoning-gym", "sympy", "zss")
 MATH = ("antlr4-python3-runtime", "latex2sympy2-extended", "math-verify", "sympy")
 # What a card may say: no more than these names, and nothing that a shell or pip would take for more than a version.
-KNOWN = frozenset({PYTHON, "verifiers", *PROMPTS, *GENERATORS, *MATH})
+KNOWN = frozenset({PYTHON, "openenv", "verifiers", *PROMPTS, *GENERATORS, *MATH})
 VERSION = re.compile(r"[0-9][0-9A-Za-z.]{0,31}", re.ASCII)
 
 
@@ -34,7 +34,10 @@ def packages_of(tasks: Sequence[TaskConfig]) -> dict[str, str]:
     generated = any(line.source.startswith("reasoning-gym/") for line in lines)
     rewards = kinds_of(tasks)
     names = {*PROMPTS, *(GENERATORS if generated else ()), *(MATH if "math" in rewards else ())}
-    names |= {"verifiers"} if any(line.source.startswith("verifiers/") for line in lines) else set()
+    for name in ("openenv", "verifiers"):
+        names |= (
+            {name} if any(line.source.removeprefix("environment/").startswith(f"{name}/") for line in lines) else set()
+        )
     found = {name: importlib.metadata.version(name) for name in sorted(names)}
     if generated or "code" in rewards or any(map(code_of, lines)):
         found[PYTHON] = f"{sys.version_info.major}.{sys.version_info.minor}"

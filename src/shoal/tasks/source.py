@@ -10,15 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from shoal.errors import TaskError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from shoal.tasks.environments.environment import Played
 
 Split = Literal["train", "heldout"]
 # One text in ten is held out: the first two bytes of its SHA-256, read as a number, are below this.
 HELDOUT_BELOW = 65536 // 10
 # Characters that the parts of a reward may take in a rollout file, which task and length are added to.
 MAX_PARTS, ROOM_FOR_NUMBER = 900, 28
+# Parts that length budgets add to a reward.
+OWN_PARTS = TASK_PART, LENGTH_PART = "task", "length"
+MAX_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +81,76 @@ def score(source: TaskSource, task: Task, answer: str) -> Score:
         return Score(None, scorer_error(task, error))
 
 
-def scorer_error(task: Task, error: Exception) -> str:
+def scorer_error(task: Task, error: Exception, who: str = "scorer") -> str:
     """What a scorer raised on an answer to the task."""
-    return f"{task.source} task {task.index}: scorer raised {type(error).__name__}: {error}"[:500]
+    return _printable(f"{task.source} task {task.index}: {who} raised {type(error).__name__}: {error}")
+
+
+def _printable(text: str) -> str:
+    """A message that is short enough for a file, without surrogates, which no file takes."""
+    return text[:MAX_ERROR].encode(errors="replace").decode()
 
 
 def score_in_memory(source: TaskSource, task: Task, answer: str) -> Score:
     """The same; but a MemoryError, which may be due to the answers before this one, is raised."""
     try:
         found = source.score(task, answer)
-        result = found if isinstance(found, Score) else Score(float(found))
+        return score_of(task, found)
     except MemoryError:
         raise
     except Exception as error:  # a scorer is foreign code and may raise anything
         return Score(None, scorer_error(task, error))
+
+
+def score_of(task: Task, found: "float | Score") -> Score:
+    """What a scorer returned, held to what a score may be: files with anything else are refused.
+
+    A part that has a name of our own gets an underscore behind it.
+    """
+    result = found if isinstance(found, Score) else Score(float(found))
+    if result.reward is None:
+        return Score(None, _printable(result.error or f"{task.source} task {task.index}: scorer gave no reward"))
+    parts = {f"{name}_" if name in OWN_PARTS else name: value for name, value in result.parts.items()}
+    result = Score(result.reward, "", parts, result.doubtful)
     for value in (result.reward, *result.parts.values()):
         if value is not None and not -1e6 < value < 1e6:
             return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")
     if sum(len(json.dumps(name)) + ROOM_FOR_NUMBER for name in result.parts) > MAX_PARTS:
         names = ", ".join(result.parts)
-        return Score(None, f"{task.source} task {task.index}: too many parts, or too long names: {names}"[:500])
+        return Score(None, f"{task.source} task {task.index}: too many parts, or too long names: {names}"[:MAX_ERROR])
     return result
 
 
-class Judge(Protocol):
-    """Who scores answers, several at once."""
+TokenCount = tuple[int, int]
+"""Tokens of all that came before a turn, the prompt included, and of the turn itself."""
+
+
+class How(TypedDict, total=False):
+    """How an episode is played."""
+
+    known: int
+    """Actions whose observations were given before; 0 if left out."""
+    score: bool
+    """Whether the episode ends with these actions and is scored. One that is over is scored in any case."""
+    episode: int
+    """A name for one that goes on: a host may keep its state until it is scored."""
+    tokens: Sequence[TokenCount]
+    """Of each action, for environments that tell of them; none if left out."""
+
+
+class Host(Protocol):
+    """Where episodes are played: in another process, or in this one."""
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Unpack[How]) -> "Future[Played]":
+        """Plays a task's actions and gives the observations after those that are known.
+
+        All actions are given each time, so that a host that was lost is replaced without anyone noticing.
+        """
+        ...
+
+
+class Judge(Host, Protocol):
+    """Who scores answers, several at once, and plays episodes."""
 
     def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
         """A reward or a named error for each, in order; what is not scored after so many seconds is an error."""
@@ -113,6 +166,11 @@ class InProcess:
     def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = math.inf) -> list[Score]:
         del split, seconds
         return [score(self.source, task, answer) for task, answer in answers]
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Unpack[How]) -> "Future[Played]":
+        from shoal.tasks.environments.source import LocalHost
+
+        return LocalHost(self.source).play(split, task, actions, **how)
 
 
 def split_of(text: str) -> Split:

@@ -21,6 +21,7 @@ from shoal.models.attention import Packed, SharedPrompt
 from shoal.protocol.rollout import Rollout, Tokens, read_parts
 from shoal.protocol.spans import SpanLease
 from shoal.protocol.submission import Submission
+from shoal.protocol.turns import drawn_places
 from shoal.rl.advantages import group_advantages, has_signal
 from shoal.rl.bin_packing import first_fit_decreasing
 
@@ -39,12 +40,12 @@ class Group:
     later: tuple[SpanLease, ...] = ()
     """What its answers went on with."""
 
-    def versions(self, length: int) -> Tokens:
-        """The version that drew each token of an answer of this length."""
-        drawn_T = np.full(length, self.version, np.int32)
+    def versions(self, sample: Rollout) -> Tokens:
+        """The version that drew each token that one of its answers has of the policy."""
+        drawn_T = np.full(len(sample.completion), self.version, np.int32)
         for span in self.later:
             drawn_T[span.first :] = span.version
-        return drawn_T
+        return drawn_T[drawn_places(sample.runs, len(drawn_T))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Staleness:
 
 def staleness(step: int, groups: Sequence[Group]) -> Staleness:
     """How old the tokens of a step's groups are."""
-    lag_A = step - np.concatenate([g.versions(len(sample.completion)) for g in groups for sample in g.samples])
+    lag_A = step - np.concatenate([g.versions(sample) for g in groups for sample in g.samples])
     return Staleness(float(lag_A.mean()), int(lag_A.max()))
 
 
@@ -151,6 +152,10 @@ class MicroBatch:
     """Samples of each group."""
     length_S: Tensor
     """Tokens of each answer, the last one included."""
+    drawn_S: Tensor
+    """Tokens of each answer that the policy drew, which are its loss tokens: all, but for those of environments."""
+    place_A: Tensor
+    """Place of each loss token in its answer."""
     advantage_S: Tensor
     version_A: Tensor
     """The policy version that sampled each token."""
@@ -168,8 +173,8 @@ class MicroBatch:
     def source_A(self) -> Tensor:
         # Before its first token stands the prompt's end, before each of the others the one before it.
         starts_S = torch.tensor(self.layout.answer_starts, device=self.length_S.device)
-        begin_S = self.length_S.cumsum(0) - self.length_S
-        source_A = self._spread(starts_S - begin_S - 1) + torch.arange(len(self.target_A), device=starts_S.device)
+        begin_S = self.drawn_S.cumsum(0) - self.drawn_S
+        source_A = self._spread(starts_S - 1) + self.place_A
         ends_G = torch.tensor(self.layout.starts, device=starts_S.device) + self.prompt_G - 1
         source_A[begin_S] = ends_G.repeat_interleave(self.answers_G, output_size=len(self.length_S))
         return source_A
@@ -196,7 +201,7 @@ class MicroBatch:
         return moved
 
     def _spread(self, values_S: Tensor) -> Tensor:
-        return values_S.repeat_interleave(self.length_S, output_size=len(self.target_A))
+        return values_S.repeat_interleave(self.drawn_S, output_size=len(self.target_A))
 
 
 def deal(groups: Sequence[Group], parts: int, rng: Random) -> list[list[Group]]:
@@ -229,7 +234,7 @@ class _Piece:
         return [self.group.samples[n] for n in self.numbers]
 
     def versions(self, n: int) -> Tokens:
-        return self.group.versions(len(self.group.samples[n].completion))
+        return self.group.versions(self.group.samples[n])
 
 
 def _pieces(group: Group, first: int, budget: int) -> Iterator[_Piece]:
@@ -248,13 +253,16 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
     samples = [sample for piece in pieces for sample in piece.samples]
     fed = [ids for piece in pieces for ids in (piece.group.prompt, *(s.completion[:-1] for s in piece.samples))]
     numbered = [(piece, n) for piece in pieces for n in piece.numbers]
+    places = [drawn_places(s.runs, len(s.completion)) for s in samples]
     return MicroBatch(
         ids_1T=torch.from_numpy(np.concatenate(fed, dtype=np.int64)).unsqueeze(0),
-        target_A=torch.from_numpy(np.concatenate([s.completion for s in samples], dtype=np.int64)),
+        target_A=torch.from_numpy(np.concatenate([s.drawn for s in samples], dtype=np.int64)),
         engine_logp_A=torch.from_numpy(np.concatenate([s.logprobs for s in samples])),
         prompt_G=torch.tensor([len(piece.group.prompt) for piece in pieces]),
         answers_G=torch.tensor([len(piece.numbers) for piece in pieces]),
         length_S=torch.tensor([len(s.completion) for s in samples]),
+        drawn_S=torch.tensor([len(own) for own in places]),
+        place_A=torch.from_numpy(np.concatenate(places)),
         advantage_S=torch.tensor([piece.group.advantages[n] for piece, n in numbered]),
         version_A=torch.from_numpy(np.concatenate([piece.versions(n) for piece, n in numbered], dtype=np.int64)),
         submission_S=torch.tensor([piece.group.submission for piece, _ in numbered]),

@@ -110,5 +110,5 @@ def empty_turn() -> MicroBatch:
     """One token, whose loss is multiplied by zero: the rank takes part in what the others gather and add."""
     rows = {name: torch.zeros(1) if name in FLOATS else torch.zeros(1, dtype=torch.int64) for name in ARRAYS}
     one = torch.ones(1, dtype=torch.int64)
-    rows |= {"ids_1T": one.unsqueeze(0), "prompt_G": one, "answers_G": one, "length_S": one}
+    rows |= {"ids_1T": one.unsqueeze(0), "prompt_G": one, "answers_G": one, "length_S": one, "drawn_S": one}
     return MicroBatch(**rows)

@@ -12,14 +12,18 @@ import os
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from shoal.config import AuditConfig
-from shoal.validate.numerics.alternative_names import FP8, INT8, OLDER
+from shoal.validate.numerics.alternative_names import FP8, INT8, OLDER, shift_bet
 
 FIRST_LOOK = 2
-DRAWN = (INT8, FP8, OLDER)
+COMPARED = (INT8, FP8, OLDER)
+# Of the files that are compared, one in so many is compared with what is drawn, whatever its node is suspected of.
+DRAWN_EVERY = 4
+# Nats that a comparison has won against a node, from which on all of its files are compared.
+SUSPECTED = 0.0
 # One answer drawn by tokens and one by answers.
 MIN_SPOT = 2
 
@@ -85,16 +89,22 @@ class Audits:
         count = min(FIRST_LOOK, answers) if self._config.rate > 0 else 0
         return sorted(random.Random(self._number("first look", sha256)).sample(range(answers), count))
 
-    def alternatives(self, node: str, sha256: str) -> list[str]:
+    def alternatives(self, node: str, sha256: str, won: Mapping[str, float]) -> list[str]:
         """Which other computation a file is compared with, if any; by a draw that its maker does not know.
 
-        All files of a newcomer are: a cheat that begins at once is found before it was paid for much.
+        `won` is what bets have won against the node before this file. A file is compared with what most speaks for, so
+        that evidence grows where there is some; an honest node's falls with each comparison, and the next is with
+        another. All files are compared of a newcomer, and of a node that is suspected. What is chosen by earlier files
+        alone leaves bets as fair as they are.
         """
         number = self._number("alternative", sha256)
-        newcomer = self._config.shift_rate > 0 and self._seen[node] <= self._config.probation
-        if not newcomer and number >= self._config.shift_rate * 2**64:
+        suspect = max(COMPARED, key=lambda name: won.get(shift_bet(name), -math.inf))
+        always = self._seen[node] <= self._config.probation or won.get(shift_bet(suspect), -math.inf) >= SUSPECTED
+        if number >= self._config.shift_rate * 2**64 and not (always and self._config.shift_rate > 0):
             return []
-        return [DRAWN[number % len(DRAWN)]]
+        if number % DRAWN_EVERY == 0:
+            return [COMPARED[number // DRAWN_EVERY % len(COMPARED)]]
+        return [suspect]
 
     def _number(self, what: str, sha256: str) -> int:
         digest = hmac.digest(self._secret, f"{what} {sha256}".encode(), hashlib.sha256)

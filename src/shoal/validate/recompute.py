@@ -14,12 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal import toploc
 from shoal.config import NoiseName
 from shoal.devices import sums_dtype, to_numpy
 from shoal.generate.noise_kinds import open_noise
 from shoal.generate.sampling import Words
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
+from shoal.protocol.turns import drawn_places
 from shoal.train.batch import Group, pack
 from shoal.validate.vocabulary_sums import BLOCK, VocabularySums
 
@@ -43,7 +45,7 @@ MAX_LOGITS, MAX_NOISE = 1 << 22, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One answer as the claimed version computes it, one entry per token."""
+    """One answer as the claimed version computes it, one entry per drawn token."""
 
     states_TD: Tensor
     """State t is the one token t was drawn from."""
@@ -106,19 +108,38 @@ def replay(
             hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
             states_AD = hidden_TD.index_select(0, batch.source_A.to(policy.device))
         else:
-            states_AD = torch.cat(states([samples[n] for n in numbers])).to(policy.device)
+            states_AD = _drawn_states([samples[n] for n in numbers], states).to(policy.device)
         bits = None
         if keys is not None and not only_logprobs:
             bits = _noise([(samples[n], keys[n]) for n in numbers], policy.vocab, noise)
         columns = _columns(
             policy, states_AD, batch.target_A, bits, temperature, numeric, free=keys is None and not only_logprobs
         )
-        ends = np.cumsum([0, *to_numpy(batch.length_S).tolist()])
+        ends = np.cumsum([0, *to_numpy(batch.drawn_S).tolist()])
         for number, (begin, end) in zip(numbers, pairwise(ends.tolist()), strict=True):
             logp, *others = (None if column is None else column[begin:end] for column in columns)
             assert logp is not None
             found[number] = Replayed(states_AD[begin:end], logp, *others)
     return [found[number] for number in range(len(samples))]
+
+
+def proven_chunks(states_TD: Tensor, proof: bytes, turns: Sequence[tuple[int, int]]) -> Iterator[toploc.ChunkResult]:
+    """Every chunk of an answer's proof beside its states, which are those of drawn tokens; the chunks of a turn begin
+    with it."""
+    begin = proven = 0
+    for first, last in turns:
+        turn_TD = states_TD[begin : begin + last - first].bfloat16()
+        # A proof of one turn is looked at as it is: how long it must be is another check's concern.
+        size = toploc.proof_size(last - first, turn_TD.shape[1]) if len(turns) > 1 else len(proof)
+        yield from toploc.verify(turn_TD, proof[proven : proven + size])
+        begin, proven = begin + last - first, proven + size
+
+
+def _drawn_states(samples: Sequence[Rollout], states: StatesOf) -> Tensor:
+    """The states that drawn tokens were drawn from, out of those of all tokens."""
+    places = [drawn_places(sample.runs, len(sample.completion)) for sample in samples]
+    found = zip(states(samples), places, strict=True)
+    return torch.cat([states_TD[torch.from_numpy(own).to(states_TD.device)] for states_TD, own in found])
 
 
 def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
@@ -128,17 +149,17 @@ def _groups(samples: Sequence[Rollout]) -> Iterator[Group]:
 
 
 def _noise(keys: Sequence[tuple[Rollout, NoiseKey]], vocab: int, kind: NoiseName) -> Iterator[Words]:
-    """The noise of every token, answer after answer."""
+    """The noise of every drawn token, answer after answer. Its position is its place in the answer, so that what an
+    environment inserts takes positions too."""
     for sample, (seed, number, *later) in keys:
-        length = len(sample.completion)
         begun = [(0, seed), *(later[0] if later else ())]
-        ends = [*(first for first, _ in begun[1:]), length]
+        ends = [*(first for first, _ in begun[1:]), len(sample.completion)]
         for (first, own), end in zip(begun, ends, strict=True):
-            if first >= length:
-                break
-            stream = open_noise(kind, own, number, vocab, len(sample.prompt) + first, first)
-            for _ in range(first, min(end, length)):
-                yield stream.next()
+            for begin, stop in ((max(first, a), min(end, b)) for a, b in sample.turns):
+                if begin < stop:
+                    stream = open_noise(kind, own, number, vocab, len(sample.prompt) + begin, begin)
+                    for _ in range(begin, stop):
+                        yield stream.next()
 
 
 def logprobs(policy: Policy, samples: Sequence[Rollout], temperature: float, budget: int) -> list[Floats]:

@@ -47,8 +47,13 @@ def parts_of(submission: Submission, hidden: int) -> list[Part]:
 def _until(sample: Rollout, end: int | None, hidden: int) -> Rollout:
     if end is None or len(sample.completion) <= end:
         return sample
-    proof = sample.proof[: toploc.proof_size(end, hidden)]
-    return replace(sample, completion=sample.completion[:end], logprobs=sample.logprobs[:end], proof=proof)
+    return replace(
+        sample,
+        completion=sample.completion[:end],
+        logprobs=sample.logprobs[:end],
+        proof=sample.proof[: toploc.proof_size(end, hidden)],
+        finish="length",  # it goes on with the next version
+    )
 
 
 def replay_file(

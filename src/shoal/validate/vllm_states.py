@@ -80,9 +80,10 @@ class VllmStates:
 
 def vllm_for(config: RunConfig, device: torch.device) -> Path | None:
     """The interpreter whose vLLM computes states, or None for torch: as `audit.engine` says, and `auto` takes vLLM on a
-    CUDA device where it is there."""
+    CUDA device where it is there. Adapters are computed with torch: vLLM reads a version's directory, which has to hold
+    all weights."""
     engine = config.audit.engine
-    if engine == "torch" or (engine == "auto" and (not is_cuda(device) or config.train.lora is not None)):
+    if engine == "torch" or config.train.lora is not None or (engine == "auto" and not is_cuda(device)):
         return None
     python = vllm_python()
     if python is None and engine == "vllm":

@@ -241,6 +241,15 @@ def test_a_mended_release_of_what_prompts_pass_through_locks_nobody_out() -> Non
             check_packages({other: here[other] for other in here if other != name}, tasks, "run card of x")
 
 
+@pytest.mark.parametrize("source", ["environment/python", "environment/mine.py", "reasoning-gym/spell_backward"])
+def test_where_python_itself_decides_every_node_has_the_runs_python(source: str) -> None:
+    """A program that only newer versions accept would be told something else on an older one, and its node blamed."""
+    tasks = [TaskConfig(source=source)]
+    other = packages_of(tasks) | {PYTHON: "3.99"}
+    with pytest.raises(SwarmError, match=r"use Python 3\.99"):
+        check_packages(other, tasks, "run card of x")
+
+
 def test_what_a_joiner_is_told_to_install_is_what_the_run_takes_and_no_more() -> None:
     tasks = [TaskConfig(source="reasoning-gym/spell_backward", reward="math")]
     here = packages_of(tasks)
@@ -269,7 +278,7 @@ broker.find_bubblewrap = sandbox.find_bubblewrap = lambda: "bwrap"
 sandbox._run = lambda path, program, given, bounds, main: sandbox.Outcome(
     "ended", str(os.getpid()).encode() + given + open(sys.argv[1], "rb").read(), 0.5
 )
-broker.start_broker()
+broker.start_brokers()
 confine([])
 found = sandbox.run_program("print(1)", b" given ", sandbox.Bounds())
 maker, _, rest = found.output.partition(b" ")

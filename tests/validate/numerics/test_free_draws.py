@@ -43,7 +43,7 @@ def draws_of(logp_TV: Tensor, tokens_T: Tensor) -> Draws:
         p_TV.pow(2).sum(1).numpy(),
         torch.stack([p_TV.where(logp_TV < np.log(u), 0.0).sum(1) for u in UNLIKELY], dim=1).numpy(),
         p_TV[:, 0].numpy(),
-        False,
+        (),
         logp_TV.shape[1],
     )
 
@@ -98,6 +98,6 @@ def test_another_temperature_is_found(times: float) -> None:
 def test_answers_that_end_where_they_should_not_are_found() -> None:
     logp_TV = distributions(np.random.default_rng(3), 64)
     drawn = draws_of(logp_TV, torch.zeros(64, dtype=torch.long))
-    early = replace(drawn, ends_T=np.full(64, 1e-4), ended=True)
+    early = replace(drawn, ends_T=np.full(64, 1e-4), ended_at=(63,))
     assert free_nats([early] * 8, 0.03)["ends"] > BAN_NATS
-    assert free_nats([replace(early, ended=False)] * 8, 0.03)["ends"] < 0
+    assert free_nats([replace(early, ended_at=())] * 8, 0.03)["ends"] < 0

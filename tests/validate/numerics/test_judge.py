@@ -13,10 +13,12 @@ from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import ROUNDING, is_blame
 from shoal.validate.numerics import judge
 from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.alternative_names import shift_bet
+from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED
 from shoal.validate.numerics.bets import Noise
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import BETS, VOID_NATS, Weighed, finding_of
-from tests.support.model_and_checks import World, build_world, lease_of, model_dir, with_sample
+from tests.support.model_and_checks import Kind, World, build_world, lease_of, model_dir, with_sample
 from tests.support.roles_in_process import entries
 from tests.support.validator_in_process import Court, open_court
 
@@ -98,6 +100,26 @@ def test_evidence_has_three_outcomes() -> None:
         assert found is not None
         assert not is_blame(found)
     assert is_blame(finding_of(weighed(BAN_NATS + 1), accused))
+
+
+def test_what_an_arbiter_may_not_have_is_no_blame() -> None:
+    """The version before may be gone when somebody challenges a verdict; without it a ruling would be for the cheat."""
+    accused = Account(files=9, won=dict.fromkeys(BETS, BAN_NATS + 1))
+    for name in (*ROUNDED, COOLER):
+        assert is_blame(finding_of(Weighed({shift_bet(name): 100.0}, 1000), accused))
+    found = finding_of(Weighed({shift_bet(OLDER): 100.0}, 1000), accused)
+    assert found is not None
+    assert (found.check, is_blame(found)) == (ROUNDING, False)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("short", 64), ("short", 3), ("long", 64)])
+def test_noise_rests_on_as_many_tokens_however_short_answers_are(kind: Kind, most: int) -> None:
+    world = build_world(kind, "bfloat16", max_new_tokens=most)
+    prompts = [world.checks.policy.encode_task(world.checks.tasks.task("train", number)) for number in range(8)]
+    answers = judge.own_answers(world.checks.policy, prompts, world.config)
+    assert 256 <= sum(len(answer.gaps_T) for answer in answers) < 400
+    again = judge.own_answers(world.checks.policy, prompts, world.config)
+    assert [list(answer.gaps_T) for answer in again] == [list(answer.gaps_T) for answer in answers]
 
 
 def test_a_log_of_evidence_survives_restarts_and_counts_a_file_once(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ FORMAT = 1
 REPORT: Literal["shoal-report"] = "shoal-report"
 MAX_FILE = 4 << 20
 MAX_WAYS = 1000
+MAX_MODEL = 200
 Way = Annotated[str, Field(max_length=MAX_NAME, pattern=rf"^{PART}(/{PART}){{0,4}}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
@@ -69,7 +70,7 @@ class RatesFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
-    model: str = Field(max_length=200, description="What people call it.")
+    model: str = Field(max_length=MAX_MODEL, description="What people call it.")
     architecture: Architecture
     tokens: Mapping[Way, Count] = Field(min_length=1, max_length=MAX_WAYS, description="By way or profile.")
     rates: HonestRates
@@ -80,6 +81,10 @@ class RatesFile(BaseModel):
             if (found := set(getattr(self.rates, kind))) != set(self.tokens):
                 odd = sorted(found ^ set(self.tokens))[0]
                 raise ValueError(f"{kind}: {odd!r:.80} has tokens and no histogram, or the other way round")
+        for kind in ("gaps", "chunks"):  # shares; of shortfalls there may be more than close calls were expected
+            for way, histogram in getattr(self.rates, kind).items():
+                if histogram.above[0] > histogram.count:
+                    raise ValueError(f"{kind}: {way!r:.80} has {histogram.above[0]} of {histogram.count:g} off by more")
         return self
 
     @classmethod
@@ -121,7 +126,13 @@ class RatesFile(BaseModel):
             )
         names = [*self.tokens, *(name for name in other.tokens if name not in self.tokens)]
         tokens = {name: self.tokens.get(name, 0) + other.tokens.get(name, 0) for name in names}
-        return self.model_copy(update={"tokens": tokens, "rates": self.rates + other.rates})
+        try:
+            rates = self.rates + other.rates
+            return type(self)(model=self.model, architecture=self.architecture, tokens=tokens, rates=rates)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{others}: together with {own} it is not a valid rates file ({_fault(error)}); keep them in two files"
+            ) from None
 
     def must_be_of(self, architecture: Architecture, origin: str, whose: str) -> None:
         """A ConfigError that names both models if it was measured on another."""
@@ -145,8 +156,16 @@ def merge_files(paths: list[Path]) -> RatesFile:
     """The sum of rates files of one model."""
     first, *others = paths
     total = RatesFile.read(first)
+    counted = [(first, total)]
     for path in others:
-        total = total.merged(RatesFile.read(path), f"rates {first}", f"rates {path}")
+        found = RatesFile.read(path)
+        total = total.merged(found, f"rates {first}", f"rates {path}")
+        for before, same in counted:
+            if (found.tokens, found.rates) == (same.tokens, same.rates):
+                raise ConfigError(
+                    f"rates {path}: has the same counts as {before}; give each once, or they seem too sure"
+                )
+        counted.append((path, found))
     return total
 
 

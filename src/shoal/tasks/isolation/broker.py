@@ -3,11 +3,16 @@
 A confined process may neither mount nor start anything, and a sandbox is made of both. The broker is forked before it
 is confined and meets no task, no table and no scorer: it is told a program, an input and bounds, and tells what came
 out of the sandbox. It ends with the process that asks it.
+
+A broker runs one program at a time. A process with threads has a pool of brokers, and a thread waits for a free one.
 """
 
 import base64
 import json
 import os
+import queue
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -15,8 +20,16 @@ from shoal.subproc import say
 from shoal.tasks.isolation.landlock import limit
 from shoal.tasks.isolation.sandbox import Bounds, Outcome, find_bubblewrap, run_program, run_through
 
-# A scorer has a handful of descriptors when its broker is forked.
+MAX_BROKERS = 16
+# A scorer has a handful of descriptors when its brokers are forked, and two for each of them.
 MAX_INHERITED = 64
+
+
+def programs_at_once() -> int:
+    """How many programs a process with threads may run at a time: as many as there are cores, because the time of each
+    is limited, and programs that share a core would run out of it."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return max(2, min(MAX_BROKERS, cores))
 
 
 class Asking:
@@ -36,9 +49,29 @@ class Asking:
         return Outcome(reply["end"], base64.b64decode(reply["output"]), reply["seconds"])
 
 
-def start_broker() -> None:
-    """Forks a broker and has this process's programs run by it; TaskError where no sandbox can be made."""
+class Pool:
+    """Brokers that any thread may ask."""
+
+    def __init__(self, brokers: Sequence[Asking]) -> None:
+        self._free: queue.SimpleQueue[Asking] = queue.SimpleQueue()
+        for broker in brokers:
+            self._free.put(broker)
+
+    def run(self, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
+        broker = self._free.get()
+        try:
+            return broker.run(program, given, bounds, main)
+        finally:
+            self._free.put(broker)
+
+
+def start_brokers(count: int = 1) -> None:
+    """Forks brokers and has this process's programs run by them; TaskError where no sandbox can be made."""
     find_bubblewrap()
+    run_through(Pool([_fork() for _ in range(count)]))
+
+
+def _fork() -> Asking:
     theirs, ask = os.pipe()
     answers, ours = os.pipe()
     if os.fork() == 0:
@@ -50,7 +83,7 @@ def start_broker() -> None:
             os._exit(0)
     os.close(theirs)
     os.close(ours)
-    run_through(Asking(os.fdopen(ask, "wb"), os.fdopen(answers, "rb")))
+    return Asking(os.fdopen(ask, "wb"), os.fdopen(answers, "rb"))
 
 
 def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:

@@ -13,15 +13,16 @@ import site
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from shoal.errors import TaskError
 from shoal.tasks.isolation.seccomp import seccomp_filter
 
 MAX_MEMORY = 2 << 30
+# Of a process that environments of other packages run in, and of each that they start.
+FOREIGN_MEMORY = 8 << 30
 LIMITS = {
-    resource.RLIMIT_AS: MAX_MEMORY,
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_FSIZE: 0,
     resource.RLIMIT_NOFILE: 64,
@@ -77,20 +78,35 @@ def python_paths() -> list[Path]:
     return [path for path in dict.fromkeys(found) if path.is_absolute() and path.exists()]
 
 
-def confine(readable: Iterable[Path]) -> None:
-    """Gives up, for good, all but computing and reading Python's own files and `readable`. For one thread alone."""
+def confine(
+    readable: Iterable[Path], start_threads: Callable[[], None] = lambda: None, memory: int = MAX_MEMORY
+) -> None:
+    """Gives up, for good, all but computing and reading Python's own files and `readable`.
+
+    For one thread alone: the filters hold for the threads that it starts later, not for those that are there. It must
+    start them in `start_threads`, because afterwards the limit of processes, which counts threads, is 0.
+    """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise TaskError("a process with several threads cannot be confined; this is a defect of shoal")
     _only_files([*python_paths(), *map(Path, SYSTEM), *readable])
-    limit()
     _only_computing()
+    start_threads()
+    limit(memory)
 
 
-def limit(processes: bool = False) -> None:
-    """Gives up memory, files and, unless `processes`, new processes."""
-    for name, value in LIMITS.items():
-        if processes and name == resource.RLIMIT_NPROC:
-            continue
+def limit(memory: int = MAX_MEMORY, processes: bool = False) -> None:
+    """Gives up memory beyond so many bytes, files and, unless `processes`, new processes."""
+    kept = (resource.RLIMIT_NPROC,) if processes else ()
+    _lower({resource.RLIMIT_AS: memory} | {name: value for name, value in LIMITS.items() if name not in kept})
+
+
+def limit_foreign(memory: int = FOREIGN_MEMORY) -> None:
+    """Gives up memory alone: a harness has sockets, and starts programs that write files. It is trusted with that."""
+    _lower({resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0})
+
+
+def _lower(limits: Mapping[int, int]) -> None:
+    for name, value in limits.items():
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 from shoal.errors import TaskError
 from shoal.files import cache_dir
+from shoal.priority import pass_on_priority
 from shoal.tasks.isolation.seccomp import seccomp_filter
 
 End = Literal["ended", "failed", "late", "wordy"]
@@ -170,6 +171,7 @@ def _run(bubblewrap: str, program: str, given: bytes, bounds: Bounds, main: str)
     finally:
         os.close(rules)
     with process:
+        pass_on_priority(process.pid)
         try:
             end, output = _converse(process, given, began + START_S + bounds.seconds, bounds.output)
         finally:

@@ -3,7 +3,6 @@
 All but a user's own are binary, for partial credit can be had without solving anything.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from shoal.errors import TaskError
 from shoal.tasks.isolation.sandbox import Bounds, find_bubblewrap
 from shoal.tasks.rewards.code import Test, judge_program, read_tests
 from shoal.tasks.rewards.extract import THINK, Place, after_thinking, final_answer, last_box, last_python
-from shoal.tasks.rewards.math import same
+from shoal.tasks.rewards.math import load_parser, same
 from shoal.tasks.source import Score, Split, Task, TaskSource, leaves_of, size_of
 from shoal.tasks.sources.filtered import unfolded
 from shoal.tasks.sources.released_rows import CODE, right_answers
@@ -23,6 +22,7 @@ Reward = Callable[[Task, str], float | Score]
 OWN = "own"
 ROW = "row"
 LIVECODEBENCH = "livecodebench"
+PYTHON_TOOL = "environment/python"
 NAMES = (OWN, "exact", "contains", "math", "code", "format", ROW)
 
 
@@ -87,7 +87,7 @@ def kinds_of(tasks: Sequence[TaskConfig]) -> set[str]:
     """The rewards that tasks name."""
     lines = unfolded(tasks)
     named = {kind for task in lines for kind in (task.reward, *(reward.kind for reward in task.rewards)) if kind}
-    programs = any(task.source.startswith(f"{LIVECODEBENCH}/") for task in lines)
+    programs = any(task.source.startswith(f"{LIVECODEBENCH}/") or task.source == PYTHON_TOOL for task in lines)
     # A row that says itself how it is judged may be of either kind.
     return named | ({"math", "code"} if ROW in named else set()) | ({"code"} if programs else set())
 
@@ -107,8 +107,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
         case ("contains", "", ""):
             return lambda task, answer: float(_holds(_final(answer, place) or "", " ".join(_known(task).split())))
         case ("math", "", ""):
-            importlib.import_module("math_verify")  # a second that no answer is to wait for
-
+            load_parser()  # seconds that no answer is to wait for
             return lambda task, answer: _math(task, answer, place)
         case ("format", "", ""):
             return lambda _, answer: float(bool(final_answer(answer, place)))
@@ -116,8 +115,7 @@ def _build(kind: str, source: TaskSource, config: TaskConfig) -> Reward:
             find_bubblewrap()  # a refusal is told before anything else is done
             return _code(config.code)
         case ("row", "", ""):
-            importlib.import_module("math_verify")  # a second that no answer is to wait for
-
+            load_parser()  # seconds that no answer is to wait for
             find_bubblewrap()
             return _by_row(config.code)
         case ("python", "/", where):

@@ -13,23 +13,28 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from shoal.config import TaskConfig
+from shoal.config import TaskConfig, TurnsConfig
 from shoal.errors import TaskError
 from shoal.files import cache_dir
 from shoal.subproc import Child, ChildError
 from shoal.tasks.build import split_up
+from shoal.tasks.environments.environment import Played
+from shoal.tasks.environments.host import EnvironmentHost
 from shoal.tasks.files import code_of, held, is_loose, named
+from shoal.tasks.isolation.broker import programs_at_once
 from shoal.tasks.isolation.landlock import MAX_MEMORY, landlock_version
 from shoal.tasks.isolation.sandbox import START_S
 from shoal.tasks.rewards.code import TOTAL
 from shoal.tasks.rewards.combine import LIVECODEBENCH, runs_programs
-from shoal.tasks.source import Mixture, Score, Split, Task, TaskSource
+from shoal.tasks.source import How, Mixture, Score, Split, Task, TaskSource
 from shoal.tasks.sources.filtered import layers, unfolded
 from shoal.tasks.sources.remote import Remote, read_source, read_task
 
+DEFAULT_TURNS = TurnsConfig()
 SCORE_S = 5.0
 # Comparing formulas ends by itself after a second of processor time, but for a multiplication without end.
 MATH_S = 2.0
@@ -38,6 +43,8 @@ CONTEST_S = 660.0
 # Importing reasoning-gym takes two seconds; drawing a task can take one.
 READY_S = 120.0
 MAX_ANSWER = 1 << 20
+# Of a process that plays code of others, which may wait for something.
+CODE_THREADS = 256
 MAX_REPLY = 1 << 14
 # Of all sources that tasks are made of, or of tasks that are made at once.
 MAX_TASKS_REPLY = 1 << 26
@@ -58,7 +65,12 @@ class Scorer:
     Threads may share it: the child does one thing after the other.
     """
 
-    def __init__(self, tasks: Sequence[TaskConfig], score_s: float | None = None) -> None:
+    def __init__(
+        self, tasks: Sequence[TaskConfig], score_s: float | None = None, turns: TurnsConfig = DEFAULT_TURNS
+    ) -> None:
+        """`turns` bound the episodes of tasks that are environments."""
+        self._turns = turns
+        self._host: EnvironmentHost | None = None
         self._score_s = score_s or seconds_to_score(tasks)
         self._lines = list(tasks)
         readable = files_to_read(tasks)
@@ -66,13 +78,28 @@ class Scorer:
             "tasks": [task.model_dump(mode="json") for task in tasks],
             "score_s": self._score_s,
             "readable": readable,
+            "threads": 1,
+            "memory": None,
         }
         names = PASSED_ON if readable is not None else PASSED_ON + PASSED_ON_TO_TRUSTED
         own = {"SHOAL_CACHE": str(cache_dir().absolute()), "PYTHONUSERBASE": site.getuserbase()}
         self._environment = {name: os.environ[name] for name in names if name in os.environ} | own
         self._sources: list[Remote] | None = None
         self._turn = threading.RLock()
+        self._starting = threading.Lock()
         self._start()
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Unpack[How]) -> "Future[Played]":
+        """Plays an episode in a process of its own kind, which is started when the first one is played."""
+        with self._starting:
+            if self._host is None:
+                command = [sys.executable, "-P", "-m", "shoal.tasks.environments.host_child"]
+                threads = threads_to_play(self._lines)
+                memory = None if self._turns.memory_mb is None else self._turns.memory_mb << 20
+                more = {"observation": self._turns.observation, "threads": threads, "memory": memory}
+                environment = self._environment | ONE_THREAD | ONE_ORDER | FRUGAL
+                self._host = EnvironmentHost(command, environment, self._spec | more, self._turns, threads)
+        return self._host.play(split, task, actions, **how)
 
     @property
     def tasks(self) -> TaskSource:
@@ -125,6 +152,9 @@ class Scorer:
 
     def close(self) -> None:
         self._child.close()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +171,7 @@ class Scorer:
         self._unsent: list[object] = [self._spec]
 
     def _replace(self) -> None:
-        self.close()
+        self._child.close()
         self._start()
 
     def _meet(self, deadline: float) -> None:
@@ -216,6 +246,13 @@ def seconds_to_score(tasks: Sequence[TaskConfig]) -> float:
     if runs_programs(tasks):
         return (TOTAL + 1) * (max(task.code.seconds for task in tasks) + START_S)
     return MATH_S if all(task.reward == "math" for task in tasks) else SCORE_S
+
+
+def threads_to_play(tasks: Sequence[TaskConfig]) -> int:
+    """How many episodes of these environments are played at once: more than one where an episode may wait."""
+    if any(code_of(task) for task in tasks):
+        return CODE_THREADS
+    return programs_at_once() if runs_programs(tasks) else 1
 
 
 def files_to_read(tasks: Sequence[TaskConfig]) -> list[str] | None:

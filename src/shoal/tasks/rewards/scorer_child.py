@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +20,9 @@ from shoal.config import TaskConfig
 from shoal.errors import ShoalError, TaskError
 from shoal.subproc import say
 from shoal.tasks.build import build_source
-from shoal.tasks.isolation.broker import start_broker
-from shoal.tasks.isolation.landlock import MAX_MEMORY, confine, limit
+from shoal.tasks.files import is_foreign
+from shoal.tasks.isolation.broker import programs_at_once, start_brokers
+from shoal.tasks.isolation.landlock import FOREIGN_MEMORY, MAX_MEMORY, confine, limit, limit_foreign
 from shoal.tasks.rewards.combine import runs_programs
 from shoal.tasks.rewards.scorer import MAX_ANSWER
 from shoal.tasks.source import (
@@ -40,45 +43,75 @@ MAX_REFUSAL = 1000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A child that has its tasks and nothing else any more."""
+
+    requests: IO[bytes]
+    replies: IO[bytes]
+    spec: dict[str, Any]
+    source: TaskSource
+    memory: "Memory"
+
+
 def main() -> None:
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a scorer prints must not be read as a reply
-    if not (first := requests.readline()):
-        return  # who started this was killed before it said anything
-    spec = json.loads(first)
-    tasks = [TaskConfig.model_validate(task) for task in spec["tasks"]]
-    memory = Memory()
-    try:
-        source = confined(tasks, spec["readable"]) if spec["readable"] is not None else trusted(tasks)
-    except ShoalError as error:
-        say(replies, {"refused": str(error)[:MAX_REFUSAL]})
-        for _ in requests:
-            pass  # until the parent has read that
+    if (begun := begin()) is None:
         return
+    source, replies = begun.source, begun.replies
     sources = [member for member, _ in members_of(source).values()]
     say(replies, {"sources": [_described(member) for member in sources]})
-    memory.begin()
-    for line in requests:
+    begun.memory.begin()
+    for line in begun.requests:
         request = json.loads(line)
         if "make" in request:
             make(request["make"], sources, replies)
         else:
-            serve(request, source, spec["score_s"], replies, memory)
+            serve(request, source, begun.spec["score_s"], replies, begun.memory)
 
 
-def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource:
+def begin(start_threads: Callable[[int], None] = lambda _: None) -> Begun | None:
+    """Reads what is asked of this process and gives up the rest, starting as many threads as it is told before.
+
+    None if there is nothing to do: nobody asks, or the tasks are refused, which the parent then knows.
+    """
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a scorer prints must not be read as a reply
+    if not (first := requests.readline()):
+        return None  # who started this was killed before it said anything
+    spec = json.loads(first)
+    tasks = [TaskConfig.model_validate(task) for task in spec["tasks"]]
+    room = spec["memory"] or (FOREIGN_MEMORY if is_any_foreign(tasks) else MAX_MEMORY)
+    memory, threads = Memory(room), spec["threads"]
+    try:
+        if runs_programs(tasks) and (spec["readable"] is not None or threads > 1):
+            start_brokers(min(threads, programs_at_once()))
+        if spec["readable"] is not None:
+            source = confined(tasks, spec["readable"], partial(start_threads, threads), room)
+        else:
+            source = trusted(tasks, partial(start_threads, threads), room)
+    except ShoalError as error:
+        say(replies, {"refused": str(error)[:MAX_REFUSAL]})
+        for _ in requests:
+            pass  # until the parent has read that
+        return None
+    return Begun(requests, replies, spec, source, memory)
+
+
+def confined(
+    tasks: Sequence[TaskConfig], readable: Sequence[str], start_threads: Callable[[], None], memory: int
+) -> TaskSource:
     """The sources, built when nothing else can be read any more: files and generators may be a stranger's choice."""
-    if runs_programs(tasks):
-        start_broker()
     if any(task.source.startswith("reasoning-gym/") for task in unfolded(tasks)):
-        import reasoning_gym  # noqa: F401  (it imports matplotlib, which looks for a place to write)
+        from shoal.tasks.sources.gym.package import import_gym
+
+        import_gym()  # it imports matplotlib, which looks for a place to write
     if any(task.source.startswith("ifeval/") for task in unfolded(tasks)):
         from shoal.tasks.sources.exams.words import load
 
         with suppress(TaskError):  # which the source raises again if its questions need what is missing
             load(punkt=True)  # the files that tasks name do not include its model of sentences
     silence()
-    confine(map(Path, readable))
+    confine(map(Path, readable), start_threads, memory)
     try:
         return build_source(tasks)
     except (ShoalError, MemoryError):
@@ -87,16 +120,21 @@ def confined(tasks: Sequence[TaskConfig], readable: Sequence[str]) -> TaskSource
         raise TaskError(f"tasks cannot be built: {type(error).__name__}: {error}") from error
 
 
-def trusted(tasks: Sequence[TaskConfig]) -> TaskSource:
+def trusted(tasks: Sequence[TaskConfig], start_threads: Callable[[], None], memory: int) -> TaskSource:
     """The sources, with code that is trusted with all that the user can do, or on a system that confines nothing."""
     # A sandbox needs processes and namespaces, which a process that has given them up can no longer create.
-    sandboxes = runs_programs(tasks)
-    if not sandboxes:
+    sandboxes, foreign = runs_programs(tasks), is_any_foreign(tasks)
+    if not sandboxes and not foreign:
         leave_network()
     source = build_source(tasks)
-    limit(processes=sandboxes)
+    start_threads()
+    limit_foreign(memory) if foreign else limit(memory, processes=sandboxes)
     silence()
     return source
+
+
+def is_any_foreign(tasks: Sequence[TaskConfig]) -> bool:
+    return any(is_foreign(task.source) for task in tasks)
 
 
 def make(asked: Sequence[Any], sources: Sequence[TaskSource], replies: IO[bytes]) -> None:
@@ -133,14 +171,14 @@ def serve(request: Any, source: TaskSource, score_s: float, replies: IO[bytes], 
 class Memory:
     """How much of what this process may have is left: an answer must not find it used up by those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = MAX_MEMORY) -> None:
         # Opened before it is too late to open anything.
         self._counts = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        self._max_memory = MAX_MEMORY
+        self._room = self._max_memory = room
 
     def begin(self) -> None:
         """From now on half of what is free may be taken for good."""
-        self._max_memory = (self._taken() + MAX_MEMORY) // 2
+        self._max_memory = (self._taken() + self._room) // 2
 
     def is_little(self) -> bool:
         return self._taken() > self._max_memory

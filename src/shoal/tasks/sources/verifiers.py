@@ -1,4 +1,4 @@
-"""Environments written for `verifiers`: single-turn ones, loaded by name, with their rubric as the reward."""
+"""Environments written for `verifiers` 0.3: single-turn ones, loaded by name, with their rubric as the reward."""
 
 import asyncio
 import json
@@ -74,13 +74,20 @@ def _load(name: str, options: Mapping[str, Any]) -> Any:
     import verifiers
 
     if not hasattr(verifiers, "load_environment"):
-        raise TaskError(f"{where}: verifiers {verifiers.__version__} loads no environments; install one below 0.4")
+        raise TaskError(
+            f"{where}: single-turn environments with load_environment are of verifiers 0.3, and here is "
+            f"{verifiers.__version__}; for a taskset of verifiers.v1 write environment/verifiers/{name}, for the old "
+            "one run: pip install 'verifiers>=0.3,<0.4'"
+        )
     try:
         environment = verifiers.load_environment(name, **options)
     except Exception as error:  # an environment is foreign code
         raise TaskError(f"{where}: cannot be loaded: {type(error).__name__}: {error}"[:500]) from error
     if not isinstance(environment, verifiers.SingleTurnEnv):
-        raise TaskError(f"{where}: is a {type(environment).__name__}; only single-turn environments are supported")
+        raise TaskError(
+            f"{where}: is a {type(environment).__name__}; of verifiers 0.3 only single-turn environments are "
+            f"supported; write one with turns or tools for verifiers.v1 and name it environment/verifiers/{name}"
+        )
     return environment
 
 

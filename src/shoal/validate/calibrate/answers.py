@@ -1,6 +1,6 @@
 """`shoal calibrate RUN --answers FILES`: rates of other machines, from files that they made in a run.
 
-Each file is computed again in float32 with the version that it names. It counts as honest because the run's owner says
+Each file is computed again in float32 with the versions that it names. It counts as honest because the run's owner says
 so: give files of machines that you trust. What the run's own odds make of a file is shown, so that a mistake is seen.
 """
 
@@ -24,11 +24,11 @@ from shoal.rundir import RunDir, limits_of
 from shoal.validate.calibrate.tally import Tally
 from shoal.validate.checks.all_checks import noise_keys
 from shoal.validate.evidence.kept_versions import find_version
-from shoal.validate.numerics.account import mean_of
 from shoal.validate.numerics.bets import Bets, Noise
 from shoal.validate.numerics.calibration import Say
-from shoal.validate.numerics.judge import BETS, NOISE_ANSWERS, own_answers, seen
+from shoal.validate.numerics.judge import NOISE_ANSWERS, Weighed, own_answers, seen
 from shoal.validate.numerics.observe import own_noise
+from shoal.validate.spans import Part, parts_of
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class Answers:
     """What the run's odds make of each file."""
     _policy: Policy | None = None
     _loaded: Version | None = None
+    _seen: dict[str, Path] = field(default_factory=dict)
+    """The files that were counted, by their hash."""
     _noise: Noise | None = None
     _reader: VersionReader = field(init=False)
 
@@ -66,17 +68,28 @@ class Answers:
         for number, path in enumerate(paths):
             say(number / len(paths), f"computing {path.name} again")
             submission, declared = self._read(path, records)
+            digest = sha256_file(path)
+            if digest in self._seen:
+                same = self._seen[digest]
+                raise ConfigError(f"{path}: is the same file as {same}; give it once, or rates seem too sure")
             profile = self.profile or declared
             if not profile:
                 raise ConfigError(f"{path.name}: its node {submission.lease.node} declared no profile; give --profile")
-            noise = self._load(submission)
-            assert self._policy is not None
-            keys = noise_keys(submission, self.run.config)
-            answers = seen(self._policy, self.run.config, submission.rollouts, keys, {})
+            self.nats[path.name] = self._count(submission, profile, bets).total
+            self._seen[digest] = path
+
+    def _count(self, submission: Submission, profile: str, bets: Bets) -> Weighed:
+        """Adds a file to its profile's tally, each version's part of it beside that version; the odds' word on it."""
+        assert self._policy is not None
+        keys, weighed = noise_keys(submission, self.run.config), Weighed({}, 0)
+        for part in parts_of(submission, self._policy.hidden_size):
+            noise = self._load(part)
+            own_keys = [keys[number] for number in part.numbers]
+            answers = seen(self._policy, self.run.config, part.samples, own_keys, {}, part.first)
             tally = Tally.of(answers, noise)
             self.tallies[profile] = self.tallies[profile] + tally if profile in self.tallies else tally
-            won = bets.nats(answers, noise)
-            self.nats[path.name] = mean_of([won.get(bet, 0.0) for bet in BETS])
+            weighed += Weighed(bets.nats(answers, noise), tally.tokens)
+        return weighed
 
     def _read(self, path: Path, records: "_Records") -> tuple[Submission, str]:
         """A file, and the profile that its node declared."""
@@ -88,14 +101,14 @@ class Answers:
         declared = records.profile_of(path, lease)
         return read_rollouts(path, lease, limits_of(self.run.config, self._policy.vocab)), declared
 
-    def _load(self, submission: Submission) -> Noise:
-        """Makes the file's version the one that is computed with; the noise of the judge's own arithmetic on it."""
+    def _load(self, part: Part) -> Noise:
+        """Makes the part's version the one that is computed with; the noise of the judge's own arithmetic on it."""
         assert self._policy is not None
-        version = Version(submission.version, submission.weights)
+        version = part.version
         if self._noise is None or version != self._loaded:
             folder = self._find(version)
             self._policy.set_weights(self._reader.read(folder), f"version {version.number}")
-            prompts = list({tuple(sample.prompt.tolist()): None for sample in submission.rollouts})[:NOISE_ANSWERS]
+            prompts = list({tuple(sample.prompt.tolist()): None for sample in part.samples})[:NOISE_ANSWERS]
             self._noise = own_noise(own_answers(self._policy, prompts, self.run.config))
             self._loaded = version
         return self._noise

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates
-from shoal.protocol.rates.rates_file import Architecture, RatesFile
+from shoal.protocol.rates.rates_file import MAX_MODEL, Architecture, RatesFile
 from shoal.validate.numerics.bets import Floats, Noise, Observed, histograms
 
 
@@ -55,7 +55,7 @@ def to_rates_file(tallies: Mapping[str, Tally], model: str, architecture: Archit
     """What a run takes of tallies, by way or profile."""
     rates = HonestRates.of({name: (one.gaps, one.shortfalls, one.chunks) for name, one in tallies.items()})
     tokens = {name: one.tokens for name, one in tallies.items()}
-    return RatesFile(model=model, architecture=architecture, tokens=tokens, rates=rates)
+    return RatesFile(model=model[-MAX_MODEL:], architecture=architecture, tokens=tokens, rates=rates)
 
 
 def print_tallies(tallies: Mapping[str, Tally], console: Console) -> None:

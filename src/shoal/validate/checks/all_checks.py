@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shoal.config import RunConfig
+from shoal.config import RunConfig, TaskConfig
 from shoal.errors import RolloutError, WeightsError
+from shoal.models.chat import Turns
 from shoal.models.load import Policy
 from shoal.protocol.lease import Lease, checked_table, no_table
 from shoal.protocol.rates.rates_table import RatesTable
@@ -15,9 +17,12 @@ from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.tasks.difficulty import Table, check_fits
+from shoal.tasks.environments.source import environments_of
 from shoal.tasks.length import target_of, with_lengths
-from shoal.tasks.source import Judge, TaskSource, part_of
+from shoal.tasks.source import Judge, TaskSource
 from shoal.validate.checks.blame_margin import graded, widened
+from shoal.validate.checks.episodes import EpisodeRules, remembered
+from shoal.validate.checks.own_scores import OwnScores
 from shoal.validate.checks.proofs import check_computation, check_lengths
 from shoal.validate.checks.rewards import CHECK as REWARDS
 from shoal.validate.checks.rewards import check_rewards
@@ -28,12 +33,9 @@ from shoal.validate.checks.version import CHECK as VERSION
 from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
-from shoal.validate.numerics.judge import NOISE_ANSWERS, NumericJudge, Weighed, finding_of
+from shoal.validate.numerics.judge import CONFIRM_NATS, NOISE_ANSWERS, NumericJudge, Weighed, finding_of
 from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, replay
 from shoal.validate.spans import Load, Part, parts_of, replay_file
-
-# How often an answer is scored again before its reward is called a lie.
-TRIES = 4
 
 
 @dataclass(slots=True)
@@ -49,19 +51,30 @@ class Checks:
     rates: RatesTable = field(default_factory=lambda: RatesTable(shipped=default_rates()))
     """What honest machines are off by where numbers are rounded to bfloat16."""
     states: StatesOf | None = field(default=None, init=False)
-    """What computes the states of files; the policy if None."""
+    """What computes the states of files first; the policy if None."""
     numbers: NumericJudge | None = field(init=False)
     """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
+    _episodes: EpisodeRules | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         rounds = self.config.model.dtype == "bfloat16"
         self.numbers = NumericJudge(self.config, self.policy, self._bets()) if rounds else None
 
-    def compute_states(self, states: StatesOf) -> None:
-        """Has the states of files computed by another engine than the policy."""
+    def compute_states(self, states: StatesOf | None) -> None:
+        """Has the states of files computed by another engine than the policy, or by the policy again."""
         self.states = states
         if self.numbers is not None:
             self.numbers.states = states
+
+    @contextmanager
+    def _by_policy(self) -> Iterator[None]:
+        """Has the states of files computed by the policy in here, whatever computes them otherwise."""
+        engine = self.states
+        self.compute_states(None)
+        try:
+            yield
+        finally:
+            self.compute_states(engine)
 
     def judge_by(self, rates: RatesTable) -> None:
         """Judges by another version of the run's honest rates from now on."""
@@ -82,8 +95,19 @@ class Checks:
             check_version(submission, self.root_of)
             or self.drawn(submission)
             or (check_lengths(submission, self.policy.hidden_size) if self.config.audit.proofs else None)
-            or check_termination(submission, self.policy.eos_ids, self.config.sampling.max_new_tokens)
+            or self.ended(submission)
         )
+
+    def ended(self, submission: Submission) -> Finding | None:
+        """Whether every turn ends where it may."""
+        turn_tokens = dict.fromkeys(self.environments, self.config.turns.tokens)
+        longest = self.config.sampling.max_new_tokens
+        return check_termination(submission, self.policy.eos_ids, longest, turn_tokens)
+
+    @property
+    def environments(self) -> dict[str, TaskConfig]:
+        """The lines of the config whose tasks are played in turns, by name."""
+        return environments_of(self.config.tasks)
 
     def drawn(self, submission: Submission) -> Finding | None:
         """Whether the tasks are those that the lease draws. A table that is not available was taken back with its
@@ -99,12 +123,27 @@ class Checks:
 
     def costly(self, submissions: Sequence[Submission], load: Load | None = None) -> Iterator[Finding | None]:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed; one
-        that names several versions needs `load`, which puts each of them in their place."""
-        config, numbers = self.config, self.numbers
-        if numbers is not None:
+        that names several versions needs `load`, which puts each of them in their place.
+
+        No file is rejected for what another engine computed: the policy computes it once more, and decides.
+        """
+        if self.numbers is not None:
             for submission in submissions:
                 yield finding_of(self.weigh(submission, load=load))
             return
+        for submission, found in zip(submissions, self._computed(submissions, load), strict=True):
+            if self.states is None or found is None:
+                yield found
+                continue
+            if load is not None:
+                load(Version(submission.version, submission.weights))
+            with self._by_policy():
+                (confirmed,) = self._computed([submission], load)
+            yield confirmed
+
+    def _computed(self, submissions: Sequence[Submission], load: Load | None) -> Iterator[Finding | None]:
+        """What thresholds say of submissions, by states of the engine that is set."""
+        config = self.config
         whole = [submission for submission in submissions if len(submission.spans) == 1]
         samples = [sample for submission in whole for sample in submission.rollouts]
         keys = [key for submission in whole for key in noise_keys(submission, config)]
@@ -144,7 +183,25 @@ class Checks:
 
         `older` gives the weights of the version before one, `own` the loaded ones in their files, from where they come
         back after other ones were computed with.
+
+        What bets win on states of another engine counts as far as they win it on the policy's too; less than
+        CONFIRM_NATS is taken as it is.
         """
+        weighed = self._weighed(submission, alternatives, older, load, own)
+        if self.states is None or weighed.most < CONFIRM_NATS:
+            return weighed
+        with self._by_policy():
+            return weighed.at_most(self._weighed(submission, alternatives, older, load, own))
+
+    def _weighed(
+        self,
+        submission: Submission,
+        alternatives: Sequence[str],
+        older: Callable[[Version], Weights | None],
+        load: Load | None,
+        own: Callable[[], Weights | None],
+    ) -> Weighed:
+        """Numeric evidence by states of the engine that is set."""
         keys = noise_keys(submission, self.config)
         total = Weighed({}, 0)
         for part in parts_of(submission, self.policy.hidden_size):
@@ -189,15 +246,15 @@ class Checks:
 
         A finding of `scorer` says that our own one failed, or was not done in time.
         """
-        answers = [
-            (part_of(self.tasks, sample.source).task("train", sample.task), self.policy.decode(sample.completion))
-            for sample in submission.rollouts
-        ]
+        in_turns = self.environments
+        own = OwnScores(self.policy, self.tasks, self.judge, in_turns, self.episodes if in_turns else None)
         length, seed = self.config.length, submission.lease.seed
-        found = self.judge.scores("train", answers, seconds)
+        found, finding = own.scores(submission, seconds)
+        if finding is not None:
+            return finding
         scores = with_lengths(
             found,
-            [len(sample.completion) for sample in submission.rollouts],
+            [sample.drawn_count for sample in submission.rollouts],
             [target_of(length, seed, sample.group) for sample in submission.rollouts],
             length,
         )
@@ -205,11 +262,20 @@ class Checks:
         if finding is None or finding.check != REWARDS or (number := finding.sample) is None:
             return finding
         # A program may draw lots or look at the clock: nobody is blamed where we ourselves come to another reward.
-        again = self.judge.scores("train", [answers[number]] * TRIES, seconds)
+        again = own.again(submission.rollouts[number], seconds)
         if other := next((score for score in again if score != found[number]), None):
             said = f"{found[number].reward}, then {other.reward}"
             return Finding("scorer", "a reward is the same each time", finding.claimed, said, number)
         return finding
+
+    @property
+    def episodes(self) -> EpisodeRules:
+        """What episodes are held to; a ModelError where the chat template cannot be used for several turns."""
+        if self._episodes is None:
+            config, policy = self.config, self.policy
+            longest, decode = config.sampling.max_new_tokens, remembered(policy.decode)
+            self._episodes = EpisodeRules(config.turns, longest, policy.eos_ids, Turns.of(policy), decode)
+        return self._episodes
 
 
 def _nothing_else(version: Version) -> None:

@@ -6,7 +6,7 @@ from shoal import toploc
 from shoal.config import ThresholdsConfig
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
-from shoal.validate.recompute import Replayed
+from shoal.validate.recompute import Replayed, proven_chunks
 
 CHECK = "computation"
 
@@ -14,9 +14,9 @@ CHECK = "computation"
 def check_lengths(submission: Submission, hidden: int) -> Finding | None:
     """One proof for every chunk, no more and no fewer; this much is seen without computing anything."""
     for number, sample in enumerate(submission.rollouts):
-        needed = toploc.proof_size(len(sample.completion), hidden)
+        needed = sum(toploc.proof_size(end - begin, hidden) for begin, end in sample.turns)
         if len(sample.proof) != needed:
-            rule = f"{len(sample.completion)} tokens are proven in {needed} bytes"
+            rule = f"{sample.drawn_count} tokens in {len(sample.turns)} turns are proven in {needed} bytes"
             return Finding(CHECK, rule, f"{len(sample.proof)} bytes", f"{needed} bytes needed", number)
     return None
 
@@ -40,7 +40,7 @@ def check_computation(
         min_guess_error=usual.min_guess_error * near,
     )
     for number, (sample, own) in enumerate(zip(submission.rollouts, replayed, strict=True)):
-        for result in toploc.verify(own.states_TD.bfloat16(), sample.proof):
+        for result in proven_chunks(own.states_TD, sample.proof, sample.turns):
             if refusal := toploc.refusal(result, limits):
                 rule = "a proof fits the states of the claimed version"
                 return Finding(CHECK, rule, f"a proof of {len(sample.proof)} bytes", refusal, number)

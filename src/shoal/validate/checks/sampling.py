@@ -40,7 +40,7 @@ def check_seeded(submission: Submission, replayed: Sequence[Replayed], threshold
         worst = int(own.shortfalls_T.argmax())
         if not own.shortfalls_T[worst] <= thresholds.shortfall:
             rule = f"token {worst} is the best under the lease's noise, up to {thresholds.shortfall:g}"
-            claimed = f"token {submission.rollouts[number].completion[worst]}"
+            claimed = f"token {submission.rollouts[number].drawn[worst]}"
             return Finding(CHECK, rule, claimed, f"{own.shortfalls_T[worst]:.4g} below the best", number)
         inexact += int((own.shortfalls_T > 0).sum())
         tokens += len(own.shortfalls_T)
@@ -100,5 +100,5 @@ def unlikely_ends(submission: Submission, replayed: Sequence[Replayed]) -> float
     for sample, own in zip(submission.rollouts, replayed, strict=True):
         assert own.ends_T is not None
         p_T.append(own.ends_T[~(own.ends_T >= MIN_END)])
-        ended += sample.finish == "eos" and not own.ends_T[-1] >= MIN_END
+        ended += int((~(own.ends_T[sample.ended_at] >= MIN_END)).sum())
     return mean_of_products(too_many(ended, np.concatenate(p_T), MORE_ENDS))

@@ -95,5 +95,5 @@ class Arbiter:
 def open_arbiter(run: RunDir) -> Iterator[Arbiter]:
     """An arbiter with the model, the tasks and the scorer of the run in a directory."""
     base = find_base_model(run.path / EVIDENCE)
-    with Scorer(run.config.tasks) as scorer:
+    with Scorer(run.config.tasks, turns=run.config.turns) as scorer:
         yield Arbiter(run, load_as(base, run.config.model.dtype, "float32"), scorer.tasks, scorer)

@@ -112,7 +112,7 @@ def judge_again(bundle: Bundle, folder: Path) -> Finding | None:
     check_span_leases(whose, bundle.later, bundle.lease, limits.span_tokens, limits.max_new_tokens)
     _check_signed(bundle, bundle.submission)
     roots = {span.version: span.weights for span in bundle.submission.spans}  # that they were published is as written
-    with Scorer(bundle.config.tasks) as judge:
+    with Scorer(bundle.config.tasks, turns=bundle.config.turns) as judge:
         checks = Checks(bundle.config, policy, judge.tasks, judge, roots.get, lambda _: bundle.table)
         if bundle.rates is not None:
             bundle.rates.check_patterns(bundle.config.audit.profiles)

@@ -90,7 +90,9 @@ class FileJudge:
     def _recomputed(self, upload: Upload, submission: Submission, sha256: str) -> Recomputed:
         if self.account_with is None:
             return ByThresholds(self.checks, self.versions, submission)
-        account_with, alternatives = self.account_with, self.audits.alternatives(upload.node, sha256)
+        account_with = self.account_with
+        won = account_with(upload, Weighed({}, 0)).won
+        alternatives = self.audits.alternatives(upload.node, sha256, won)
         return ByEvidence(
             self.checks,
             self.versions,

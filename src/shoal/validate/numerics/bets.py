@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.protocol.rates.honest_rates import EDGES, Histogram, HonestRates, bounds
+from shoal.validate.numerics.alternative_names import shift_bet
 from shoal.validate.numerics.free_draws import Draws, free_nats
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +47,9 @@ UNEXPLAINED = 1e-6
 RARE = 3e-6
 # A shift counts from this share of what the other computation would yield; below it a bias may be honest.
 HONEST_SHARE = 0.3
+# What is staked on each unit's following a shift. All of it wins at most log 2 and may lose any number of nats, so that
+# one unit of heavy-tailed noise outweighs hundreds that follow.
+SHIFT_STAKE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +129,6 @@ class Bets:
         return {edit_bet(every): float(np.log1p((odds_T - 1) / every).sum()) for every in EDIT_EVERY}
 
 
-def shift_bet(name: str) -> str:
-    """The bet's name on a shift, which is not laid on every file."""
-    return f"shift {name}"
-
-
 def part_bet(size: int) -> str:
     return f"gaps in parts of {size}"
 
@@ -197,14 +196,16 @@ def _units(parts: Sequence[Floats]) -> Iterator[Floats]:
 
 
 def _follows(gaps_T: Floats, shift_T: Floats, noise: float) -> float:
-    """log of 2 / (1 + e^-2x), where x is how well gaps follow the shift beyond the share that may be honest.
+    """log of what a stake wins that pays 2 / (1 + e^-2x), where x is how well gaps follow the shift beyond the share
+    that may be honest; the rest of what there is is kept.
 
     If x is as likely to be +a as -a, this pays 1 on average; if it tends to be lower, less.
     """
     bound = MAX_GAP * noise
     gaps, shift = (np.clip(np.nan_to_num(x_T, nan=bound), -bound, bound) for x_T in (gaps_T, shift_T))
     x = (1 - HONEST_SHARE) * float(((gaps - HONEST_SHARE * shift) * shift).sum()) / noise**2
-    return float(np.log(2) - np.logaddexp(0.0, -2 * x))
+    paid = np.log(2) - np.logaddexp(0.0, -2 * x)
+    return float(np.logaddexp(np.log(SHIFT_STAKE) + paid, np.log(1 - SHIFT_STAKE)))
 
 
 def histograms(answers: Sequence[Observed], noise: Noise) -> tuple[Histogram, Histogram, Histogram]:

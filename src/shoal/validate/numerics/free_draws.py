@@ -38,7 +38,8 @@ class Draws:
     tails_TU: Floats
     """Probability that a token is less likely than each of UNLIKELY."""
     ends_T: Floats
-    ended: bool
+    ended_at: Sequence[int]
+    """Tokens that ended the answer, or a turn of it."""
     vocab: int
 
 
@@ -57,7 +58,7 @@ def free_nats(answers: Sequence[Draws], noise: float) -> dict[str, float]:
     ]
     won["unlikely"] = mean_of_products(np.concatenate(unlikely))
     early = [answer.ends_T[~(answer.ends_T >= MIN_END)] for answer in answers]
-    count = sum(answer.ended and not answer.ends_T[-1] >= MIN_END for answer in answers)
+    count = sum(int((~(answer.ends_T[list(answer.ended_at)] >= MIN_END)).sum()) for answer in answers)
     won["ends"] = mean_of_products(too_many(count, np.concatenate(early), MORE_ENDS, ALIGNED_UNLIKELY * most))
     return won
 

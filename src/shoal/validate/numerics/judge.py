@@ -5,6 +5,7 @@ its own rounding. What honest rounding would look like on these weights it measu
 of its own to the run's tasks.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,20 +19,28 @@ from shoal.protocol.numeric_evidence import meaning, standing
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
 from shoal.validate.numerics.account import BAN_NATS, Account, mean_of
+from shoal.validate.numerics.alternative_names import shift_bet
 from shoal.validate.numerics.alternatives import COOLER, OLDER, ROUNDED, SHIFTS, WARMER, Weights, with_weights
 from shoal.validate.numerics.bets import Bets, Floats, Noise, Observed, bet_names
 from shoal.validate.numerics.free_draws import FREE_BETS, Draws
-from shoal.validate.numerics.honest_answers import draw_texts, honest_answers
+from shoal.validate.numerics.honest_answers import Drawn, draw_texts, honest_answers
 from shoal.validate.numerics.observe import observe, own_noise
 from shoal.validate.numerics.ways import WAYS
 from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, logprobs, replay, since
 
 # A file with more evidence than this is dropped, and nobody is blamed: at most 1 of 1,000 honest ones.
 VOID_NATS = -float(np.log(1e-3))
+# What a bet may win on states of another engine than the judge's before the judge computes the file, too. A file that
+# is dropped or blamed for what it shows has a bet that wins more, and bets on honest files hardly ever do.
+CONFIRM_NATS = 1.0
 BETS = [*bet_names(SHIFTS), *FREE_BETS]
+# A bet that needs more than the file and its version: an arbiter may not have the version before.
+NOT_SHOWN = shift_bet(OLDER)
 HONEST = "honest rounding"
-# What the judge answers itself per version, to measure noise.
-NOISE_ANSWERS, NOISE_TOKENS = 8, 64
+# What the judge answers itself per version, to measure noise: 256 tokens, in more answers if these are shorter. Gaps
+# are within 16 % of those of many tokens in 98 of 100 draws of 256 tokens, and odds allow half as much again.
+NOISE_ANSWERS, NOISE_TOKENS = 8, 32
+MAX_NOISE_ANSWERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +57,24 @@ class Weighed:
         nats = {name: self.nats.get(name, 0.0) + other.nats.get(name, 0.0) for name in names}
         return Weighed(nats, self.tokens + other.tokens)
 
+    def at_most(self, other: "Weighed") -> "Weighed":
+        """The same file's evidence as far as a second computation shows it too. Each bet has won the smaller of two
+        amounts, so it pays at most 1 on average if either computation is right."""
+        return Weighed({name: min(nats, other.nats.get(name, 0.0)) for name, nats in self.nats.items()}, self.tokens)
+
+    @property
+    def most(self) -> float:
+        """What the most successful bet has won."""
+        return max(self.nats.values(), default=0.0)
+
     @property
     def total(self) -> float:
         return mean_of([self.nats.get(bet, 0.0) for bet in BETS])
+
+    @property
+    def shown(self) -> float:
+        """What the file and its version show by themselves, to any judge."""
+        return mean_of([0.0 if bet == NOT_SHOWN else self.nats.get(bet, 0.0) for bet in BETS])
 
     @property
     def strongest(self) -> str:
@@ -61,13 +85,14 @@ def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
     """What a file's evidence comes to: nothing, a file that is dropped without blame, or blame.
 
     Blame takes what no honest node ever has against it in its life, but for one in a million, and what this file shows
-    by itself to any judge: so an arbiter who has only the file comes to the same.
+    by itself to any judge, so an arbiter who has only the file comes to the same. That it was made with the version
+    before counts against file and node, but nobody is blamed: nothing is slashed for it.
     """
     rule = "numbers differ from those of a float32 recomputation as honest bfloat16 rounding makes them differ"
     against = f"; against its node: {standing(node.held_against, node.files, BAN_NATS)}" if node is not None else ""
     found = f"{weighed.total:.1f} nats of evidence in {weighed.tokens:,} tokens: {meaning(weighed.strongest)}{against}"
     is_over = node is not None and node.is_over
-    if weighed.total >= BAN_NATS and (node is None or is_over):
+    if weighed.shown >= BAN_NATS and (node is None or is_over):
         where = "in a file and against its node" if node is not None else "in a file"
         return Finding(NUMBERS, f"{rule}; {BAN_NATS:.1f} nats {where} are blame", HONEST, found)
     if weighed.total >= VOID_NATS:
@@ -117,7 +142,7 @@ class NumericJudge:
         known = [name for name in alternatives if name in ROUNDED or older is not None]
         others = {name: self._logprobs(name, samples, older, own) for name in known}
         answers = seen(self.policy, self.config, samples, keys, others, first, self.states)
-        return Weighed(self.bets.nats(answers, self.noise), sum(len(sample.completion) - first for sample in samples))
+        return Weighed(self.bets.nats(answers, self.noise), sum(sample.drawn_count - first for sample in samples))
 
     def _logprobs(
         self, name: str, samples: Sequence[Rollout], older: Weights | None, own: Weights | None
@@ -166,6 +191,7 @@ def seen(
                 dict(zip((COOLER, WARMER), own.warmer_TW.T, strict=True))
                 | {name: columns[number][first:] for name, columns in others.items()},
                 _draws(sample, own, policy.vocab),
+                sample.turns if len(sample.runs) else None,
             )
         )
     return found
@@ -175,12 +201,18 @@ def _draws(sample: Rollout, own: Replayed, vocab: int) -> Draws | None:
     """What bets on free draws need of an answer; nothing where the noise is redrawn."""
     if own.tilts_TL is None or own.tails_TU is None or own.ends_T is None or own.squares_T is None:
         return None
-    ended = sample.finish == "eos"
-    return Draws(own.logprobs_T, own.tilts_TL, own.squares_T, own.tails_TU, own.ends_T, ended, vocab)
+    return Draws(own.logprobs_T, own.tilts_TL, own.squares_T, own.tails_TU, own.ends_T, sample.ended_at, vocab)
 
 
 def own_answers(policy: Policy, prompts: Sequence[Sequence[int]], config: RunConfig) -> list[Observed]:
     """Answers of the judge's own, computed as bfloat16 hardware would and seen in float32."""
-    temperature, new = config.sampling.temperature, min(NOISE_TOKENS, config.sampling.max_new_tokens)
-    texts = draw_texts(policy, config, prompts, NOISE_ANSWERS * NOISE_TOKENS // new, new)
-    return honest_answers(policy, WAYS["flash"], texts, temperature)
+    new = min(NOISE_TOKENS, config.sampling.max_new_tokens)
+    texts: list[Drawn] = []
+    tokens, mean_length = 0, float(new)
+    while tokens < NOISE_ANSWERS * NOISE_TOKENS and len(texts) < MAX_NOISE_ANSWERS:
+        missing = math.ceil((NOISE_ANSWERS * NOISE_TOKENS - tokens) / mean_length)
+        count = min(missing, MAX_NOISE_ANSWERS - len(texts))
+        texts += draw_texts(policy, config, prompts, count, new, seed=len(texts))
+        tokens = sum(len(text.tokens) for text in texts)
+        mean_length = tokens / len(texts)
+    return honest_answers(policy, WAYS["flash"], texts, config.sampling.temperature)

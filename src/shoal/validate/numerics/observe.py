@@ -6,6 +6,7 @@ uncertain one say equally much.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from shoal import toploc
 from shoal.validate.numerics.bets import Floats, Noise, Observed
 from shoal.validate.numerics.free_draws import Draws
+from shoal.validate.recompute import proven_chunks
 
 # Where a token is all but certain, log-probs are rounded by more than logits move them.
 MIN_SPREAD = 0.01
@@ -37,29 +39,31 @@ def observe(
     proof: bytes | None,
     others: dict[str, Floats],
     draws: Draws | None = None,
+    turns: Sequence[tuple[int, int]] | None = None,
 ) -> Observed:
     """What is seen of one answer. `others` are its log-probs in other computations, by name.
 
-    `proof` is None in a run without proofs: nothing is then bet on chunks."""
+    `proof` is None in a run without proofs: nothing is then bet on chunks. `turns` are where those of an answer of
+    several begin and end."""
     spread_T = spread(logprobs_T, squares_T)
     return Observed(
         gaps_T=(claimed_T - logprobs_T) / spread_T,
         shortfalls_T=shortfalls_T,
         close_T=np.maximum(0.0, 1 - squares_T),
-        chunks_C=np.zeros(0) if proof is None else chunk_distances(states_TD, proof),
+        chunks_C=np.zeros(0) if proof is None else chunk_distances(states_TD, proof, turns),
         shifts={name: (other_T - logprobs_T) / spread_T for name, other_T in others.items()},
         draws=draws,
     )
 
 
-def chunk_distances(states_TD: Tensor, proof: bytes) -> Floats:
+def chunk_distances(states_TD: Tensor, proof: bytes, turns: Sequence[tuple[int, int]] | None = None) -> Floats:
     """Mean mantissa difference per proof chunk; a chunk that breaks a rule no rounding breaks is as far off as can be.
 
     Signs that differ, points that collide and values no better than a guess are what forgeries look like; exponents
     that differ are counted by the mantissas that cannot be compared.
     """
     found = []
-    for chunk in toploc.verify(states_TD.bfloat16(), proof):
+    for chunk in proven_chunks(states_TD, proof, turns or [(0, len(states_TD))]):
         is_forged = toploc.refusal(chunk, STRUCTURE) is not None
         found.append(NO_PROOF if is_forged else chunk.mantissa_mean)
     return np.array(found)

@@ -10,6 +10,7 @@ from shoal.tasks.prompts import first_in, posed
 from shoal.tasks.rewards.extract import Place, final_answer
 from shoal.tasks.source import Split, Task
 from shoal.tasks.sources.gym.determinism import count_of, steady
+from shoal.tasks.sources.gym.package import import_gym
 from shoal.tasks.sources.gym.safe_answers import foreign_option, in_form
 from shoal.tasks.sources.gym.strict_scorers import may_be_right
 
@@ -33,14 +34,13 @@ class ReasoningGym:
         template: str = "{question}",
         difficulty: int | None = None,
     ) -> None:
-        import reasoning_gym
-
         self.name = name or generator
         self._generator = generator
         self._binary = binary
         self._place: Place = answer
         self._template = template
-        known = reasoning_gym.factory.DATASETS
+        gym = import_gym()
+        known = gym.factory.DATASETS
         if generator not in known:
             raise TaskError(
                 f"task source reasoning-gym/{generator}: no such generator; known: {', '.join(sorted(known))}"
@@ -57,7 +57,7 @@ class ReasoningGym:
             raise TaskError(f"task source reasoning-gym/{generator}: {refused}")
         try:
             options = _at_level(generator, difficulty) | options
-            dataset = reasoning_gym.create_dataset(generator, size=count_of(generator), seed=0, **options)
+            dataset = gym.create_dataset(generator, size=count_of(generator), seed=0, **options)
         except (AssertionError, TypeError, ValueError) as error:
             raise TaskError(f"task source reasoning-gym/{generator}: options {options} refused: {error}") from error
         self._dataset = steady(generator, dataset)

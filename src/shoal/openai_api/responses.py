@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["chat", "completion"]
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -38,6 +38,8 @@ class Piece:
     """Characters of the answer before this piece."""
     token_ids: Sequence[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
+    calls: Sequence[Mapping[str, Any]] = ()
+    """Tools that the answer calls; of a chat only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,11 @@ class Envelope:
     def _choice(self, piece: Piece, place: str) -> dict[str, Any]:
         logprobs: object = None
         if self.kind == "chat":
-            said = {"content": piece.text} if place == "delta" else {"role": "assistant", "content": piece.text}
+            said: dict[str, Any] = {"content": piece.text}
+            if place != "delta":
+                said = {"role": "assistant", **said}
+            if piece.calls:
+                said["tool_calls"] = [dict(call) for call in piece.calls]
             if piece.logprobs is not None:
                 logprobs = {"content": [token.chat for token in piece.logprobs]}
             choice: dict[str, Any] = {"index": piece.index, place: said}

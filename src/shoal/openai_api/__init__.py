@@ -1,0 +1,1 @@
+"""OpenAI's API on the wire: responses and errors, for whatever serves it."""

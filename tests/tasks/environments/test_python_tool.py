@@ -1,0 +1,78 @@
+"""The Python tool: programs run side by side, and those are doubted that may print otherwise on another machine."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.config import TaskConfig, TurnsConfig
+from shoal.errors import TaskError
+from shoal.tasks.environments.python_tool import may_differ
+from shoal.tasks.isolation.sandbox import find_bubblewrap
+from shoal.tasks.rewards.scorer import Scorer
+
+SLEEPS = "import time\nbegan = time.time()\ntime.sleep(1.5)\nprint(began, time.time())"
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[Scorer]:
+    try:
+        find_bubblewrap()
+    except TaskError as error:
+        pytest.skip(str(error))
+    line = TaskConfig.model_validate({"source": "environment/python", "code": {"seconds": 30.0}})
+    with Scorer([line], turns=TurnsConfig(seconds=60.0)) as scorer:
+        yield scorer
+
+
+def printed(scorer: Scorer, *programs: str) -> list[str]:
+    task = scorer.tasks.task("train", 0)
+    asked = [scorer.play("train", task, [program]) for program in programs]
+    return [one.result(120).observations[0].text for one in asked]
+
+
+def test_programs_of_two_episodes_run_side_by_side(scorer: Scorer) -> None:
+    (began, ended), (also_began, also_ended) = (map(float, text.split()) for text in printed(scorer, SLEEPS, SLEEPS))
+    assert max(began, also_began) < min(ended, also_ended), "one waited for the other"
+
+
+def test_a_program_that_tries_to_leave_its_sandbox_is_told_so_and_harms_no_other(scorer: Scorer) -> None:
+    reads, connects = "print(open('/etc/passwd').read())", "import socket\nsocket.socket()"
+    assert printed(scorer, "print(1)", reads, "print(2)", connects, "print(3)") == [
+        *("1", "error: FileNotFoundError", "2", "error: OSError", "3")
+    ]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import time",
+        "print(id(3))",
+        "print(map(id, [3]))",
+        "m = __import__('o' 's')",
+        "exec('import os')",
+        "print(hash('a'))",
+        "try: f()\nexcept: pass",
+        "print(lambda: 0)",
+        "print(object())",
+    ],
+)
+def test_a_program_that_names_what_differs_between_machines_is_doubted(program: str) -> None:
+    assert may_differ(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "cost = 3\nprint(cost)",
+        "cos = 1\nprint(cos)",
+        "valid(3)",
+        "d = {}\nd.update(a=1)",
+        "system = 'linear'",
+        "sometimes = [1]",
+        "important = 2",
+        "print(sum(x*x for x in [1, 2]))",
+        "exceptional = 1",
+    ],
+)
+def test_a_program_is_not_doubted_for_a_part_of_a_longer_name(program: str) -> None:
+    assert not may_differ(program)

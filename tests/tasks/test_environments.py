@@ -1,0 +1,390 @@
+"""Environments: what is built in can be solved, a file of a few lines is one, and one that fails costs its episode."""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import TaskConfig, TurnsConfig
+from shoal.config_io import check_config, load_config
+from shoal.errors import ConfigError, TaskError
+from shoal.tasks.build import build_source, pinned
+from shoal.tasks.environments.environment import demonstration
+from shoal.tasks.environments.host import EnvironmentHost
+from shoal.tasks.environments.source import BUILT_IN, EnvironmentSource, LocalHost, worked_turns
+from shoal.tasks.files import check_foreign
+from shoal.tasks.isolation.landlock import landlock_version
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.source import Score, Task, score_of
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+OWN = """
+import os, random, time
+
+def reset(seed):
+    return {"prompt": f"guess {seed}", "number": random.Random(seed).randint(1, 9), "won": False}
+
+def step(state, action):
+    if action == "hang":
+        while True: pass
+    if action == "die":
+        os._exit(3)
+    if action == "flood":
+        return "x" * 10_000_000
+    if action == "raise":
+        raise RuntimeError("broken")
+    if action == "hoard":
+        state["hoard"] = []
+        while True: state["hoard"].append(bytes(1 << 28))
+    if action == "take":
+        return str(len(bytes(700 << 20)))
+    if action == "wait":
+        time.sleep(0.3)
+        return "waited"
+    state["won"] = action == str(state["number"])
+    return None if state["won"] else "no"
+
+def score(state):
+    return float(state["won"])
+
+def solve(state):
+    return str(state["number"])
+"""
+
+
+def environment(name: str) -> EnvironmentSource:
+    found = build_source([TaskConfig(source=f"environment/{name}")])
+    assert isinstance(found, EnvironmentSource)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "python"])
+def test_a_built_in_environment_is_solved_by_who_knows_how_and_the_same_each_time(name: str) -> None:
+    source, host = environment(name), LocalHost(environment(name))
+    for index in range(20):
+        task = source.task("train", index)
+        turns = demonstration(source.environment, task.entry["seed"])
+        assert turns is not None
+        actions = [action for action, _ in turns]
+        played = [host.play("train", task, actions, score=True).result() for _ in range(2)]
+        assert played[0] == played[1]
+        assert played[0].observations == tuple(seen for _, seen in turns)
+        assert played[0].score == Score(1.0)
+        none = host.play("train", task, ["nonsense"], score=True).result()
+        assert none.score == Score(0.0)
+
+
+def test_tasks_of_train_and_held_out_never_meet() -> None:
+    source = environment("maze")
+    train = {source.task("train", index).prompt for index in range(60)}
+    assert not train & {source.task("heldout", index).prompt for index in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("maze", {"size": 1}, r"options\.size = 1; must be 2 to 100"),
+        ("game", {"doors": 0}, r"options\.doors = 0; must be at least 1"),
+        ("calculator", {"low": 9, "high": 3}, r"options\.low = 9, options\.high = 3; must be 0 <= low <= high"),
+        ("calculator", {"lo": 3}, r"options \{'lo': 3\} do not fit reset\(seed: int, low: int = 10"),
+        ("verifiers/mine.py", {}, "write environment/harness/FILE.py, environment/verifiers/NAME"),
+    ],
+)
+def test_options_that_make_no_environment_are_refused_by_name(name: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(TaskError, match=match):
+        build_source([TaskConfig(source=f"environment/{name}", options=options)]).task("train", 0)
+
+
+def corpus(tmp_path: Path, *lines: object) -> EnvironmentSource:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
+    found = build_source([TaskConfig(source="environment/search", options={"corpus": str(path)})])
+    assert isinstance(found, EnvironmentSource)
+    return found
+
+
+def test_a_corpus_of_ones_own_is_searched_and_its_numbers_are_answers_too(tmp_path: Path) -> None:
+    rows = [{"question": f"year {n}?", "answer": 1800 + n, "text": f"year {n} is {1800 + n}"} for n in range(40)]
+    source = corpus(tmp_path, {"question": "\u2028?", "answer": "a", "text": "\u2028"}, *rows)
+    task = source.task("train", 0)
+    number = int(task.prompt.split()[1].rstrip("?"))
+    played = LocalHost(source).play("train", task, [f"year {number} is", f"={1800 + number}"]).result()
+    assert played.observations[0].text == f"year {number} is {1800 + number}"
+    assert played.score == Score(1.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        (({"question": "a?", "answer": "b", "text": "c"}, {"question": "a?", "text": "c"}), "jsonl line 2: .*question"),
+        ((), "has no lines"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_is_refused_by_its_line(tmp_path: Path, lines: Any, match: str) -> None:
+    with pytest.raises(TaskError, match=match):
+        corpus(tmp_path, *lines).task("train", 0)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> TaskConfig:
+    path = tmp_path_factory.mktemp("own") / "guess.py"
+    path.write_text(OWN)
+    return TaskConfig(source=f"environment/{path}")
+
+
+@pytest.fixture(scope="module")
+def scorer(own: TaskConfig) -> Iterator[Scorer]:
+    with Scorer([own], turns=TurnsConfig(seconds=1.0, observation=50)) as scorer:
+        yield scorer
+
+
+@pytest.mark.parametrize("deed", ["hang", "die", "raise", "hoard"])
+def test_an_environment_that_hangs_dies_or_takes_all_memory_costs_its_own_episode_only(
+    scorer: Scorer, deed: str
+) -> None:
+    task = scorer.tasks.task("train", 0)
+    others = [scorer.play("train", task, ["0"], episode=100 + n) for n in range(4)]
+    bad = scorer.play("train", task, [deed], episode=99)
+    more = [scorer.play("train", task, ["0", "wait"], known=1, episode=100 + n) for n in range(4)]
+    assert [one.result(60).observations[0].text for one in others] == ["no"] * 4
+    assert [one.result(60).observations[0].text for one in more] == ["waited"] * 4
+    assert bad.result(60).error
+    assert bad.result().score is None
+
+
+def test_a_run_may_give_its_environments_less_memory(own: TaskConfig, scorer: Scorer) -> None:
+    task = scorer.tasks.task("train", 0)
+    assert scorer.play("train", task, ["take"]).result(60).observations[0].text == str(700 << 20)
+    with Scorer([own], turns=TurnsConfig(memory_mb=1024)) as small:
+        taken, other = (small.play("train", task, [action]) for action in ("take", "0"))
+        assert "MemoryError" in taken.result(60).error
+        assert other.result(60).observations[0].text == "no"
+
+
+def test_memory_that_one_episode_takes_is_missed_by_no_other(tmp_path: Path) -> None:
+    """Another episode of the process may be the one that asks for more when there is none left."""
+    path = tmp_path / "hoarding.py"
+    path.write_text(OWN.replace("1 << 28))", "1 << 28)) if len(state['hoard']) < 4 else time.sleep(60)"))
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=2.0)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        scorer.play("train", task, ["0"]).result(60)
+        hoarding = scorer.play("train", task, ["hoard"])
+        time.sleep(1.0)
+        taking = scorer.play("train", task, ["take"])
+        assert taking.result(60).observations[0].text == str(700 << 20)
+        assert hoarding.result(60).error
+
+
+LEAVING = """
+import socket, sys
+from pathlib import Path
+from shoal.tasks.environments import calculator, host_child
+
+def step(state, action, own_step=calculator.step):
+    if action.startswith("read "):
+        return Path(action[5:]).read_text()
+    if action.startswith("connect "):
+        socket.create_connection(("127.0.0.1", int(action[8:])), 5)
+        return "connected"
+    return own_step(state, action)
+
+calculator.step = step
+host_child.main()
+"""
+
+
+@pytest.fixture
+def leaving() -> Iterator[EnvironmentHost]:
+    """The process of a built-in environment, one that would leave it."""
+    if not landlock_version():
+        pytest.skip("this kernel has no Landlock")
+    line = TaskConfig(source="environment/calculator").model_dump(mode="json")
+    spec = {"tasks": [line], "readable": [], "threads": 1, "memory": None, "observation": 50}
+    host = EnvironmentHost([sys.executable, "-P", "-c", LEAVING], dict(os.environ), spec, TurnsConfig(seconds=60.0))
+    yield host
+    host.close()
+
+
+def test_an_environment_that_tries_to_leave_its_sandbox_costs_its_own_episode_only(
+    leaving: EnvironmentHost, tmp_path: Path
+) -> None:
+    secret, task = tmp_path / "secret", Task("calculator", 0, "", None, {})
+    secret.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deeds = [f"read {secret}", f"connect {server.getsockname()[1]}"]
+        asked = [leaving.play("train", task, [action]) for action in ("2*3", deeds[0], "3*4", deeds[1], "4*5")]
+        played = [one.result(60) for one in asked]
+    assert [one.observations[0].text for one in played[::2]] == ["6", "12", "20"]
+    assert "PermissionError" in played[1].error
+    assert "OSError" in played[3].error
+    assert not any(one.observations for one in played[1::2])
+
+
+def test_what_floods_is_cut_at_the_runs_limit(scorer: Scorer) -> None:
+    played = scorer.play("train", scorer.tasks.task("train", 0), ["flood"]).result(60)
+    assert played.observations[0].text == "x" * 50
+
+
+def test_environments_that_wait_do_so_side_by_side(scorer: Scorer) -> None:
+    task = scorer.tasks.task("train", 0)
+    scorer.play("train", task, ["0"]).result(60)
+    began = time.monotonic()
+    waiting = [scorer.play("train", task, ["wait"]) for _ in range(20)]
+    assert all(one.result(60).observations[0].text == "waited" for one in waiting)
+    assert time.monotonic() - began < 0.5 * 20 * 0.3
+
+
+def test_a_request_that_waits_for_others_is_not_late(own: TaskConfig) -> None:
+    """More episodes than are played at once: the last ones of a batch wait for longer than one may take."""
+    with Scorer([own], turns=TurnsConfig(seconds=0.5)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        scorer.play("train", task, ["0"]).result(60)
+        began = time.monotonic()
+        waiting = [scorer.play("train", task, ["wait"]) for _ in range(300)]
+        assert all(one.result(60).observations[0].text == "waited" for one in waiting)
+        assert time.monotonic() - began < 10.0, "some were played alone"
+
+
+def test_episodes_that_were_given_up_hold_nobody_up(own: TaskConfig) -> None:
+    with Scorer([own], turns=TurnsConfig(seconds=20.0)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        scorer.play("train", task, ["0"]).result(60)
+        given_up = [scorer.play("train", task, ["hang"]) for _ in range(200)]
+        time.sleep(0.2)
+        assert all(one.cancel() for one in given_up)
+        assert scorer.play("train", task, ["0"]).result(60).observations[0].text == "no"
+
+
+def test_text_that_takes_most_bytes_is_told_in_one_reply(tmp_path: Path) -> None:
+    path = tmp_path / "emoji.py"
+    path.write_text(OWN.replace('return "waited"', 'return "\\U0001f41f" * 1000').replace("time.sleep(0.3)", "pass"))
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(max=32)) as scorer:
+        played = scorer.play("train", scorer.tasks.task("train", 0), ["wait"] * 31, score=True).result(60)
+        assert not played.error
+        assert [len(seen.text) for seen in played.observations] == [1000] * 31
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "error"),
+    [
+        ("Score(None)", None, "scorer gave no reward"),
+        ("Score(None, 'x' * 1500)", None, "x" * 500),
+        ("Score(1.0, 'a note')", 1.0, ""),
+        ("Score(None, chr(0xd800))", None, "?"),
+    ],
+)
+def test_a_score_of_an_environment_is_one_that_a_file_may_hold(
+    tmp_path: Path, said: str, reward: float | None, error: str
+) -> None:
+    """An honest worker would be blamed for the form of its file."""
+    path = tmp_path / "scoring.py"
+    path.write_text(
+        OWN.replace('return float(state["won"])', f"return {said}") + "\nfrom shoal.tasks.source import Score"
+    )
+    with Scorer([TaskConfig(source=f"environment/{path}")]) as scorer:
+        found = scorer.play("train", scorer.tasks.task("train", 0), ["0"], score=True).result(60).score
+    assert found is not None
+    assert found.reward == reward
+    assert found.error.endswith(error)
+    assert bool(found.error) == (reward is None)
+
+
+def test_parts_that_have_a_name_of_our_own_are_renamed() -> None:
+    found = score_of(Task("s", 0, "", None, {}), Score(0.5, parts={"task": 0.2, "length": 0.3, "style": 0.1}))
+    assert found.parts == {"task_": 0.2, "length_": 0.3, "style": 0.1}
+
+
+def test_more_requests_than_a_pipe_takes_hold_nobody_up() -> None:
+    """The child replies one after the other: who sends all before reading anything waits for it, and it for them."""
+    with Scorer([TaskConfig(source="environment/calculator")]) as scorer:
+        task = scorer.tasks.task("train", 0)
+        asked = [scorer.play("train", task, [f"{n}*1", "?" * 80]) for n in range(2000)]
+        long = scorer.play("train", task, ["x" * 200_000])
+        texts = [one.result(60).observations[0].text for one in asked]
+        assert texts == [str(n) for n in range(2000)]
+        assert long.result(60).observations[0].text == "?"
+
+
+def test_a_process_that_ends_while_it_starts_costs_episodes_and_leaves_nobody_waiting() -> None:
+    host = EnvironmentHost([sys.executable, "-c", "raise SystemExit(7)"], {}, {}, TurnsConfig())
+    task = Task("calculator", 0, "", None, {})
+    try:
+        asked = [host.play("train", task, [str(n)]) for n in range(3)]
+        assert ["ended with code 7" in one.result(60).error for one in asked] == [True] * 3
+    finally:
+        host.close()
+
+
+def test_an_environment_of_others_runs_only_where_code_is_allowed(own: TaskConfig) -> None:
+    lines = pinned([own])
+    with pytest.raises(TaskError, match="--allow-code"):
+        check_foreign(lines, "run", code=False)
+    check_foreign(lines, "run", code=True)
+    check_foreign([TaskConfig(source="environment/calculator")], "run", code=False)
+
+
+def test_an_environment_whose_file_changed_is_refused(own: TaskConfig, tmp_path: Path) -> None:
+    changed = pinned([own])[0].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(TaskError, match="the run was made with"):
+        build_source([changed])
+
+
+def test_one_that_is_not_deterministic_is_taken_only_on_trust(tmp_path: Path) -> None:
+    path = tmp_path / "dice.py"
+    path.write_text("deterministic = False\n" + OWN)
+    with pytest.raises(TaskError, match='unverified = "accept"'):
+        build_source([TaskConfig(source=f"environment/{path}")])
+    build_source([TaskConfig(source=f"environment/{path}", unverified="accept")])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"source": "environment/chess"}, "built in are calculator"),
+        ({"source": "environment/maze", "reward": "math"}, "scores its episodes itself"),
+        ({"source": "environment/maze", "unverified": "accept"}, "it is deterministic, so validators play its"),
+    ],
+)
+def test_a_line_that_cannot_be_an_environment_is_refused_by_name(line: dict[str, str], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        build_source([TaskConfig.model_validate(line)])
+
+
+def test_a_file_without_step_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "half.py"
+    path.write_text("def reset(seed): return {'prompt': 'x'}\n")
+    with pytest.raises(TaskError, match="has no function step"):
+        build_source([TaskConfig(source=f"environment/{path}")])
+
+
+@pytest.mark.parametrize("name", ["turns", "turns-smollm2"])
+def test_a_shipped_config_is_valid_and_its_tasks_are_solved_within_its_limits(name: str) -> None:
+    config = load_config(CONFIGS / f"{name}.toml")
+    source = build_source(config.tasks)
+    host = LocalHost(source, config.turns.observation)
+    for index in range(5):
+        task = source.task("train", index)
+        turns = worked_turns(source, task)
+        assert turns is not None
+        assert 1 < len(turns) <= config.turns.max
+        played = host.play("train", task, [action for action, _ in turns], score=True).result()
+        assert [seen.text for seen in played.observations] == [seen.text for _, seen in turns], "cut off"
+        assert played.score == Score(1.0)
+
+
+def test_episodes_keep_the_version_that_they_began_with() -> None:
+    tree = {
+        "name": "x",
+        "steps": 1,
+        "tasks": [{"source": "environment/maze"}],
+        "workers": {"in_flight": True},
+        "sampling": {"max_new_tokens": 64},
+    }
+    with pytest.raises(ConfigError, match="keep the version that they began with"):
+        check_config(tree, "test")

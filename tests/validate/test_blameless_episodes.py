@@ -1,0 +1,203 @@
+"""Memory and time run out on one machine and not on another: the episode is void, and neither side is blamed for it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import TaskConfig, TurnsConfig
+from shoal.errors import TaskError
+from shoal.generate.engine import Completion, Request
+from shoal.generate.submission_builder import Maker
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import Finding, is_blame
+from shoal.tasks.build import build_source
+from shoal.tasks.isolation import sandbox
+from shoal.tasks.isolation.sandbox import find_bubblewrap
+from shoal.tasks.rewards.scorer import Scorer
+from shoal.tasks.source import InProcess, Judge
+from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
+
+LIMITS = TurnsConfig(max=3, tokens=90, seconds=2.0)
+TABLES = {
+    "sampling": {"group_size": 2, "max_new_tokens": 400, "max_prompt_tokens": 80},
+    "turns": LIMITS.model_dump(),
+    "train": {"token_budget": 512},
+}
+FAILING = """
+import os, time
+
+def reset(seed, fails=""):
+    return {"prompt": f"what {seed % 9973}?", "fails": fails}
+
+def step(state, action):
+    if action == "end":
+        return None
+    if state["fails"] == "memory":
+        raise MemoryError
+    if state["fails"] == "hoard":
+        bytearray(1 << 40)
+    if state["fails"] == "time":
+        time.sleep(60)
+    if state["fails"] == "killed":
+        os.kill(os.getpid(), 9)
+    return "well"
+
+def score(state):
+    return 1.0
+
+def solve(state):
+    return "end"
+"""
+HUNGRY = "x = bytearray(200 << 20)\nprint(len(x))"
+FRUGAL = {"memory_mb": 64}
+
+
+class Saying(Maker):
+    """A worker whose policy says these turns, one after the other."""
+
+    said: tuple[str, ...]
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        eos = min(self.policy.eos_ids)
+        turns = [self.said[min(request.position, 1)] for request in requests]
+        tokens = [[*self.policy.tokenizer.encode(turn, add_special_tokens=False), eos] for turn in turns]
+        return [Completion(n, ids, [-1.0] * len(ids), "eos", b"") for n, ids in enumerate(tokens)]
+
+
+def submission(world: EpisodeWorld, judge: Judge, *said: str) -> Submission:
+    maker = Saying(world.config, world.workers, world.maker().engine, world.tasks, judge)
+    maker.said = said
+    return maker.make(lease_of(groups=1), VERSION)
+
+
+def judged(world: EpisodeWorld, judge: Judge, handed_in: Submission) -> Finding | None:
+    return replace(world.checks, judge=judge).rewards(handed_in)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("failing") / "failing.py"
+    path.write_text(FAILING)
+    return path
+
+
+@contextmanager
+def machine(file: Path, fails: str = "") -> Iterator[Judge]:
+    line = TaskConfig(source=f"environment/{file}", options={"fails": fails})
+    with Scorer([line], turns=LIMITS) as scorer:
+        yield scorer
+
+
+@pytest.fixture(scope="module")
+def world(file: Path) -> EpisodeWorld:
+    return episode_world(f"environment/{file}", CALCULATOR, **TABLES)
+
+
+@pytest.fixture(scope="module")
+def sound(file: Path) -> Iterator[Judge]:
+    with machine(file) as judge:
+        yield judge
+
+
+@pytest.mark.parametrize("fails", ["memory", "hoard", "time", "killed"])
+def test_a_step_that_fails_on_one_machine_alone_makes_its_file_void_and_blames_nobody(
+    world: EpisodeWorld, file: Path, sound: Judge, fails: str
+) -> None:
+    honest = submission(world, sound, "go", "end")
+    assert judged(world, sound, honest) is None
+    with machine(file, fails) as failing:
+        here = judged(world, failing, honest)
+        handed_in = submission(world, failing, "go", "end")
+    there = judged(world, sound, handed_in)
+    assert all(sample.reward is None and sample.error for sample in handed_in.rollouts)
+    for finding in (here, there):
+        assert finding is not None
+        assert finding.check == "scorer", str(finding)
+        assert not is_blame(finding)
+
+
+def test_a_failure_for_both_sides_is_void_for_both(world: EpisodeWorld, file: Path) -> None:
+    with machine(file, "memory") as failing:
+        handed_in = submission(world, failing, "go", "end")
+        assert judged(world, failing, handed_in) is None
+    assert all(sample.reward is None and sample.advantage == 0.0 for sample in handed_in.rollouts)
+
+
+@pytest.fixture(scope="module")
+def python() -> EpisodeWorld:
+    try:
+        find_bubblewrap()
+    except TaskError as error:
+        pytest.skip(str(error))
+    return episode_world("environment/python", CALCULATOR, **TABLES)
+
+
+def tool(**code: Any) -> Judge:
+    line: dict[str, Any] = {"source": "environment/python", "code": {"seconds": 30.0, **code}}
+    return InProcess(build_source([TaskConfig.model_validate(line)]))
+
+
+CATCHES = f"try:\n  {HUNGRY.splitlines()[0]}\n  print(1)\nexcept MemoryError:\n  print(2)"
+
+
+@pytest.mark.parametrize(("program", "little"), [(HUNGRY, FRUGAL), (CATCHES, FRUGAL), ("print(1)", {"seconds": 0.001})])
+def test_a_program_that_one_machine_cannot_finish_blames_neither_side(
+    python: EpisodeWorld, program: str, little: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = tool(), tool(**little)
+    ended = submission(python, large, program, "=1")
+    assert judged(python, large, ended) is None
+    with monkeypatch.context() as slow:
+        if "seconds" in little:
+            slow.setattr(sandbox, "START_S", 0.0)
+        failed, here = submission(python, small, program, "=1"), judged(python, small, ended)
+    assert failed.rollouts != ended.rollouts
+    for finding in (here, judged(python, large, failed)):
+        assert finding is not None
+        assert not is_blame(finding), str(finding)
+
+
+@pytest.mark.parametrize("program", ["print(6*7)", "cost = 6 * 7\nprint(cost)"])
+def test_what_a_program_did_not_print_is_blamed_on_who_says_that_it_did(python: EpisodeWorld, program: str) -> None:
+    """Or the tests above would pass for a check that blames nobody. A name that holds `os` excuses no forgery."""
+    honest = submission(python, tool(), program, "=1")
+    lying = [replace(r, completion=r.completion.copy()) for r in honest.rollouts]
+    assert python.workers.decode(lying[0].completion[lying[0].runs[0] :]).strip().startswith("42")
+    lying[0].completion[int(lying[0].runs[0]) + 1] = python.workers.tokenizer.encode("9", add_special_tokens=False)[-1]
+    assert is_blame(judged(python, tool(), replace(honest, rollouts=lying)))
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("print(1)\n1/0", "1\nerror: ZeroDivisionError"),
+        ("print(", "error: SyntaxError"),
+        ("def f(): f()\nf()", "error: RecursionError"),
+        ("print(2)\nraise SystemExit(3)", "2"),
+        ("class E(Exception):\n  def __str__(self): raise E\nraise E", "error: E"),
+    ],
+)
+def test_a_program_that_raises_is_told_what_on_every_machine(python: EpisodeWorld, program: str, said: str) -> None:
+    task = python.tasks.task("train", 0)
+    for judge in (tool(), tool(**FRUGAL)):
+        played = judge.play("train", task, [program]).result()
+        assert [seen.text for seen in played.observations] == [said]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        HUNGRY,
+        f"def f():\n  {HUNGRY.splitlines()[0]}\nf()",
+        "import ctypes\nctypes.string_at(0)",
+        "import os\nos._exit(1)",
+    ],
+)
+def test_a_program_that_is_out_of_memory_or_killed_is_void(python: EpisodeWorld, program: str) -> None:
+    played = tool(**FRUGAL).play("train", python.tasks.task("train", 0), [program], score=True).result()
+    assert "ran out of 64 MiB of memory, or was killed" in played.error
+    assert played.score is None

@@ -1,0 +1,158 @@
+"""Judging episodes: honest ones pass, lies are named, and what depends on the machine blames nobody."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.attacks import EPISODE_ATTACKS
+from shoal.protocol.submission import Submission
+from shoal.protocol.verdict import is_blame
+from shoal.tasks.environments.environment import Observation, Played
+from shoal.tasks.source import Score, Split, Task
+from tests.support.episode_world import VERSION, EpisodeWorld, episode_world, lease_of
+
+DRAWS = {"sampling", "logprobs", "computation"}
+CAUGHT_BY = {
+    "forged_tool_output": {"episode"},
+    "edited_environment_text": {"episode"},
+    "skipped_turn": {"episode"} | DRAWS,
+    "extra_turn": {"episode"},
+    "replayed_episode": DRAWS,
+    "truncated_context": DRAWS,
+    "other_arguments": {"episode"},
+    "false_outcome": {"rewards"},
+    "left_early": {"episode"},
+}
+
+
+@pytest.fixture(scope="module")
+def world() -> EpisodeWorld:
+    return episode_world()
+
+
+@pytest.fixture(scope="module")
+def honest(world: EpisodeWorld) -> Submission:
+    return world.honest()
+
+
+def test_honest_episodes_are_accepted(world: EpisodeWorld, honest: Submission) -> None:
+    assert world.verdict(honest) is None
+    assert world.verdict(world.honest(1)) is None
+
+
+def test_every_attack_on_episodes_has_a_check_that_is_there_for_it() -> None:
+    assert EPISODE_ATTACKS.keys() == CAUGHT_BY.keys()
+    assert all(kind.__doc__ for kind in EPISODE_ATTACKS.values())
+
+
+@pytest.mark.parametrize("attack", CAUGHT_BY)
+def test_every_lie_about_an_episode_is_rejected_for_what_is_wrong_with_it(
+    world: EpisodeWorld, honest: Submission, attack: str
+) -> None:
+    cheating = world.maker(attack).make(lease_of(), VERSION)
+    assert cheating.rollouts != honest.rollouts, "an attack that changes nothing proves nothing"
+    finding = world.verdict(cheating)
+    assert finding is not None
+    assert finding.check in CAUGHT_BY[attack], str(finding)
+    assert is_blame(finding)
+
+
+class Otherwise:
+    """Plays as another judge does, but for what is changed."""
+
+    def __init__(self, world: EpisodeWorld, *answers: Played) -> None:
+        self._judge, self._answers = world.checks.judge, list(answers)
+
+    def scores(self, split: Split, answers: Sequence[tuple[Task, str]], seconds: float = 1e9) -> list[Score]:
+        return self._judge.scores(split, answers, seconds)
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
+        found: Future[Played] = Future()
+        own = self._judge.play(split, task, actions, **how).result()
+        found.set_result(self._answers.pop(0) if self._answers else own)
+        return found
+
+
+def judged_by(world: EpisodeWorld, *answers: Played) -> EpisodeWorld:
+    return replace(world, checks=replace(world.checks, judge=Otherwise(world, *answers)))
+
+
+def test_an_episode_that_is_void_here_alone_blames_nobody(world: EpisodeWorld, honest: Submission) -> None:
+    finding = judged_by(world, Played(error="took longer than 10 s")).verdict(honest)
+    assert finding is not None
+    assert finding.check == "scorer"
+    assert not is_blame(finding)
+
+
+def test_an_episode_that_was_void_for_its_worker_alone_blames_nobody(world: EpisodeWorld, honest: Submission) -> None:
+    void = [replace(r, reward=None, error="hung", advantage=0.0) for r in honest.rollouts]
+    finding = world.verdict(replace(honest, rollouts=void))
+    assert finding is not None
+    assert not is_blame(finding)
+
+
+def test_an_environment_that_plays_otherwise_each_time_blames_nobody(world: EpisodeWorld, honest: Submission) -> None:
+    rules, first = world.checks.episodes, next(r for r in honest.rollouts if len(r.runs))
+    episodes = list(dict.fromkeys((r.task, tuple(rules.actions(r))) for r in honest.rollouts))
+    played = [
+        world.checks.judge.play("train", world.tasks.task("train", task), actions, score=True).result()
+        for task, actions in episodes
+    ]
+    number = episodes.index((first.task, tuple(rules.actions(first))))
+    before, own, rest = played[:number], played[number], played[number + 1 :]
+    other = replace(own, observations=(Observation("else"), *own.observations[1:]))
+    finding = judged_by(world, *before, other, *rest).verdict(honest)
+    assert finding is not None
+    assert finding.check == "scorer"
+    assert "the same each time" in finding.rule
+    doubtful = replace(other, observations=(Observation("else", doubtful=True), *own.observations[1:]))
+    finding = judged_by(world, *before, doubtful, *rest).verdict(honest)
+    assert finding is not None
+    assert not is_blame(finding)
+
+
+def test_an_episode_of_several_turns_answers_an_environment(world: EpisodeWorld, honest: Submission) -> None:
+    finding = world.checks.ended(replace(honest, rollouts=[replace(r, source="words") for r in honest.rollouts]))
+    assert finding is not None
+    assert finding.check == "termination"
+
+
+def test_a_turn_is_no_longer_than_the_run_allows(world: EpisodeWorld, honest: Submission) -> None:
+    short = replace(
+        world.checks,
+        config=world.config.model_copy(update={"turns": world.config.turns.model_copy(update={"tokens": 2})}),
+    )
+    finding = short.ended(honest)
+    assert finding is not None
+    assert finding.check == "termination"
+
+
+class Counting(Otherwise):
+    """Notes what is played."""
+
+    def __init__(self, world: EpisodeWorld) -> None:
+        super().__init__(world)
+        self.played = list[tuple[int, tuple[str, ...]]]()
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
+        self.played.append((task.index, tuple(actions)))
+        return super().play(split, task, actions, **how)
+
+
+def test_equal_episodes_are_played_once_and_each_is_compared(world: EpisodeWorld, honest: Submission) -> None:
+    counting = Counting(world)
+    judged = replace(world, checks=replace(world.checks, judge=counting))
+    rules, first = world.checks.episodes, next(r for r in honest.rollouts if len(r.runs))
+    same = [replace(first, sample=n) for n in range(4)]
+    twins = replace(honest, rollouts=same)
+    finding = judged.checks.rewards(twins)
+    assert finding is None or "advantage" in finding.rule  # which was of another group
+    assert counting.played == [(first.task, tuple(rules.actions(first)))]
+    forged = replace(first, sample=3, completion=first.completion.copy())
+    forged.completion[int(first.runs[0])] += 1
+    finding = judged.checks.rewards(replace(honest, rollouts=[*same[:3], forged]))
+    assert finding is not None
+    assert (finding.check, finding.sample) == ("episode", 3)
