@@ -31,7 +31,7 @@ class TailSize:
     """Leases that are timed, after as many that only fill the pipeline."""
 
 
-SIZE = TailSize(max_batch=32, answers=16, tokens=16, leases=12)
+SIZE = TailSize(max_batch=32, answers=16, tokens=16, leases=8)
 QUICK = TailSize(max_batch=8, answers=4, tokens=4, leases=4)
 
 

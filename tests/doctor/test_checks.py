@@ -49,6 +49,7 @@ FAULTS = {
     "old python": (replace(LAPTOP, python=(3, 10, 2)), "machine", "failed", "3.11"),
     "no memory": (replace(LAPTOP, memory_free=GIB // 2), "memory", "failed", "end other programs"),
     "little memory": (replace(LAPTOP, memory_free=2 * GIB), "memory", "warning", "shoal plan"),
+    "home is a file": (replace(LAPTOP, home_error="/x is not a directory"), "disk", "failed", "--home"),
     "full disk": (replace(LAPTOP, disk_free=GIB // 2), "disk", "failed", "--home"),
     "small disk": (replace(LAPTOP, disk_free=5 * GIB), "disk", "warning", "shoal plan"),
     "no torch": (replace(LAPTOP, torch=None, torch_error="libc10.so: cannot open"), "PyTorch", "failed", "pip install"),

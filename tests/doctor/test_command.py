@@ -30,6 +30,24 @@ def test_a_port_that_is_taken_makes_the_command_fail(tmp_path: Path) -> None:
     assert "not fit yet: ports" in ran.stdout
 
 
+@pytest.mark.parametrize("below", ["", "runs/shoal"])
+def test_a_home_that_is_a_file_or_below_one_makes_the_command_fail(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file.txt"
+    file.touch()
+    ran = shoal(tmp_path, "doctor", "--home", str(file / below), "--json")
+    told = {check["name"]: check for check in json.loads(ran.stdout)["checks"]}["disk"]
+    assert (ran.returncode, told["status"]) == (1, "failed")
+    assert told["found"] == f"runs cannot be kept: {file} is not a directory"
+
+
+def test_a_home_that_cannot_be_written_is_unfit_and_one_that_can_be_made_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look(None, [], tmp_path / "new" / "home").home_error == ""
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    assert look(None, [], tmp_path / "new" / "home").home_error == f"{tmp_path} cannot be written"
+
+
 def test_the_clock_is_compared_with_the_coordinators(small_world: World) -> None:
     right = look(small_world.url, [], None).coordinator
     wrong = look(small_world.url, [], None, lambda: time.time() - 3600).coordinator

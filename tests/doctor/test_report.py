@@ -20,7 +20,7 @@ from shoal.doctor.report.private import COMMON, cleaned, cleaned_tree, names
 from shoal.doctor.report.report_file import Report, StepResult
 from shoal.doctor.report.runner import Job, run_steps
 from shoal.doctor.report.table import table
-from shoal.doctor.steps import engine, memory, reload, sampling, speed
+from shoal.doctor.steps import engine, memory, ranks, rates, reload, sampling, speed
 from shoal.doctor.steps.context import Context, StepFailed
 from shoal.errors import ConfigError
 from shoal.generate.sampling import choose
@@ -28,6 +28,7 @@ from shoal.models.tiny import build_tiny
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.shipped import default_rates
 from shoal.tasks.build import build_source
+from tests.support.command import shoal
 
 BAD_STEPS = """
 import os, signal, time
@@ -64,10 +65,14 @@ def context(job: Job, scratch: Path) -> Context:
     return Context(job.config, job.model, CPU, scratch)
 
 
-@pytest.mark.parametrize("step", [sampling, engine, reload, memory, speed], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [sampling, engine, reload, ranks, memory, speed, rates], ids=lambda step: step.__name__
+)
 def test_each_step_passes_on_a_cpu_with_figures(step: Any, job: Job, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shoal.doctor.steps.sampling.VOCABULARIES", (267, 5000))
     monkeypatch.setattr("shoal.doctor.steps.speed.ROUNDS", 1)
+    monkeypatch.setattr("shoal.doctor.steps.rates.ANSWERS", 4)
+    monkeypatch.setattr("shoal.validate.calibrate.rates.vllm_python", lambda: None)  # tests/vllm has it
     values = step.run(context(job, tmp_path))
     assert values
     assert all(isinstance(value, (int, float, str)) for value in values.values())
@@ -245,3 +250,21 @@ def test_the_command_runs_a_step_on_this_machine_and_writes_the_file(
     assert "[1/1] reload" in ran.stdout
     report = Report.read(out)
     assert [(step.name, step.status) for step in report.steps] == [("reload", "passed")]
+
+
+@pytest.mark.parametrize("flag", ["--report", "--log"])
+@pytest.mark.parametrize(("below", "reason"), [("", "it is a directory"), ("file/report.json", "is not a directory")])
+def test_a_file_that_cannot_be_written_is_said_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, below: str, reason: str
+) -> None:
+    def measured(*_: object) -> None:
+        raise AssertionError("a step was run, or a model was made")
+
+    monkeypatch.setattr(command, "ensure_base_model", measured)
+    monkeypatch.setattr(command, "run_steps", measured)
+    (tmp_path / "file").touch()
+    files = {"--report": str(tmp_path / "ok.json"), "--log": str(tmp_path / "ok.log"), flag: str(tmp_path / below)}
+    ran = shoal(tmp_path, "doctor", *[word for pair in files.items() for word in pair])
+    assert ran.returncode == 3
+    assert reason in ran.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

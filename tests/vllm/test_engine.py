@@ -23,6 +23,8 @@ from shoal.models.load import Policy, load, outline
 from shoal.models.weights import write_weights
 from tests.vllm.conftest import settings_of
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 
 def requests_of(count: int, longest: int = 150, seed: int = 1 << 63) -> list[Request]:
     """Groups of equal prompts, short and longer than a chunk of prefill; the seed has its highest bit set."""
@@ -147,13 +149,37 @@ def test_a_stale_head_is_refused_and_no_request_is_taken_until_a_version_is_righ
     assert_same(answers(engine, requests), ours(load(tiny), requests))
 
 
-def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_goes_on(
-    engine: VllmEngine, tiny: Path, tmp_path: Path
+STALE = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+STALE += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+
+
+@pytest.mark.parametrize("stale", STALE)
+def test_one_stale_matrix_is_refused_by_name(engine: VllmEngine, tiny: Path, tmp_path: Path, stale: str) -> None:
+    other, name = nudged(tiny, tmp_path / "v1", 1), f"model.layers.1.{stale}.weight"
+    engine._engine.collective_rpc("plant_stale_matrix", args=(name, str(tiny), "float32"))
+    try:
+        with pytest.raises(ModelError, match=rf"version 1: vLLM's fingerprint .* differs from its files at {name};"):
+            engine.load(other, "version 1")
+    finally:
+        engine._engine.collective_rpc("plant_stale_matrix", args=("", "", ""))
+        engine.load(tiny, "version 0")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda own: {name: w for name, w in own.items() if "layers.1." not in name}, r"lacks model\.layers\.1\."),
+        (lambda own: {**own, "model.layers.9.mlp.weight": own["model.norm.weight"]}, r"has model\.layers\.9\."),
+        (lambda own: {name: w[:16] for name, w in own.items()}, r"model\..* has shape \(16, .*expected"),
+    ],
+    ids=["a layer less", "a layer more", "another shape"],
+)
+def test_a_version_that_does_not_fit_is_refused_by_name_and_the_one_before_goes_on(
+    engine: VllmEngine, tiny: Path, tmp_path: Path, changed: Any, said: str
 ) -> None:
     policy = load(tiny)
-    weights = {name: tensor for name, tensor in policy.weights().items() if "layers.1." not in name}
-    write_weights(tmp_path, weights)
-    with pytest.raises(ModelError, match=r"version 7: lacks model\.layers\.1\."):
+    write_weights(tmp_path, changed(policy.weights()))
+    with pytest.raises(ModelError, match=f"version 7: {said}"):
         engine.load(tmp_path, "version 7")
     requests = requests_of(6)
     assert_same(answers(engine, requests), ours(policy, requests))
@@ -165,31 +191,19 @@ def test_states_are_not_handed_out_and_the_error_says_which_engine_does(engine: 
     assert engine.running == 0
 
 
-def test_a_killed_engine_core_is_started_again_and_gives_the_same_answers(engine: VllmEngine, tiny: Path) -> None:
+def core_of(engine: VllmEngine) -> int:
+    return int(engine._engine.engine_core.resources.engine_manager.processes[0].pid)
+
+
+def test_an_engine_core_that_is_killed_and_killed_once_more_while_it_starts_gives_the_same_answers(
+    engine: VllmEngine, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = requests_of(12)
     for key, request in enumerate(requests):
         engine.submit(key, request)
     done = list[Completion]()
     while len(done) < 2:
         done += engine.step()
-    os.kill(core_of(engine), signal.SIGKILL)
-    while engine.running:
-        done += engine.step()
-    assert any("vLLM died" in said for said in engine.said)  # type: ignore[attr-defined]
-    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
-
-
-def core_of(engine: VllmEngine) -> int:
-    return int(engine._engine.engine_core.resources.engine_manager.processes[0].pid)
-
-
-def test_an_engine_core_that_is_killed_while_it_is_started_again_is_started_once_more(
-    engine: VllmEngine, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = requests_of(6)
-    for key, request in enumerate(requests):
-        engine.submit(key, request)
-    done = engine.step()
     killed = list[int]()
 
     def kill_first(client: Any) -> None:
@@ -203,6 +217,8 @@ def test_an_engine_core_that_is_killed_while_it_is_started_again_is_started_once
     while engine.running:
         done += engine.step()
     assert killed
+    said: list[str] = engine.said  # type: ignore[attr-defined]
+    assert sum("vLLM died" in one for one in said) == 2
     assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
 
 
@@ -231,6 +247,11 @@ def start_with(folder: Path, **changes: Any) -> None:
 def test_a_cache_that_has_no_room_for_one_answer_is_an_error_that_says_what_to_change(tiny: Path) -> None:
     with pytest.raises(ModelError, match=r"version 0: vLLM does not start with it: .*; .*workers.kv_cache_gb"):
         start_with(tiny, kv_cache_gb=1e-5)
+
+
+def test_a_cache_larger_than_the_machine_is_an_error_that_says_what_to_change(tiny: Path) -> None:
+    with pytest.raises(ModelError, match=r"vLLM does not start with it: .*memory.*; .*lower workers.kv_cache_gb"):
+        start_with(tiny, kv_cache_gb=100_000.0)
 
 
 def test_a_model_that_vllm_does_not_know_is_an_error_that_names_the_engine_that_may(tiny: Path, tmp_path: Path) -> None:

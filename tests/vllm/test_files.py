@@ -22,8 +22,17 @@ from shoal.models.version_reader import VersionReader
 from shoal.models.weights import write_weights
 from shoal.protocol.version_directory import DirectoryChannel
 from shoal.tasks.source import InProcess
+from tests.support.in_flight_run import (
+    assert_files_of_several_versions_pass,
+    in_flight_run,
+    version_comes_in_flight,
+)
+from tests.support.memory_store import memory_store
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, model_dir, weights
+from tests.support.roles_in_process import make_config, make_run, make_worker, train, working
 from tests.vllm.conftest import settings_of
+
+pytestmark = pytest.mark.xdist_group("engine")
 
 
 @pytest.fixture
@@ -115,12 +124,25 @@ def test_bfloat16_on_two_devices_is_accepted_under_the_evidence_rules(two_device
     assert rejected(build_world("long", "bfloat16", group_size=8), two_devices, 4) == []
 
 
+@pytest.mark.parametrize("stale", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
+def test_one_stale_matrix_is_refused_on_two_devices(two_devices: VllmEngine, tmp_path: Path, stale: str) -> None:
+    before, after = (
+        written(tmp_path / f"v{number}", {name: w.bfloat16() for name, w in tensors.items()})
+        for number, tensors in enumerate(weights("long"))
+    )
+    name = f"model.layers.1.{stale}.weight"
+    two_devices._engine.collective_rpc("plant_stale_matrix", args=(name, str(after), "bfloat16"))
+    try:
+        with pytest.raises(ModelError, match=rf"version 0: vLLM's fingerprint .* differs from its files at {name};"):
+            two_devices.load(before, "version 0")
+    finally:
+        two_devices._engine.collective_rpc("plant_stale_matrix", args=("", "", ""))
+        two_devices.load(after, "version 1")
+
+
 def test_a_stale_head_is_refused_by_the_worker_itself(
     engine: VllmEngine, tiny: Path, version_1: Path, tmp_path: Path
 ) -> None:
-    from tests.support.memory_store import memory_store
-    from tests.support.roles_in_process import make_config, make_run, make_worker
-
     run = make_run(tmp_path / "run", make_config(tiny))
     with run.channel().publish(1) as staging:
         write_base_version(version_1, staging, "float32")
@@ -134,3 +156,18 @@ def test_a_stale_head_is_refused_by_the_worker_itself(
         engine._engine.collective_rpc("plant_stale_head", args=(False,))
         engine.load(tiny, "version 0")
     assert memory_store(run).waiting(0, 3) == []
+
+
+def test_answers_that_go_on_with_newer_versions_pass_every_check(
+    engine: VllmEngine, tiny: Path, tmp_path: Path
+) -> None:
+    run = in_flight_run(tmp_path / "run", tiny)
+    worker = make_worker(run)
+    worker.maker.engine = engine
+    try:
+        with version_comes_in_flight(run, worker), working(run, worker):
+            train(run)
+    finally:
+        engine.abort()
+        engine.load(tiny, "version 0")
+    assert_files_of_several_versions_pass(run)

@@ -1,52 +1,22 @@
 """The V2 interface draws as specified: the processor is built as vLLM builds it, the batch is laid out by hand."""
 
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it")
 
 from vllm import SamplingParams
-from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, build_custom_logits_processors
+from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
 from shoal import toploc
+from shoal.doctor.steps.vllm_v2_by_hand import batch_of, processor_of, runner_states
 from shoal.generate.sampling import NoiseStream, choose
 from shoal.generate.vllm.asked import Asked
 from shoal.generate.vllm.captured_states import CAPTURED
 
 VOCAB = 300
-SLOTS = 8
-CLASS = "shoal.generate.vllm.logits_processor_v2:SeededNoiseV2"
-
-
-def fake_states(prompts: list[int]) -> Any:
-    """The buffers of the model runner that a processor may read."""
-    lengths = np.array([*prompts, *[0] * (SLOTS - len(prompts))], dtype=np.int32)
-    return SimpleNamespace(
-        device=torch.device("cpu"),
-        max_num_reqs=SLOTS,
-        vocab_size=VOCAB,
-        all_token_ids=None,
-        prompt_len=SimpleNamespace(np=lengths),
-        prefill_len=None,
-        total_len=None,
-    )
-
-
-def context(slots: list[int], read: list[int]) -> LogitsContext:
-    index = torch.tensor(slots)
-    return LogitsContext(
-        expanded_idx_mapping=index,
-        idx_mapping=index,
-        idx_mapping_np=np.array(slots),
-        expanded_local_pos=torch.zeros(len(slots), dtype=torch.long),
-        input_ids=torch.zeros(len(slots), dtype=torch.long),
-        pos=torch.tensor(read) - 1,
-        seq_lens_upper_bound_np=np.array([*read, 999]),  # padded, as vLLM pads it
-    )
 
 
 def params(asked: Asked) -> SamplingParams:
@@ -54,7 +24,7 @@ def params(asked: Asked) -> SamplingParams:
 
 
 def test_tokens_log_probs_and_proofs_are_as_specified_whatever_row_a_request_is_in() -> None:
-    (processor,) = build_custom_logits_processors(None, fake_states([5, 9, 3]), False, [CLASS])
+    processor = processor_of(runner_states([5, 9, 3], VOCAB))
     asked = [Asked(100 + slot, (1 << 63) + slot, slot, 0.7, proof=True) for slot in range(3)]
     assert [processor.add_request(slot, params(asked[slot])) for slot in range(3)] == [True] * 3
     generator = torch.Generator().manual_seed(0)
@@ -68,7 +38,7 @@ def test_tokens_log_probs_and_proofs_are_as_specified_whatever_row_a_request_is_
         model.compute_logits(hidden)
         for row, slot in enumerate(order):
             states[slot].append(hidden[row])
-        left = processor.apply(logits.clone(), context(order, [[5, 9, 3][slot] + step for slot in order]))
+        left = processor.apply(logits.clone(), batch_of(order, [[5, 9, 3][slot] + step for slot in order]))
         for row, slot in enumerate(order):
             bits = NoiseStream(asked[slot].seed, asked[slot].sample, VOCAB, step).next()
             token, logp = choose(logits[row : row + 1] / 0.7, [bits])
@@ -79,24 +49,24 @@ def test_tokens_log_probs_and_proofs_are_as_specified_whatever_row_a_request_is_
 
 
 def test_a_row_in_the_middle_of_a_prompt_is_left_alone_and_has_no_place_in_the_proof() -> None:
-    (processor,) = build_custom_logits_processors(None, fake_states([50]), False, [CLASS])
+    processor = processor_of(runner_states([50], VOCAB))
     processor.add_request(0, params(Asked(7, 1, 0, 1.0, proof=True)))
     model = SimpleNamespace(compute_logits=lambda states_BD: states_BD)
     CAPTURED.watch(model, builds=True)
     logits, last = torch.randn(1, VOCAB), torch.randn(1, 16)
     model.compute_logits(torch.zeros(1, 16))
-    assert torch.equal(processor.apply(logits.clone(), context([0], [49])), logits)
+    assert torch.equal(processor.apply(logits.clone(), batch_of([0], [49])), logits)
     model.compute_logits(last)
-    processor.apply(logits.clone(), context([0], [50]))
+    processor.apply(logits.clone(), batch_of([0], [50]))
     assert CAPTURED.take(7, 1) == toploc.build(last.bfloat16())
 
 
 def test_a_slot_that_is_used_again_has_nothing_of_the_request_before() -> None:
-    (processor,) = build_custom_logits_processors(None, fake_states([4]), False, [CLASS])
+    processor = processor_of(runner_states([4], VOCAB))
     processor.add_request(0, params(Asked(1, 1, 0, 1.0, proof=False)))
     assert not processor.add_request(0, SamplingParams(temperature=0.0))
     logits = torch.randn(1, VOCAB)
-    assert torch.equal(processor.apply(logits.clone(), context([0], [4])), logits)
+    assert torch.equal(processor.apply(logits.clone(), batch_of([0], [4])), logits)
 
 
 @pytest.mark.parametrize(
@@ -104,4 +74,4 @@ def test_a_slot_that_is_used_again_has_nothing_of_the_request_before() -> None:
 )
 def test_vllm_refuses(other: str) -> None:
     with pytest.raises(ValueError, match="is not a subclass"):
-        build_custom_logits_processors(None, fake_states([4]), False, [other])
+        build_custom_logits_processors(None, runner_states([4], VOCAB), False, [other])

@@ -1,4 +1,4 @@
-"""`shoal run` with one worker on our own engine and one on vLLM: both are heard, and none is rejected."""
+"""`shoal run` with one worker on our own engine and one on vLLM, whose engine core is killed: no file is rejected."""
 
 import json
 import os
@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it")
 pytest.importorskip("fastapi", reason="a run needs the extra coordinator: make test-vllm has it")
+pytestmark = pytest.mark.xdist_group("run")
+
+DEADLINE_S = 1500
 
 CONFIG = """
 name = "side-by-side"
@@ -59,22 +65,70 @@ def verdicts_on(run: Path, role: str) -> list[bool]:
     return [e["accept"] for e in events(run, "validator", "verdict") if (e["step"], e["submission"]) in own]
 
 
-@pytest.mark.timeout(500)
-def test_a_worker_on_vllm_and_one_on_our_engine_work_side_by_side_and_none_is_rejected(tmp_path: Path) -> None:
-    """The run has more steps than it needs: vLLM starts while the other worker is at work already."""
-    (tmp_path / "config.toml").write_text(CONFIG)
-    run, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, "-m", "shoal", "run", str(tmp_path / "config.toml"), "--out", str(run)]
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    deadline = time.monotonic() + 400
-    with log.open("wb") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as running:
+def engine_cores(ancestor: int) -> list[int]:
+    """Processes of vLLM's engine core that a process started, itself or through others."""
+    parents = dict[int, int]()
+    cores = []
+    for status in Path("/proc").glob("[0-9]*/status"):
         try:
-            while len(verdicts_on(run, "worker-1")) < 3:
-                assert running.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.5)
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            title = (status.parent / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        own = int(fields["Pid"])
+        parents[own] = int(fields["PPid"])
+        cores += [own] if title.startswith(b"VLLM::EngineCore") else []
+    return [core for core in cores if ancestor in lineage(core, parents)]
+
+
+def lineage(process: int, parents: dict[int, int]) -> Iterator[int]:
+    while process in parents:
+        yield (process := parents[process])
+
+
+@dataclass(frozen=True)
+class Running:
+    """`shoal run` at work."""
+
+    process: "subprocess.Popen[bytes]"
+    path: Path
+    log: Path
+
+    def wait_for_verdicts(self, role: str, count: int, deadline: float) -> None:
+        while len(verdicts_on(self.path, role)) < count:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.5)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Running]:
+    (folder / "config.toml").write_text(CONFIG)
+    path, log = folder / "run", folder / "log"
+    command = [sys.executable, "-m", "shoal", "run", str(folder / "config.toml"), "--out", str(path)]
+    environment = {**os.environ, "SHOAL_CACHE": str(folder / "cache")}
+    with log.open("wb") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:
+        try:
+            yield Running(process, path, log)
         finally:
-            running.send_signal(signal.SIGINT)
-            running.wait(60)
-    assert all(verdicts_on(run, "worker-0"))
-    assert all(verdicts_on(run, "worker-1"))
+            process.send_signal(signal.SIGINT)
+            process.wait(300)
+
+
+def test_a_worker_on_vllm_works_beside_one_on_our_engine_outlives_its_engine_core_and_none_is_rejected(
+    tmp_path: Path,
+) -> None:
+    """The run has more steps than it needs: vLLM starts while the other worker is at work already."""
+    deadline = time.monotonic() + DEADLINE_S
+    with running(tmp_path) as run:
+        run.wait_for_verdicts("worker-1", 3, deadline)
+        (core,) = engine_cores(run.process.pid)
+        os.kill(core, signal.SIGKILL)
+        while (again := engine_cores(run.process.pid)) in ([], [core]):
+            assert time.monotonic() < deadline, run.log.read_text()[-3000:]
+            time.sleep(0.5)
+        handed_in = len(events(run.path, "worker-1", "submission"))
+        run.wait_for_verdicts("worker-1", handed_in + 3, deadline)
+    assert len(again) == 1
+    assert all(verdicts_on(run.path, "worker-0"))
+    assert all(verdicts_on(run.path, "worker-1"))

@@ -27,11 +27,13 @@ from shoal.models.weights import write_weights
 from shoal.protocol.rollout import bare_rollout
 from shoal.tasks.build import build_source
 from shoal.validate.recompute import logprobs
+from tests.support.servers.running import free_port
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it")
+pytestmark = pytest.mark.xdist_group("server")
 
-PORT = 18_765
-START_S = 280
+PORT = free_port()
+START_S = 1000
 TREE: dict[str, Any] = {
     "name": "server",
     "steps": 1,
@@ -86,7 +88,6 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         running.wait(60)
 
 
-@pytest.mark.timeout(600)
 def test_answers_of_a_stock_server_have_the_log_probs_of_the_model_at_the_runs_temperature(
     server: str, model: Path
 ) -> None:
@@ -108,7 +109,6 @@ def test_answers_of_a_stock_server_have_the_log_probs_of_the_model_at_the_runs_t
     engine.close()
 
 
-@pytest.mark.timeout(600)
 def test_a_seeded_run_refuses_a_server_whose_sampler_is_another(server: str, model: Path) -> None:
     with pytest.raises(ModelError, match=r"are not those that vllm-0\.32 draws"):
         ServerEngine(config_with(mode="seeded", noise="vllm-0.32"), outline(model))
@@ -116,7 +116,6 @@ def test_a_seeded_run_refuses_a_server_whose_sampler_is_another(server: str, mod
         ServerEngine(config_with(mode="seeded"), outline(model))
 
 
-@pytest.mark.timeout(600)
 def test_a_new_version_is_loaded_or_refused_and_never_half_of_it(server: str, model: Path, tmp_path: Path) -> None:
     """On a CPU, vLLM 0.32 keeps a packed copy of a head that is tied to the embeddings: its reload is found out."""
     for file in model.iterdir():

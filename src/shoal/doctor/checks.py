@@ -77,6 +77,9 @@ def check_memory(facts: Facts) -> Check:
 
 
 def check_disk(facts: Facts) -> Check:
+    if facts.home_error:
+        found = f"runs cannot be kept: {facts.home_error}"
+        return Check("disk", "failed", found, "give --home a directory of your own")
     if facts.disk_free is None:
         return Check("disk", "warning", "the directory for runs cannot be read", "give --home a directory of your own")
     found = f"{_size(facts.disk_free)} free where runs are kept"

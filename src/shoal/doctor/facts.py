@@ -89,3 +89,5 @@ class Facts:
     """Why code cannot be run in a sandbox; empty if it can."""
     ports: tuple[Port, ...]
     coordinator: Coordinator | None
+    home_error: str = ""
+    """Why runs and versions cannot be kept there; empty if they can."""

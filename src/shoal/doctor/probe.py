@@ -48,6 +48,7 @@ def look(join: str | None, ports: Sequence[int], home: Path | None, clock: Calla
         bubblewrap_error=_bubblewrap(),
         ports=tuple(_port(number) for number in [0, *ports]),
         coordinator=_coordinator(join, clock) if join is not None else None,
+        home_error=_unusable(home or default_home()),
     )
 
 
@@ -124,12 +125,23 @@ def _memory(field: str) -> int | None:
 
 def _disk(folder: Path) -> int | None:
     """Free bytes of a directory that may not exist yet."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
         return shutil.disk_usage(folder).free
     except OSError:
         return None
+
+
+def _unusable(folder: Path) -> str:
+    """Why nothing can be kept in a directory that may not exist yet; empty if it can."""
+    try:
+        nearest = next(part for part in (folder, *folder.absolute().parents) if os.path.lexists(part))
+        if not nearest.is_dir():
+            return f"{nearest} is not a directory"
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
 
 
 def _bubblewrap() -> str:

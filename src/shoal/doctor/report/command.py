@@ -18,6 +18,7 @@ from shoal.doctor.report.plan import STEPS, Step
 from shoal.doctor.report.report_file import Machine, Report, StepResult
 from shoal.doctor.report.runner import Job, run_steps
 from shoal.errors import ConfigError
+from shoal.files import check_writable
 from shoal.models.base import ensure_base_model
 from shoal.protocol.rates.rates_file import read_architecture
 
@@ -56,6 +57,8 @@ def make_report(
 ) -> Report:
     """Runs the steps, says how each went, and writes the file after each one: what was measured is never lost."""
     steps = chosen(only)
+    for file in filter(None, (out, log)):
+        check_writable(file)  # a step takes minutes
     device = resolve(wanted, what="--device")
     config = report_config(model, small=device.type == "cpu")
     directory = ensure_base_model(config, console)

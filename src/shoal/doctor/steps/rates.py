@@ -30,7 +30,7 @@ def run(context: Context) -> Values:
         name, answers = _vllm_answers(context, config, requests)
         tallies[name] = Tally.of(answers, noise)
     architecture = read_architecture(context.model)
-    to_rates_file(tallies, str(architecture)[:200], architecture).write(context.scratch / FILE)
+    to_rates_file(tallies, str(architecture), architecture).write(context.scratch / FILE)
     (profile, own) = list(tallies.items())[-1]
     return {
         "profile": profile,

@@ -14,4 +14,5 @@ def run(context: Context, runner: int = RUNNER) -> Values:
     requests = context.requests(policy, ANSWERS)
     with vllm_engine(context, context.model, runner=runner) as engine:
         made = list(engine.generate(requests))
-    return {**judge(context, policy, requests, made), "cuda_graphs": context.device.type != "cpu"}
+        eager, mode = engine.graphs()
+    return {**judge(context, policy, requests, made), "enforce_eager": eager, "cudagraph_mode": mode}

@@ -174,6 +174,11 @@ class VllmEngine(Engine):
         most, resumed = self._engine.collective_rpc("shoal_counts")[0]
         return int(most), int(resumed)
 
+    def graphs(self) -> tuple[bool, str]:
+        """Whether vLLM runs eagerly, and the mode of its CUDA graphs, as its first rank has them after it started."""
+        eager, mode = self._engine.collective_rpc("shoal_graphs")[0]
+        return bool(eager), str(mode)
+
     def _start(self, folder: Path, origin: str) -> None:
         self._engine = start(folder, self._settings, self.log, origin)
         self._printed = self.log.stat().st_size

@@ -23,6 +23,7 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker class."""
 
     model_runner: Any
+    vllm_config: Any
     rank: int
 
     def shoal_prepare(self, front: int) -> None:
@@ -59,6 +60,11 @@ class WorkerExtension:
 
     def shoal_drop(self, numbers: Sequence[int]) -> None:
         CAPTURED.drop(numbers)
+
+    def shoal_graphs(self) -> tuple[bool, str]:
+        """Whether vLLM was told to use no graphs, and the mode of CUDA graphs that it came to on this device."""
+        config = self.vllm_config
+        return bool(config.model_config.enforce_eager), config.compilation_config.cudagraph_mode.name
 
     def shoal_counts(self) -> tuple[int, int]:
         """The most states that a request's proof has held, and how often preempted requests came back."""
