@@ -5,13 +5,15 @@ the operations it needs (time: 4/3) and from what it keeps (memory: one state pe
 """
 
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.common.parts import Parts
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
 from benchmarks.fbam.depth import measure_depth
 from benchmarks.fbam.history import record_history
-from benchmarks.fbam.streaming import measure_streaming
+from benchmarks.fbam.streaming import measure_error, measure_memory, measure_time
 from shoal.fbam import PUBLISHED, PUBLISHED_PARAMETERS, count_parameters
 from shoal.fbam.recording import RecordOptions, read_recording, replays
 
@@ -37,22 +39,27 @@ BARS: dict[str, tuple[Op, float]] = {
     "s5_lstm_32": (">=", 0.95),
     "s5_lstm_128": (">=", 0.90),
     "s5_transformer_32": ("<=", 0.30),
+    "critical_rises": (">=", 1),
     "critical_ratio": (">=", 8.0),
 }
 QUICK_CHANGES = 60
 
 
-def bench_fbam(quick: bool, progress: Progress) -> BenchResult:
-    """All parts, the fast ones first."""
-    parameters = count_parameters(PUBLISHED)
+def bench_fbam(quick: bool, progress: Progress, out: Path | None = None) -> BenchResult:
+    """All parts, the fast ones first; what is measured is kept in `out`."""
+    parts, parameters = Parts(out), count_parameters(PUBLISHED)
     values: dict[str, Figure] = {
-        **measure_streaming(quick, progress),
         "parameters_published": parameters,
         "parameters_off": abs(parameters - PUBLISHED_PARAMETERS),
-        **measure_replay(quick, progress),
-        **measure_depth(quick, progress),
     }
-    return BenchResult("fbam", {}, values, BARS)
+    for name in MEASURES:
+        values |= measure_part(name, quick, parts, progress)
+    return BenchResult("fbam", {}, values | measure_depth(quick, parts, progress), BARS)
+
+
+def measure_part(name: str, quick: bool, parts: Parts, progress: Progress) -> Mapping[str, Figure]:
+    """A part without trainings, from disk if it was measured before."""
+    return parts.measured(name, {"quick": quick}, lambda: MEASURES[name](quick, progress))
 
 
 def measure_replay(quick: bool, progress: Progress) -> dict[str, Figure]:
@@ -70,3 +77,11 @@ def measure_replay(quick: bool, progress: Progress) -> dict[str, Figure]:
         "replay_frames": recording.frames,
         "replay_source": source,
     }
+
+
+MEASURES: dict[str, Callable[[bool, Progress], Mapping[str, Figure]]] = {
+    "error": measure_error,
+    "memory": measure_memory,
+    "time": measure_time,
+    "replay": measure_replay,
+}

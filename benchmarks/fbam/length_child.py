@@ -12,13 +12,13 @@ EVALUATION_SEED = 1000
 
 
 def main() -> None:
-    trainer, settings, told = train_as_told()
+    trained = train_as_told()
+    model, settings, told = trained.trainer.model, trained.trainer.settings, trained.told
     heldout = open_source(settings, "heldout")
 
     def loss_at(length: int, sequences: int) -> float:
         parts = [
-            evaluate_stream(trainer.model, part, CHUNK)
-            for part in draw_parts(heldout, length, sequences, EVALUATION_SEED)
+            evaluate_stream(model, part, CHUNK) for part in draw_parts(heldout, length, sequences, EVALUATION_SEED)
         ]
         return sum(part.mean * part.scored for part in parts) / sum(part.scored for part in parts)
 

@@ -15,24 +15,24 @@ An exponent is minus its slope: positive where longer sequences help.
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
+from benchmarks.common.parts import Parts
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure
 from benchmarks.fbam.history import record_history
-from benchmarks.fbam.jobs import SIDE_BY_SIDE, ask_child
+from benchmarks.fbam.jobs import Job, run_jobs
 from shoal.fbam import FrameShape, ModelConfig
-from shoal.fbam.recording import RecordOptions
+from shoal.fbam.recording import Recording, RecordOptions, read_recording
 from shoal.fbam.training.settings import Method, TrainSettings
-from shoal.files import sha256_file
+from shoal.files import sha256_file, write_whole
+from shoal.studies.intervals import mean_of
 
-SHAPE = FrameShape(rows=8, columns=24)
+SHAPE = FrameShape(rows=4, columns=24)
 WORDS = 500
 METHODS: tuple[Method, Method] = ("exact", "truncated")
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, by the number of seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Plan:
 
     lengths: tuple[int, ...] = (16, 64, 256, 1024)
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 300
+    steps: int = 200
     frames_per_step: int = 1024
-    heldout_sequences: int = 8
+    heldout_sequences: int = 16
     changes: int = 2000
 
 
@@ -59,38 +59,45 @@ class Side:
     seed: int
 
 
-def bench_length_law(quick: bool, progress: Progress) -> BenchResult:
-    """All trainings, two at a time, and their slopes."""
+def bench_length_law(quick: bool, progress: Progress, out: Path | None = None) -> BenchResult:
+    """All trainings, two at a time, and their slopes; recording and trainings are kept in `out`."""
     plan = QUICK if quick else Plan()
     with tempfile.TemporaryDirectory(prefix="shoal-bench-fbam-length-") as scratch:
         progress.stage("recording a git history")
-        options = RecordOptions(max_changes=plan.changes, words=WORDS)
-        source, file, recording, _ = record_history(Path(scratch), options)
-        model = ModelConfig(
-            shape=SHAPE,
-            actions=recording.table.count,
-            head_width=24,
-            conv_stages=2,
-            head_blocks=1,
-            head_heads=2,
-            width=96,
-        )
-        found = _train_all(plan, model, file, progress)
-    return conclude(plan, found, {"source": source, "frames": recording.frames})
+        source, file = history_file(plan, Path(scratch), out)
+        recording = read_recording(file)
+        jobs = length_jobs(plan, recording, file)
+        progress.stage(f"training {len(jobs)} models")
+        found = run_jobs(list(jobs.values()), Parts(out), progress)
+    by_side = {side: found[job.name] for side, job in jobs.items()}
+    return conclude(plan, by_side, {"source": source, "frames": recording.frames})
 
 
-def sides_of(plan: Plan) -> list[Side]:
-    """Exact at every length; truncated where that differs: at the shortest length both are the same."""
-    pairs: list[tuple[int, Method]] = [(length, "exact") for length in plan.lengths]
-    pairs += [(length, "truncated") for length in plan.lengths[1:]]
-    return [Side(length, method, seed) for seed in plan.seeds for length, method in pairs]
+def history_file(plan: Plan, scratch: Path, out: Path | None) -> tuple[str, Path]:
+    """Which history, and its recording; that in `out` is used again: the history may have grown since."""
+    kept = (out or scratch) / f"recording-{plan.changes}.jsonl"
+    if kept.is_file():
+        return "recorded before", kept
+    options = RecordOptions(max_changes=plan.changes, words=WORDS)
+    source, file, _, _ = record_history(scratch, options)
+    write_whole(kept, file.read_bytes())
+    return source, kept
 
 
-def _train_all(plan: Plan, model: ModelConfig, file: Path, progress: Progress) -> dict[Side, Mapping[str, float]]:
-    sides, digest = sides_of(plan), sha256_file(file)
-    progress.stage(f"training {len(sides)} models")
+def length_jobs(plan: Plan, recording: Recording, file: Path) -> dict["Side", Job]:
+    """The trainings of a plan."""
+    model = ModelConfig(
+        shape=SHAPE,
+        actions=recording.table.count,
+        head_width=16,
+        conv_stages=2,
+        head_blocks=1,
+        head_heads=2,
+        width=96,
+    )
+    digest = sha256_file(file)
 
-    def train(side: Side) -> tuple[Side, Mapping[str, float]]:
+    def job(side: Side) -> Job:
         settings = TrainSettings(
             model=model,
             recording=file,
@@ -104,13 +111,18 @@ def _train_all(plan: Plan, model: ModelConfig, file: Path, progress: Progress) -
             warmup_steps=plan.steps // 10,
             seed=side.seed,
         )
-        told = {"longest": plan.lengths[-1], "sequences": plan.heldout_sequences}
-        found = ask_child("benchmarks.fbam.length_child", {"settings": settings.model_dump(mode="json"), **told})
-        progress.detail(f"{side.method} {side.length}, seed {side.seed}: {found['position']:.3f} nats per frame")
-        return side, found
+        questions = {"longest": plan.lengths[-1], "sequences": plan.heldout_sequences}
+        name = f"length_{side.length}_{side.method}_{side.seed}"
+        return Job(name, "benchmarks.fbam.length_child", settings, questions)
 
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return dict(pool.map(train, sides))
+    return {side: job(side) for side in sides_of(plan)}
+
+
+def sides_of(plan: Plan) -> list[Side]:
+    """Exact at every length; truncated where that differs: at the shortest length both are the same."""
+    pairs: list[tuple[int, Method]] = [(length, "exact") for length in plan.lengths]
+    pairs += [(length, "truncated") for length in plan.lengths[1:]]
+    return [Side(length, method, seed) for seed in plan.seeds for length, method in pairs]
 
 
 def conclude(plan: Plan, found: Mapping[Side, Mapping[str, float]], data: Mapping[str, Figure]) -> BenchResult:
@@ -124,11 +136,10 @@ def conclude(plan: Plan, found: Mapping[Side, Mapping[str, float]], data: Mappin
         values[f"loss_truncated_{length}"] = fmean(losses)
     for kind in ("raw", "position", "truncated"):
         exponents = [-slope(plan.lengths, _losses(plan, found, kind, seed)) for seed in plan.seeds]
-        half = T_95[len(exponents)] * stdev(exponents) / math.sqrt(len(exponents))
-        mean = fmean(exponents)
-        values[f"exponent_{kind}"] = mean
-        values[f"exponent_{kind}_ci"] = half
-        values[f"exponent_{kind}_excludes_0"] = int(abs(mean) > half)
+        interval = mean_of(exponents)
+        values[f"exponent_{kind}"] = interval.mean
+        values[f"exponent_{kind}_ci"] = interval.high - interval.mean
+        values[f"exponent_{kind}_excludes_0"] = int(not interval.low <= 0 <= interval.high)
     return BenchResult("fbam-length", {}, values)
 
 

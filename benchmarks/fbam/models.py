@@ -1,5 +1,7 @@
 """Models to compare: the same frame head and, within a tenth, the same number of parameters."""
 
+from functools import cache
+
 from shoal.errors import BenchError
 from shoal.fbam import ModelConfig, count_parameters
 from shoal.fbam.model_config import IntegratorKind
@@ -15,6 +17,7 @@ def lstm_config(source: Source, width: int) -> ModelConfig:
     return ModelConfig(shape=source.shape, actions=source.actions, head_width=HEAD_WIDTH, width=width)
 
 
+@cache
 def matched_config(reference: ModelConfig, kind: IntegratorKind, layers: int) -> ModelConfig:
     """An integrator of another kind whose width gives the number of parameters nearest to the reference's."""
     target = count_parameters(reference)

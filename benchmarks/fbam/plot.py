@@ -1,7 +1,7 @@
 """Draws the figures of the page on action models from the JSON of its benchmarks.
 
-Usage: `python -m benchmarks.fbam.plot FBAM.json OUT.png [LENGTH.json]`. The inputs are what the benchmarks
-`fbam` and, for the panel of the length law, `fbam-length` print with `--json`.
+Usage: `python -m benchmarks.fbam.plot FBAM.json LENGTH.json DIR` writes fbam-accuracy.png and fbam-cost.png. Its inputs
+are what the benchmarks `fbam` and `fbam-length` print with `--json`.
 """
 
 import json
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Values = Mapping[str, float]
-KINDS = ("lstm", "transformer", "scan")
-TASKS = {"frjt": "FRJT, trained on 1..16", "live": "frjt-live, trained on 1..32", "s5": "S5, trained on 1..32"}
+COLOURS = {"lstm": "C0", "transformer": "C1", "scan": "C2"}
+TASKS = {"frjt": ("FRJT", 16), "live": ("frjt-live", 32), "s5": ("S5", 32)}
+LAYER_SHADES = ("#fdd0a2", "#fdae6b", "#e6550d", "#7f2704")
+LOSSES = {
+    "raw": "exact, own length",
+    "position": "exact, same frames",
+    "truncated": "truncated at 16, same frames",
+}
 
 
 def points(values: Values, pattern: str) -> list[tuple[int, float]]:
@@ -25,36 +31,74 @@ def points(values: Values, pattern: str) -> list[tuple[int, float]]:
     return sorted((int(match[1]), value) for match, value in found if match)
 
 
-def draw(values: Values, out: Path, law: Values | None = None) -> None:
-    """Accuracy against length per task, critical length by layers, memory against length, and the length law."""
+def draw_accuracy(values: Values, out: Path) -> None:
+    """Accuracy against length per task and model; below it the window of last frames that explains its lower bound."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.4), layout="constrained")
-    panels = list(figure.subplots(2, 3).flat)
-    for axes, (task, title) in zip(panels, TASKS.items(), strict=False):
-        for kind in KINDS:
-            _line(axes, points(values, rf"{task}_{kind}_(\d+)"), kind)
-        axes.set(title=title, xlabel="length", ylabel="accuracy at the last frame", ylim=(0, 1.03), xscale="log")
-        axes.legend()
-    _line(panels[3], points(values, r"critical_transformer_(\d+)"), "transformer")
-    panels[3].axhline(values["critical_lstm_1"], color="C0", linestyle="--", label="LSTM, 1 layer")
-    panels[3].set(title="Critical length, S5", xlabel="layers", ylabel="longest with accuracy 0.9")
-    panels[3].legend()
-    for side in ("streamed", "full"):
-        _line(panels[4], points(values, rf"{side}_(\d+)_mb"), side)
-    panels[4].set(title="Memory of a gradient", xlabel="frames", ylabel="MB above the baseline", xscale="log", ylim=0)
-    panels[4].legend()
-    for kind in ("raw", "position", "truncated") if law else ():
-        _line(panels[5], points(law or {}, rf"loss_{kind}_(\d+)"), kind)
-    panels[5].set(title="Loss against trained length", xlabel="length", ylabel="nats per frame")
-    if law:
-        panels[5].set(xscale="log", yscale="log")
-        panels[5].legend()
+    panels = figure.subplots(2, 3, sharex="col")
+    for column, (task, (title, trained)) in enumerate(TASKS.items()):
+        accuracy, window = panels[0][column], panels[1][column]
+        for kind, colour in COLOURS.items():
+            _line(accuracy, points(values, rf"{task}_{kind}_(\d+)"), kind, colour)
+            _line(window, points(values, rf"{task}_{kind}_(\d+)_window"), kind, colour)
+        lengths = [length for length, _ in points(values, rf"{task}_lstm_(\d+)")]
+        window.plot(lengths, [length + 1 for length in lengths], color="0.6", linestyle=":", label="all frames")
+        first, last = lengths[0] / 1.2, lengths[-1] * 1.2
+        for axes in (accuracy, window):
+            axes.set(xscale="log", xlim=(first, last))
+            axes.axvspan(first, trained, color="0.93", zorder=0)
+            axes.set_xticks(lengths, [str(length) for length in lengths])
+            axes.minorticks_off()
+        accuracy.set(title=f"{title}, trained on 1..{trained} (grey)", ylim=(0, 1.03))
+        window.set(xlabel="length")
+        window.set_yscale("symlog", linthresh=1)
+        window.set_ylim(bottom=0)
+    panels[0][0].set(ylabel="accuracy at the last frame")
+    panels[1][0].set(ylabel="equivalent window, frames")
+    panels[0][0].legend()
+    panels[1][1].legend(loc="center right")  # between the lines, where it covers no point
     figure.savefig(out, dpi=110)
 
 
-def _line(axes: "Axes", found: list[tuple[int, float]], label: str) -> None:
-    axes.plot([x for x, _ in found], [y for _, y in found], marker="o", label=label)
+def draw_cost(values: Values, law: Values, out: Path) -> None:
+    """Accuracy and critical length by layers, memory of a gradient against length, loss against trained length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.6), layout="constrained")
+    deep, critical, memory, loss = figure.subplots(2, 2).flat
+    _line(deep, points(values, r"deep_lstm_1_at_(\d+)"), "LSTM, 1 layer", COLOURS["lstm"])
+    for layers, shade in zip((1, 2, 4, 8), LAYER_SHADES, strict=True):
+        _line(deep, points(values, rf"deep_transformer_{layers}_at_(\d+)"), f"transformer, {layers}", shade)
+    deep.axhline(0.9, color="0.6", linestyle=":")
+    deep.set(title="S5, trained on 1..64", xlabel="length", ylabel="accuracy at the last frame", ylim=(0, 1.03))
+    deep.set_xscale("log", base=2)
+    _line(critical, points(values, r"critical_transformer_(\d+)"), "transformer", COLOURS["transformer"])
+    critical.axhline(values["critical_lstm_1"], color=COLOURS["lstm"], linestyle="--", label="LSTM, 1 layer")
+    critical.set(title="Critical length, S5", xlabel="layers", ylabel="longest with accuracy 0.9 and more")
+    critical.set_xscale("log", base=2)
+    critical.set_yscale("log", base=2)
+    for side, label, colour in (
+        ("streamed", "streamed", "C0"),
+        ("keeping", "streamed, allocator keeps freed blocks", "C9"),
+        ("full", "whole", "C3"),
+    ):
+        _line(memory, points(values, rf"{side}_(\d+)_mb"), label, colour)
+    memory.set(title="Memory of a gradient", xlabel="frames", ylabel="MB above the baseline", ylim=0)
+    memory.set_xscale("log", base=2)
+    for kind, label in LOSSES.items():
+        _line(loss, points(law, rf"loss_{kind}_(\d+)"), label, None)
+    loss.set(title="Held-out loss, git history", xlabel="trained length", ylabel="nats per frame")
+    loss.set_xscale("log", base=2)
+    for axes in (deep, critical, memory, loss):
+        axes.legend()
+        axes.xaxis.set_major_formatter("{x:g}")
+    critical.yaxis.set_major_formatter("{x:g}")
+    figure.savefig(out, dpi=110)
+
+
+def _line(axes: "Axes", found: list[tuple[int, float]], label: str, colour: str | None) -> None:
+    axes.plot([x for x, _ in found], [y for _, y in found], marker="o", label=label, color=colour)
 
 
 def _values(path: str) -> Values:
@@ -62,5 +106,10 @@ def _values(path: str) -> Values:
     return values
 
 
+def main(fbam: str, length: str, directory: str) -> None:
+    draw_accuracy(_values(fbam), Path(directory) / "fbam-accuracy.png")
+    draw_cost(_values(fbam), _values(length), Path(directory) / "fbam-cost.png")
+
+
 if __name__ == "__main__":
-    draw(_values(sys.argv[1]), Path(sys.argv[2]), _values(sys.argv[3]) if len(sys.argv) > 3 else None)
+    main(*sys.argv[1:])

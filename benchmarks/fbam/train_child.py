@@ -1,4 +1,4 @@
-"""Process of one training of the benchmark `fbam`: reads a job as JSON, prints accuracies by length."""
+"""Process of one training of the benchmark `fbam`: a job goes in, accuracies by length and the last loss come out."""
 
 import json
 import sys
@@ -8,11 +8,10 @@ from shoal.fbam.training.evaluation import accuracy_at
 
 
 def main() -> None:
-    trainer, _, told = train_as_told()
-    found = {
-        length: accuracy_at(trainer.model, trainer.source, length, told["sequences"]) for length in told["lengths"]
-    }
-    sys.stdout.write(json.dumps(found))
+    trained = train_as_told()
+    model, source, told = trained.trainer.model, trained.trainer.source, trained.told
+    found = {str(length): accuracy_at(model, source, length, told["sequences"]) for length in told["lengths"]}
+    sys.stdout.write(json.dumps({**found, "loss": trained.last_loss}))
 
 
 if __name__ == "__main__":

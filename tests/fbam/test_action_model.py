@@ -18,6 +18,17 @@ def test_the_published_configuration_has_the_published_number_of_parameters() ->
     assert count_parameters(other) == PUBLISHED_PARAMETERS + 1024, "the count is that of this very shape"
 
 
+def test_the_published_configuration_builds_and_scores_a_frame() -> None:
+    """In float32, 376 MB: the count above is taken from shapes alone, which compute nothing."""
+    model = build_model(PUBLISHED, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED_PARAMETERS
+    scores_BA, state = model.step(random_stream(1, batch=1, shape=PUBLISHED.shape).frames(0, 1)[:, 0])
+    assert scores_BA.shape == (1, 20_352)
+    assert all(bool(values.isfinite().all()) for values in (scores_BA, *state))
+    assert float(scores_BA.std()) > 0
+    assert [part.shape for part in state] == [(1, 1, 1024)] * 2, "h and c of one LSTM"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_step_at_a_time_gives_what_the_whole_sequence_gives(kind: IntegratorKind) -> None:
     model, stream = build_model(small_config(kind), seed=0).double(), random_stream(9)
@@ -106,3 +117,14 @@ def test_widths_that_heads_do_not_divide_are_refused() -> None:
         ModelConfig.model_validate({**small_config("transformer").model_dump(), "heads": 5})
     with pytest.raises(ValidationError, match="head_width 8 is not a multiple of head_heads 3"):
         ModelConfig.model_validate({**small_config().model_dump(), "head_heads": 3})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_that_are_all_alike_are_told_apart_by_their_number(kind: IntegratorKind) -> None:
+    """Attention alone is a mean: without a learned start, two equal frames would look like one."""
+    model = build_model(small_config(kind), seed=0).double()
+    frames = random_stream(1).frames(0, 1).expand(-1, 4, -1, -1, -1)
+    with torch.no_grad():
+        scores_BTA, _ = model(frames, model.initial_state(2))
+    gaps_BT = (scores_BTA[:, 1:] - scores_BTA[:, :-1]).abs().amax(dim=2)
+    assert float(gaps_BT.min()) > 1e-6

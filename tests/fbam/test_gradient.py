@@ -4,12 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from shoal.errors import FbamError
 from shoal.fbam import (
-    ActionModel,
-    Stream,
     TensorStream,
     build_model,
     evaluate_stream,
@@ -21,35 +18,17 @@ from shoal.fbam import gradient as gradient_module
 from shoal.fbam.frames import IGNORED
 from shoal.fbam.model_config import IntegratorKind
 from tests.fbam.support import KINDS, random_stream, small_config
+from tests.support.fbam_gradients import autograd_gradients, largest_error, taken_gradients
 
-LENGTH = 23
-Gradients = dict[str, torch.Tensor]
-
-
-def taken_gradients(model: ActionModel) -> Gradients:
-    taken = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-    model.zero_grad()
-    return taken
-
-
-def reference(model: ActionModel, stream: Stream) -> Gradients:
-    """Automatic differentiation of all frames at once, written without the code under test."""
-    logits, _ = model(stream.frames(0, stream.length), model.initial_state(stream.batch))
-    cross_entropy(logits.flatten(0, 1), stream.targets(0, stream.length).flatten(), ignore_index=IGNORED).backward()
-    return taken_gradients(model)
-
-
-def largest_error(found: Gradients, expected: Gradients) -> float:
-    """The worst relative L2 error among parameters; each is compared, so that a small one cannot hide in the norm."""
-    assert found.keys() == expected.keys()
-    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+LENGTH = 70
+CHUNKS = (1, 7, 64, 100)  # of LENGTH frames: many, a last one that is shorter, two, and one that is not filled
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 7, LENGTH, 64])
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_streamed_gradient_is_that_of_the_whole_sequence(kind: IntegratorKind, chunk: int) -> None:
     model, stream = build_model(small_config(kind), seed=1).double(), random_stream(LENGTH)
-    expected = reference(model, stream)
+    expected = autograd_gradients(model, stream)
     streamed_gradient(model, stream, chunk)
     assert largest_error(taken_gradients(model), expected) <= 1e-10
 
@@ -64,17 +43,18 @@ def test_all_parameters_get_a_gradient_also_the_initial_state_and_the_first_cell
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_float32_the_error_is_rounding_alone(kind: IntegratorKind) -> None:
-    model, stream = build_model(small_config(kind), seed=2), random_stream(64)
-    expected = reference(model, stream)
-    streamed_gradient(model, stream, 7)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_in_float32_the_error_is_rounding_alone(kind: IntegratorKind, chunk: int) -> None:
+    model, stream = build_model(small_config(kind), seed=2), random_stream(LENGTH)
+    expected = autograd_gradients(model, stream)
+    streamed_gradient(model, stream, chunk)
     assert largest_error(taken_gradients(model), expected) <= 1e-5
 
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """One state's gradient, one part in a million too large: the comparison above would fail."""
     model, stream = build_model(small_config(), seed=1).double(), random_stream(LENGTH)
-    expected = reference(model, stream)
+    expected = autograd_gradients(model, stream)
     backward = gradient_module._backward
 
     def scaled(
@@ -89,7 +69,7 @@ def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_truncated_backpropagation_is_another_gradient() -> None:
     model, stream = build_model(small_config(), seed=1).double(), random_stream(LENGTH)
-    expected = reference(model, stream)
+    expected = autograd_gradients(model, stream)
     truncated_gradient(model, stream, 7)
     assert largest_error(taken_gradients(model), expected) > 1e-3
     truncated_gradient(model, stream, LENGTH)
@@ -111,7 +91,7 @@ def test_all_ways_of_computing_report_one_loss() -> None:
 
 def test_gradients_add_up_as_those_of_backward_do() -> None:
     model, stream = build_model(small_config(), seed=1).double(), random_stream(9)
-    once = reference(model, stream)
+    once = autograd_gradients(model, stream)
     streamed_gradient(model, stream, 4)
     streamed_gradient(model, stream, 4)
     assert largest_error(taken_gradients(model), {name: 2 * gradient for name, gradient in once.items()}) <= 1e-10

@@ -142,6 +142,66 @@ def test_a_hostile_repository_runs_nothing(history: Path, tmp_path: Path) -> Non
     assert not trap.exists()
 
 
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A repository that its owner can read, and that the maker of another one must not read."""
+    return make_repository(tmp_path / "private", {"secret.txt": b"secret\n"})
+
+
+def name_private_head(private: Path, git_directory: Path) -> Path:
+    """A git directory that has nothing of its own but a HEAD at the private commit, as one that guessed it would."""
+    (git_directory / "objects" / "info").mkdir(parents=True)
+    (git_directory / "HEAD").write_text(git(private, "rev-parse", "HEAD"))
+    return git_directory
+
+
+def test_a_repository_that_borrows_the_objects_of_another_is_refused(private: Path, tmp_path: Path) -> None:
+    hostile = name_private_head(private, tmp_path / "hostile" / ".git")
+    (hostile / "objects" / "info" / "alternates").write_text(f"{private}/.git/objects\n")
+    with pytest.raises(FbamError, match=r"it borrows objects \(objects/info/alternates\).*git repack -a -d"):
+        record(hostile.parent, tmp_path / "r.jsonl")
+    git(tmp_path, "clone", "--quiet", "--shared", str(private), str(tmp_path / "shared"))
+    git(tmp_path / "shared", "repack", "-a", "-d", "-q")
+    (tmp_path / "shared" / ".git" / "objects" / "info" / "alternates").unlink()
+    assert record(tmp_path / "shared", tmp_path / "r.jsonl").kept == 1, "what the error says to do is enough"
+
+
+@pytest.mark.parametrize("target", ["private/.git", "private/.git/worktrees/linked", "nowhere", "a\0b"])
+def test_a_git_file_that_names_a_directory_which_does_not_name_it_is_refused(
+    private: Path, tmp_path: Path, target: str
+) -> None:
+    git(private, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    (tmp_path / "hostile").mkdir()
+    (tmp_path / "hostile" / ".git").write_text(f"gitdir: {tmp_path}/{target}\n")
+    said = r"its \.git names .*, which is not a linked work tree of it|it names the directory .*x00"
+    with pytest.raises(FbamError, match=said):
+        record(tmp_path / "hostile", tmp_path / "r.jsonl")
+    assert record(tmp_path / "linked", tmp_path / "r.jsonl").kept == 1, "a work tree of one's own is read"
+
+
+@pytest.mark.parametrize("own", [".git", ".git/worktrees/x", "elsewhere"])
+def test_a_commondir_that_the_directory_is_not_in_is_refused(private: Path, tmp_path: Path, own: str) -> None:
+    directory = name_private_head(private, tmp_path / "hostile" / own)
+    (directory / "commondir").write_text(f"{private}/.git\n")
+    with pytest.raises(FbamError, match=r"its commondir names .*/private/\.git, which does not name .* as a work tree"):
+        record(directory, tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize("link", [".git", ".git/objects", ".git/objects/pack", ".git/objects/pack/one.pack"])
+def test_objects_behind_symbolic_links_are_refused(private: Path, tmp_path: Path, link: str) -> None:
+    git(private, "repack", "-a", "-d", "-q")
+    hostile = tmp_path / "hostile"
+    if link != ".git":
+        name_private_head(private, hostile / ".git")
+        (hostile / ".git" / "objects" / "info").rmdir()
+        (hostile / ".git" / "objects").rmdir()
+    (hostile / link).parent.mkdir(parents=True, exist_ok=True)
+    target = next((private / ".git" / "objects" / "pack").glob("*.pack")) if link.endswith(".pack") else private / link
+    (hostile / link).symlink_to(target)
+    with pytest.raises(FbamError, match=r"is a symbolic link; (give the repository|objects must be)"):
+        record(hostile, tmp_path / "r.jsonl")
+
+
 def git_unpack(repository: Path, pack: bytes) -> None:
     import subprocess
 

@@ -1,6 +1,7 @@
 """Tasks: programs run as written, nothing is forgotten where that is promised, floors are those of a best reader."""
 
 from itertools import product
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from shoal.fbam.frames import IGNORED
 from shoal.fbam.tasks import S5, TASKS, Frjt, FrjtLive, Maze, build_task, equivalent_window
 from shoal.fbam.tasks.maze import SIDE, START_CELL
 from shoal.fbam.tasks.s5 import ELEMENTS, GENERATORS
+from shoal.fbam.tasks.window import accuracy_lower_bound
 
 PROGRAMS = 200
+MANY = 10**8  # sequences, with which an accuracy has next to no sampling error
 
 
 def run_program(init: int, blocks: list[tuple[int, int, int]]) -> int:
@@ -94,10 +97,31 @@ def test_floors_rise_with_the_window_and_reach_one_with_the_whole_sequence() -> 
 
 def test_an_accuracy_has_the_window_that_explains_it() -> None:
     task = Frjt()
-    assert equivalent_window(task, 64, 0.5) == 0
-    assert 3 <= equivalent_window(task, 64, 0.753) <= 5
-    assert equivalent_window(task, 64, 1.0) == 65
-    assert equivalent_window(FrjtLive(), 64, 0.55) == 65, "no window short of the whole explains more than a half"
+    assert equivalent_window(task, 64, 0.5, MANY) == 0
+    assert 3 <= equivalent_window(task, 64, 0.753, MANY) <= 5
+    assert equivalent_window(task, 64, 1.0, MANY) == 65
+    assert equivalent_window(FrjtLive(), 64, 0.55, 1024) == 65, "no window short of the whole explains 0.55 of 1,024"
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "accuracy"), [(FrjtLive(), 32, 0.506), (FrjtLive(), 64, 0.516), (S5(), 128, 10 / 1024)]
+)
+def test_an_accuracy_at_chance_needs_no_window_though_it_is_above_the_floor(
+    task: FrjtLive | S5, length: int, accuracy: float
+) -> None:
+    assert accuracy > task.window_floor(length, length // 2)
+    assert equivalent_window(task, length, accuracy, 1024) == 0
+    assert equivalent_window(task, length, accuracy, MANY) > 0, "with enough sequences the same excess is not chance"
+
+
+def test_few_models_at_chance_are_above_the_lower_bound_of_their_accuracy() -> None:
+    """One in a hundred may seem to be above the floor; with next to none the bound would be wider than it has to be."""
+    for floor in (0.5, 0.25, 1 / 120):
+        drawn = np.random.default_rng(0).binomial(1024, floor, size=20_000).tolist()
+        above = fmean(accuracy_lower_bound(right / 1024, 1024) > floor for right in drawn)
+        assert 0.002 < above < 0.02, floor
+    assert accuracy_lower_bound(0.0, 1024) == pytest.approx(0.0, abs=1e-12)
+    assert accuracy_lower_bound(1.0, 1024) == pytest.approx(0.9947, abs=1e-4)
 
 
 def test_s5_targets_are_products_of_permutations() -> None:

@@ -1,9 +1,10 @@
 """Frame workers: the head of an action model computed by others, span by span, for one master of the recurrence.
 
-A span lease names frames and a version of the weights. The worker returns the span's embeddings; the master integrates
-over all frames and returns the embeddings' gradient; the worker computes its span again and returns the gradient of the
-head. Frames do not see each other in the head, so the sum over spans is the gradient of one process. The master
-computes a drawn share of the answers again. It draws after an answer has come, so that no worker can know which.
+A span lease names frames of a recording, the recording's hash and a version of the weights. The worker returns the
+span's embeddings; the master integrates over all frames and returns the embeddings' gradient; the worker computes its
+span again and returns the gradient of the head. Frames do not see each other in the head, so the sum over spans is the
+gradient of one process. The master computes a drawn share of the answers again. It draws after an answer has come, so
+that no worker can know which.
 """
 
 import random
@@ -25,11 +26,18 @@ TOLERANCE = 1e-4  # relative L2 error that honest machines stay below in float32
 
 @dataclass(frozen=True, slots=True)
 class SpanLease:
-    """Permission to embed frames begin .. end - 1 with one version of the weights."""
+    """Permission to embed frames begin .. end - 1 of one recording with one version of the weights."""
 
+    recording: str
+    """SHA-256 of its file. Frames of another recording have the same shape: no size would tell them apart."""
     version: int
     begin: int
     end: int
+
+    def __str__(self) -> str:
+        return (
+            f"lease of recording {self.recording[:12]}, version {self.version}, frames {self.begin} .. {self.end - 1}"
+        )
 
 
 class FrameWorker(Protocol):
@@ -43,10 +51,13 @@ class FrameWorker(Protocol):
 
 
 class LocalFrameWorker:
-    """An honest worker: it computes with the model it was given, if the lease is for that version."""
+    """An honest worker: it computes with the model and the stream it was given, if the lease is for these.
 
-    def __init__(self, model: ActionModel, stream: Stream, version: int) -> None:
-        self.model, self.stream, self.version = model, stream, version
+    `recording` is the SHA-256 of the file that the stream is read from.
+    """
+
+    def __init__(self, model: ActionModel, stream: Stream, recording: str, version: int) -> None:
+        self.model, self.stream, self.recording, self.version = model, stream, recording, version
 
     def embed(self, lease: SpanLease) -> Tensor:
         self._check(lease)
@@ -60,6 +71,8 @@ class LocalFrameWorker:
         return dict(zip(names, torch.autograd.grad(embeddings_BTD, parameters, gradient_BTD), strict=True))
 
     def _check(self, lease: SpanLease) -> None:
+        if lease.recording != self.recording:
+            raise FbamError(f"{lease}: this worker has recording {self.recording[:12]}; fetch {lease.recording}")
         if lease.version != self.version:
             raise FbamError(f"{lease}: this worker has version {self.version}; fetch {lease.version}")
 
@@ -93,11 +106,17 @@ class Auditor:
 
 
 def gradient_with_workers(
-    model: ActionModel, stream: Stream, workers: Sequence[FrameWorker], span: int, version: int, auditor: Auditor
+    model: ActionModel,
+    stream: Stream,
+    recording: str,
+    workers: Sequence[FrameWorker],
+    span: int,
+    version: int,
+    auditor: Auditor,
 ) -> float:
     """Adds the gradient of the stream's mean loss to `.grad` and returns the loss; workers take spans in turns."""
     leases = [
-        (number % len(workers), SpanLease(version, begin, min(begin + span, stream.length)))
+        (number % len(workers), SpanLease(recording, version, begin, min(begin + span, stream.length)))
         for number, begin in enumerate(range(0, stream.length, span))
     ]
     parts: list[Tensor] = []

@@ -1,9 +1,13 @@
 """Shortcut floors of finite automata: what a reader of the last few inputs reaches, and which window explains what."""
 
+import math
+from statistics import NormalDist
+
 import numpy as np
 
 from shoal.fbam.tasks.interface import Task
 
+CONFIDENCE = 0.99  # one-sided, that a model's accuracy is above a window's floor
 SAMPLES = 16_384  # windows that a floor is averaged over: a standard error of 0.002 at most for two classes
 
 
@@ -29,12 +33,27 @@ def next_distribution(prior_S: np.ndarray, next_state_IS: np.ndarray, weights_I:
     return np.bincount(next_state_IS.ravel(), np.outer(weights_I, prior_S).ravel(), len(prior_S))
 
 
-def equivalent_window(task: Task, length: int, accuracy: float) -> int:
-    """The smallest window that explains an accuracy: a reader of so many last frames could have reached it."""
+def accuracy_lower_bound(accuracy: float, sequences: int) -> float:
+    """The accuracy that a model has at least, with CONFIDENCE, when it was `accuracy` on so many drawn sequences.
+
+    The lower end of the score interval (Wilson, 1927), which stays between 0 and 1 for accuracies near them.
+    """
+    z = NormalDist().inv_cdf(CONFIDENCE)
+    spread = z * math.sqrt(accuracy * (1 - accuracy) / sequences + (z / (2 * sequences)) ** 2)
+    return (accuracy + z**2 / (2 * sequences) - spread) / (1 + z**2 / sequences)
+
+
+def equivalent_window(task: Task, length: int, accuracy: float, sequences: int) -> int:
+    """The smallest window that explains an accuracy measured on so many sequences.
+
+    A reader of so many last frames could have reached it but for sampling error: a model at chance gets 0, though half
+    of such models are a little above the floor.
+    """
+    shown = accuracy_lower_bound(accuracy, sequences)
     low, high = 0, length + 1
     while low < high:
         middle = (low + high) // 2
-        if task.window_floor(length, middle) >= accuracy:
+        if task.window_floor(length, middle) >= shown:
             high = middle
         else:
             low = middle + 1

@@ -46,12 +46,14 @@ def evaluate_run(path: Path, lengths: Sequence[int], sequences: int) -> Sequence
 
 
 def print_reports(reports: Sequence[LengthReport | HeldoutReport], console: Console) -> None:
-    """A table with one row per length."""
-    table = Table("length", "accuracy", "without memory", "equivalent window", "loss")
+    """A table with one row per length: floors and windows for a task, the loss for a recording."""
+    on_task = isinstance(reports[0], LengthReport)
+    table = Table("length", "accuracy", *(("without memory", "equivalent window") if on_task else ("loss",)))
     for report in reports:
+        row = [str(report.length), f"{report.accuracy:.3f}"]
         if isinstance(report, LengthReport):
             window = "all frames" if report.window > report.length else f"last {report.window}"
-            table.add_row(str(report.length), f"{report.accuracy:.3f}", f"{report.floor:.3f}", window, "")
+            table.add_row(*row, f"{report.floor:.3f}", window)
         else:
-            table.add_row(str(report.length), f"{report.accuracy:.3f}", "", "", f"{report.loss:.3f}")
+            table.add_row(*row, f"{report.loss:.3f}")
     console.print(table)

@@ -48,7 +48,7 @@ class LengthReport:
     floor: float
     """Of a reader that sees no frame at all."""
     window: int
-    """Smallest number of last frames with which a reader could be as accurate."""
+    """Smallest number of last frames with which a reader could be as accurate, within sampling error."""
 
 
 def draw_parts(source: Source, length: int, sequences: int, seed: int) -> Iterator[Stream]:
@@ -69,4 +69,5 @@ def accuracy_at(model: ActionModel, source: Source, length: int, sequences: int,
 def report_length(model: ActionModel, task: Task, length: int, sequences: int, seed: int = 0) -> LengthReport:
     """Accuracy with its floor and its equivalent window, without which it says little about memory."""
     accuracy = accuracy_at(model, task, length, sequences, seed)
-    return LengthReport(length, accuracy, task.window_floor(length, 0), equivalent_window(task, length, accuracy))
+    window = equivalent_window(task, length, accuracy, sequences)
+    return LengthReport(length, accuracy, task.window_floor(length, 0), window)
