@@ -1,6 +1,6 @@
 """`python -m benchmarks simulate`: is the simulation right, and is it fast.
 
-Against the paper: its inputs must give its four times. Against real runs: three configs run here, each predicted from
+Against the paper: its inputs must give its five times. Against real runs: three configs run here, each predicted from
 rates that were measured in other runs. And 100,000 nodes for 100 steps, on this machine.
 """
 
@@ -14,9 +14,8 @@ from benchmarks.common.progress import Progress
 from benchmarks.common.result import BenchResult, Figure, Op
 from benchmarks.simulate.local import (
     AT_ONCE,
-    IN_TURN,
+    CALIBRATED,
     PREDICTED,
-    SMALLER,
     Measured,
     Rates,
     local_config,
@@ -78,11 +77,15 @@ def _local(quick: bool, progress: Progress) -> dict[str, Figure]:
             progress.stage(f"local run: {name}")
             return measure(base, settings, steps, Path(scratch) / name, progress)
 
-        rates = Rates.of(run("smaller", SMALLER), run("in-turn", IN_TURN))
-        rates = rates.with_cores(run("at-once", AT_ONCE), local_config(base, AT_ONCE, steps))
+        in_turn = [(run(name, one), local_config(base, one, steps)) for name, one in CALIBRATED.items()]
+        rates = Rates.of(*(measured for measured, _ in in_turn))
+        at_once = run("at-once", AT_ONCE), local_config(base, AT_ONCE, steps)
+        rates = rates.fitted(in_turn, at_once)
         values["local_cores"] = rates.cores
+        values["local_fit_error"] = rates.fit_error([*in_turn, at_once])
+        values["local_fit_at_bound"] = ", ".join(sorted(rates.at_bound)) or "nothing"
         for name, settings in PREDICTED.items():
-            predicted = predict(rates, local_config(base, settings, steps))
+            predicted = predict(rates, local_config(base, settings, steps)).step_s
             found = run(name, settings).step_s
             values[f"local_{name}_predicted_s"], values[f"local_{name}_measured_s"] = predicted, found
             worst = max(worst, abs(predicted / found - 1))

@@ -2,14 +2,18 @@
 
 Rates come from three calibration runs, which are not among those that are predicted. In two of them trainer and worker
 take turns (async level 0), with steps of two sizes: that gives what each role takes alone, per step and per answer. In
-the third both are at work at once: how many cores they have between them is what makes its simulation as slow as it
-was. What is predicted has other numbers of workers, groups and async levels.
+the third both are at work at once: how many cores they have between them is what makes its simulated training as slow
+as it was. What is left of a step is not measured part by part: it is fitted so that the simulations of these runs take
+about as long as they took, because a simulation also waits where a run does, such as between two requests for a lease.
+Each fit changes what the other one was fitted to, so both are done in turn `ROUNDS` times; how far the simulations of
+the calibration runs are from them after that is `fit_error`. What is predicted has other numbers of workers, groups and
+async levels.
 """
 
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,10 @@ from shoal.telemetry.metrics import Entry, read_metrics
 
 # The first steps load models and compile kernels.
 WARM = 4
+HALVINGS = 8
+ROUNDS = 2
+# Simulations per prediction.
+SEEDS = 3
 SHARED = {
     "sampling.group_size": 16,
     "sampling.max_new_tokens": 12,
@@ -38,6 +46,7 @@ SHARED = {
 }
 IN_TURN = {"async_level": 0, "train.groups_per_step": 24, "workers.count": 1, "workers.groups_per_submission": 24}
 SMALLER = {**IN_TURN, "train.groups_per_step": 12, "workers.groups_per_submission": 12}
+CALIBRATED = {"smaller": SMALLER, "in-turn": IN_TURN}
 AT_ONCE = {**IN_TURN, "async_level": 2, "workers.groups_per_submission": 12}
 PREDICTED: dict[str, dict[str, Any]] = {
     "turns": {"async_level": 0, "train.groups_per_step": 48, "workers.count": 1, "workers.groups_per_submission": 48},
@@ -97,7 +106,7 @@ def submissions_of(run: RunDir, config: RunConfig) -> list[Entry]:
 def measured(steps: Sequence[Entry], submissions: Sequence[Entry], first: int) -> Measured:
     late = [entry for entry in submissions if entry["step"] >= first]
     step_s = (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1)
-    train_s = statistics.median(entry["train_s"] for entry in steps)
+    train_s = statistics.fmean(entry["train_s"] for entry in steps)
     samples = statistics.fmean(entry["samples"] for entry in steps)
     answers = sum(entry["samples"] for entry in late)
     generate_s = sum(entry["tokens"] / entry["tokens_per_s"] for entry in late) / answers
@@ -125,58 +134,136 @@ class Rates:
     """What predictions are made of."""
 
     training: PerStep
-    rest: PerStep
+    upload_s: float
+    """Per answer: what a file takes longer with more of them, scoring and judging included."""
     generate_s: float
     """Per answer."""
     tokens: float
-    cores: float
+    """Per answer."""
+    load_s: float = 0.0
+    """For which a worker generates nothing because of a new version."""
+    latency_s: float = 0.0
+    """Of a step beyond that: the verdict and publishing."""
+    cores: float = math.inf
+    at_bound: frozenset[str] = frozenset()
+    """What was fitted and is at an end of its range: no value in it makes the simulation take as long as the run."""
 
     @classmethod
     def of(cls, small: Measured, large: Measured) -> "Rates":
-        """From two runs in which trainer and worker take turns."""
+        """Of each role alone, from two runs in which trainer and worker take turns."""
         training = PerStep.through((small.samples, small.train_s), (large.samples, large.train_s))
         rest = PerStep.through((small.samples, small.rest_s), (large.samples, large.rest_s))
-        return cls(training, rest, large.generate_s, large.tokens, math.inf)
+        generate_s = (small.generate_s + large.generate_s) / 2
+        return cls(training, rest.answer_s, generate_s, large.tokens)
+
+    def fitted(self, in_turn: Sequence["Run"], at_once: "Run") -> "Rates":
+        """With latency, cores and what a new version costs, each fitted again after the others have changed."""
+        rates = self
+        for _ in range(ROUNDS):
+            rates = rates.with_cores(*at_once).with_latency(in_turn)
+        return rates
 
     def with_cores(self, at_once: Measured, config: RunConfig) -> "Rates":
-        """The same with the cores that make the simulation of a run take as long as the run."""
-        low, high = 1.0, float(os.cpu_count() or 1)
-        for _ in range(12):
-            middle = (low + high) / 2
-            if predict(replace(self, cores=middle), config) > at_once.step_s:
-                low = middle
-            else:
-                high = middle
-        return replace(self, cores=high)
+        """With the cores that make training as slow as it was while a worker was at it too, and what a new version
+        costs a worker."""
+
+        def at(cores: float) -> Rates:
+            rates = replace(self, cores=cores)
+            load = found_at(lambda load_s: predict(replace(rates, load_s=load_s), config).step_s, at_once.step_s)
+            return replace(rates, load_s=load.value)._noted("load", load)
+
+        most = float(os.cpu_count() or 1)
+        idle = found_at(lambda idle: predict(at(most - idle), config).train_s, at_once.train_s, most - 1)
+        return at(most - idle.value)._noted("cores", idle)
+
+    def with_latency(self, runs: Sequence["Run"]) -> "Rates":
+        """With the latency that makes the runs in turn take as long as they took, on average."""
+
+        def ratio(latency_s: float) -> float:
+            rates = replace(self, latency_s=latency_s)
+            return statistics.fmean(predict(rates, config).step_s / run.step_s for run, config in runs)
+
+        latency = found_at(ratio, 1.0)
+        return replace(self, latency_s=latency.value)._noted("latency", latency)
+
+    def _noted(self, name: str, found: "Found") -> "Rates":
+        others = self.at_bound - {name}
+        return replace(self, at_bound=others | {name} if found.is_at_bound else others)
+
+    def fit_error(self, runs: Sequence["Run"]) -> float:
+        """How far the simulation of a run is from it, as a share of its step; the worst of these runs."""
+        return max(abs(predict(self, config).step_s / run.step_s - 1) for run, config in runs)
 
 
-def predict(rates: Rates, config: RunConfig) -> float:
-    """Seconds per step of a run that was not measured."""
-    quarter_s = rates.rest.fixed_s / 4  # scoring, the verdict, publishing and loading
-    inputs = Inputs(
+Run = tuple[Measured, RunConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a function has a value."""
+
+    value: float
+    is_at_bound: bool
+    """Whether it was found at an end of the range alone, where the function may have another value."""
+
+
+def found_at(rising: Callable[[float], float], value: float, most: float = 0.5) -> Found:
+    """Where a function that rises from 0 to `most` has a value; one of both ends if it has it nowhere."""
+    low, high = 0.0, most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if rising(middle) < value:
+            low = middle
+        else:
+            high = middle
+    return Found((low + high) / 2, low == 0.0 or high == most)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a simulation says of a run."""
+
+    step_s: float
+    train_s: float
+
+
+def predict(rates: Rates, config: RunConfig) -> Predicted:
+    """Seconds per step of a run that was not measured: the mean of simulations, which differ in who asks when."""
+    reports = []
+    for seed in range(SEEDS):
+        simulation = Simulation(_inputs(rates, config, seed))
+        reports.append(report_of(simulation, simulation.run()))
+    return Predicted(
+        statistics.fmean(report.step_s for report in reports), statistics.fmean(report.training_s for report in reports)
+    )
+
+
+def _inputs(rates: Rates, config: RunConfig, seed: int) -> Inputs:
+    return Inputs(
         name=config.name,
         terms=Terms.of(config, "trainer", frozenset({"validator"})),
         group_size=config.sampling.group_size,
         answer=Spread(rates.tokens),
         file_token_bytes=1.0,
-        # An engine's pass takes as long as its answers together; what takes longer with more answers in a file counts
-        # as the time in which it is sent.
+        # An engine's pass takes as long as its answers together.
         machines=Machines(
             config.workers.count,
             config.workers.max_batch,
             0.0,
             rates.generate_s / rates.tokens,
-            upload=Spread(rates.tokens / max(rates.rest.answer_s, 1e-9)),
-            score_s=quarter_s,
-            load_s=quarter_s,
+            upload=Spread(rates.tokens / max(rates.upload_s, 1e-9)),
+            load_s=rates.load_s,
             request_s=0.005,
         ),
-        services=Services(verdict_s=quarter_s, coordinator_rate=1e12),
+        services=Services(verdict_s=rates.latency_s / 2, coordinator_rate=1e12),
         training=Training(
-            rates.training.fixed_s, rates.training.answer_s / rates.tokens, 1e3, 1e3, publish_s=quarter_s
+            rates.training.fixed_s,
+            rates.training.answer_s / rates.tokens,
+            1e3,
+            1e3,
+            publish_s=rates.latency_s / 2,
         ),
         audit=config.audit,
         cores=rates.cores,
+        seed=seed,
     )
-    simulation = Simulation(inputs)
-    return report_of(simulation, simulation.run()).step_s

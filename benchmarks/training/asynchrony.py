@@ -24,8 +24,8 @@ from benchmarks.common.result import BenchResult
 from benchmarks.common.roles import Roles
 from shoal.config import RunConfig
 from shoal.rundir import RunDir, prepare_run
-from shoal.studies.async_levels import SWARM
 from shoal.studies.intervals import CONFIDENCE, student_t
+from shoal.studies.wall_time import SWARM
 from shoal.telemetry.metrics import Entry, read_metrics
 
 FINAL_SHARE = 0.2

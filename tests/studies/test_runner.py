@@ -35,7 +35,7 @@ class Coins:
     paper = "b is better"
     loop = "none"
     full = FULL
-    quick = replace(FULL, seeds=2)
+    quick = replace(FULL, steps=2, seeds=2)
 
     def __init__(self, kill_at: int | None = None) -> None:
         self.done: list[tuple[str, int, int]] = []
@@ -60,9 +60,9 @@ class Coins:
         figure.subplots().plot([run["final"] for run in found["a"]])
 
 
-def said(study: Coins, out: Path, *, quick: bool = False) -> str:
+def said(study: Coins, out: Path, *, quick: bool = False, seeds: int | None = None) -> str:
     console = Console(file=io.StringIO(), width=400)
-    run_study(study, out, console, quick=quick)
+    run_study(study, out, console, quick=quick, seeds=seeds)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -80,8 +80,8 @@ def test_a_study_says_its_budget_first_and_its_verdict_last(tmp_path: Path) -> N
 
 def test_a_study_that_is_killed_goes_on_with_the_run_that_it_was_in(tmp_path: Path) -> None:
     child = os.fork()
-    if child == 0:  # two runs measure the budget, so this is the third run of the study
-        said(Coins(kill_at=4), tmp_path)
+    if child == 0:  # three runs measure the budget, so this is the third run of the study
+        said(Coins(kill_at=5), tmp_path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a.1.json", "b.1.json"]
@@ -91,6 +91,17 @@ def test_a_study_that_is_killed_goes_on_with_the_run_that_it_was_in(tmp_path: Pa
     again = Coins()
     said(again, tmp_path)
     assert again.done == []
+
+
+def test_more_seeds_are_added_to_those_that_are_done(tmp_path: Path) -> None:
+    said(Coins(), tmp_path)
+    more = Coins()
+    text = said(more, tmp_path, seeds=4)
+    assert more.done == [("a", 4, 10), ("b", 4, 10)]
+    assert "budget: 2 of 8 runs left" in text
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["seeds"] == 4
+    assert result["command"] == "shoal study clip --seeds 4"
 
 
 def test_another_size_or_study_is_not_mixed_into_a_directory(tmp_path: Path) -> None:
@@ -141,7 +152,7 @@ def test_the_page_of_findings_holds_what_the_json_says_and_no_more(tmp_path: Pat
     text = file.read_text()
     assert "written by hand" not in text
     assert text.count("Not run yet.") == len(STUDIES) - 1
-    assert "| b is better | held | +0.100 [+0.100, +0.100] | 3 | at least 0 |" in text
+    assert "| b is better | held | +0.100 [+0.100, +0.100] | 95 % | 3 | at least 0 | difference |" in text
     fill_findings(file, [])
     assert file.read_text() == text
 
@@ -164,7 +175,8 @@ def test_the_page_in_the_repository_says_what_the_code_says(tmp_path: Path) -> N
 
 
 def test_an_unknown_study_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="async, clip, stability, filters, length, cheaters, staleness"):
+    known = "async, boundary, speed, clip, stability, filters, length, cheaters, staleness"
+    with pytest.raises(ConfigError, match=known):
         find_study("asink")
 
 

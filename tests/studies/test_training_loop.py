@@ -9,9 +9,8 @@ from shoal.config import RunConfig
 from shoal.studies import training_loop
 from shoal.studies.catalogue import STUDIES
 from shoal.studies.clip import ClipStudy
-from shoal.studies.filters import interpolated
+from shoal.studies.filters import OFFLINE, FiltersStudy, interpolated
 from shoal.studies.one_run import config_of
-from shoal.studies.stability import collapse
 from shoal.studies.study import Job, Setting
 from shoal.studies.training_loop import Loop, Trained, pipelined
 from shoal.train.batch import Group
@@ -69,13 +68,6 @@ def test_equal_budgets_are_interpolated_between_measurements() -> None:
     assert [interpolated(points, "samples", at) for at in (0, 5, 20, 30, 99)] == pytest.approx([0, 0.05, 0.2, 0.3, 0.3])
 
 
-def test_a_collapse_is_half_of_the_best_reward_of_five_steps() -> None:
-    good = [{"reward": 0.8}] * 10
-    assert collapse(good) is None
-    assert collapse([*good, {"reward": 0.0}, *good]) is None  # one wild step
-    assert collapse([*good, *[{"reward": 0.1}] * 5]) == 12
-
-
 def test_the_clip_study_runs_from_end_to_end_on_the_real_loop(
     tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +89,26 @@ def test_the_clip_study_runs_from_end_to_end_on_the_real_loop(
     assert "pass@1, one-sided, gradient clipped" in conclusion.figures
 
 
+def test_the_offline_filter_is_measured_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def filter_once(header: object, drawing: object, tasks: int, kept: Path, console: object) -> None:
+        made.append(kept)
+        kept.write_text("")
+
+    trained_on: list[RunConfig] = []
+    monkeypatch.setattr("shoal.studies.one_run.ensure_base_model", lambda *_: tmp_path)
+    monkeypatch.setattr("shoal.studies.filters.filter_source", filter_once)
+    monkeypatch.setattr("shoal.studies.filters.train_here", lambda _, config, __: trained_on.append(config))
+    monkeypatch.chdir(Path(__file__).parents[2])
+    study = FiltersStudy()
+    [offline] = [setting for setting in study.settings() if setting.name == OFFLINE]
+    for seed in (1, 2):
+        study.run(Job(offline, seed, study.full, tmp_path, tmp_path, lambda _: None))
+    assert made == [tmp_path / "kept.jsonl"]
+    assert [config.tasks[0].source for config in trained_on] == [f"filtered/{made[0]}"] * 2
+
+
 def test_every_setting_of_every_study_is_a_config_that_a_run_accepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,9 +120,9 @@ def test_every_setting_of_every_study_is_a_config_that_a_run_accepts(
         return {}
 
     monkeypatch.setattr("shoal.studies.one_run.ensure_base_model", lambda *_: tmp_path)
-    for module in ("async_levels", "clip", "stability", "filters", "length", "cheaters", "in_flight"):
+    for module in {type(study).__module__ for study in STUDIES.values()}:
         for function in ("train_here", "train_in_swarm"):
-            monkeypatch.setattr(f"shoal.studies.{module}.{function}", note, raising=False)
+            monkeypatch.setattr(f"{module}.{function}", note, raising=False)
     monkeypatch.setattr("shoal.studies.filters.filter_source", lambda *_: None)
     monkeypatch.chdir(Path(__file__).parents[2])
     for study in STUDIES.values():

@@ -145,7 +145,7 @@ class Book:
         self.newest = 0
         self.tallies: dict[int, Tally] = {}
         self.let_go: deque[LeaseRow] = deque()
-        self.requests = self.granted = self.expired = self.late = self.suspensions = 0
+        self.requests = self.granted = self.expired = 0
 
     # ---- leases
 
@@ -277,7 +277,6 @@ class Book:
         if lets_expire(node.expired, sum(node.ended), len(node.ended)):
             state = after(node.state, Event.SUSPEND)
             if state != node.state:
-                self.suspensions += 1
                 self.events.after(SUSPENDED_S, self._lift, node)
             self._change_state(node, state)
         self.freed()
@@ -318,7 +317,6 @@ class Book:
         self.requests += 1
         node, now = row.node, self.events.now
         if rules.lateness(row.step, self.newest, began, row.until) or row.status not in ("open", "expired"):
-            self.late += 1
             return None
         before = node.record, node.lease_record
         if row.status == "open":

@@ -39,8 +39,6 @@ class Origin:
         self.links = [Link(events, services.relay_rate) for _ in range(services.relays)]
         self.intake = min(services.relay_rate, services.origin_rate / services.relays)
         """Bytes per second at which each relay receives."""
-        self.sent = 0.0
-        self.published: dict[int, float] = {0: events.now}
         self.begun: dict[str, float] = {}
         """When relays began to receive each package."""
         self._free = events.now
@@ -62,7 +60,6 @@ class Origin:
             entries.append(self._entry(version, "full", training.version_bytes))
             self._since_full = 0
         self.newest = version
-        self.published[version] = self.events.now
         self.entries = retained([*self.entries, *entries], self.training.keep)
         self._offer(entries)
 
@@ -97,7 +94,6 @@ class Origin:
             size = float(entry.size or 0)
             self.begun[entry.id] = begun = max(self._free, self.events.now)
             self._free = begun + size / self.intake
-            self.sent += size * len(self.links)
 
 
 def _root(number: int) -> str:

@@ -19,12 +19,13 @@ _NUMBERS = count()
 class Flight:
     """A lease while it is generated; what `Pipeline` asks of it is `generate.pipeline.Underway`."""
 
-    __slots__ = ("is_submitted", "lease", "lengths", "tokens", "unfinished", "version")
+    __slots__ = ("acting", "is_submitted", "lease", "lengths", "tokens", "unfinished", "version")
 
     def __init__(self, lease: LeaseRow, lengths: Sequence[float]) -> None:
         self.lease, self.lengths = lease, lengths
         self.version = Version(lease.version, "")
         self.unfinished, self.tokens = len(lengths), sum(lengths)
+        self.acting = 0  # simulated answers have one turn
         self.is_submitted = False
 
     @property

@@ -12,10 +12,10 @@ class Events:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
 
-    def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+    def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
         """Calls with these arguments so many seconds from now."""
         self._number += 1
         heapq.heappush(self._heap, (self.now + seconds, self._number, call, arguments))

@@ -52,8 +52,7 @@ def inputs_of(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: 
     """All inputs. A worker is as many devices as hold the model; the trainer has the config's ranks unless told
     otherwise; validators are as many as keep up once no node is a newcomer any more."""
     nodes = chosen.nodes or config.workers.count
-    steps = min(chosen.steps or config.steps, config.steps)
-    terms = replace(Terms.of(config, "trainer", frozenset({"validator"})), steps=steps)
+    terms = replace(Terms.of(config, "trainer", frozenset({"validator"})), steps=chosen.steps or config.steps)
     if nodes > terms.max_nodes:
         terms = replace(terms, max_nodes=nodes)
     machines = _machines(config, assumed, chosen, model, nodes)

@@ -33,11 +33,12 @@ class Link:
         self._alarm = 0
 
     def send(self, size: float, weight: float, most: float, call: Callable[[], None]) -> None:
-        self._pass_time()
+        self.pass_time()
         self._transfers.append(Transfer(size, weight, most, call))
         self._share()
 
-    def _pass_time(self) -> None:
+    def pass_time(self) -> None:
+        """Counts what was sent up to now."""
         passed, self._since = self.events.now - self._since, self.events.now
         if passed and self._transfers:
             flow = 0.0
@@ -62,7 +63,7 @@ class Link:
     def _look(self, alarm: int) -> None:
         if alarm != self._alarm:
             return
-        self._pass_time()
+        self.pass_time()
         done = [transfer for transfer in self._transfers if transfer.left <= DONE]
         self._transfers = [transfer for transfer in self._transfers if transfer.left > DONE]
         self._share()

@@ -1,8 +1,8 @@
-"""INTELLECT-2's own figures (arXiv:2505.07291) as inputs, and the four times that they should lead to.
+"""INTELLECT-2's own figures (arXiv:2505.07291) as inputs, and the five times that they should lead to.
 
 Given by the paper: versions of 62 GB over links of 590 Mb/s, 256 prompts x 16 answers per step, async level 2, and 4.5
 times as much compute for inference as for training. What it does not give is set once, here, and marked: `FITTED` was
-chosen so that the four times come out, `ASSUMED` is what `shoal plan` assumes of any run of that size.
+chosen so that the five times come out, `ASSUMED` is what `shoal plan` assumes of any run of that size.
 """
 
 from shoal.config import AuditConfig

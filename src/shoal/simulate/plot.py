@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = (BLUE, ORANGE, SKY, "#009E73", "#CC79A7")
+MINUTES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 
 
 def plot_simulation(simulation: Simulation, out_png: Path) -> None:
@@ -53,25 +54,30 @@ def plot_simulation(simulation: Simulation, out_png: Path) -> None:
         _save(figure, out_png)
 
 
-def plot_sweep(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, Report]]]], out_png: Path, value: str = "step_s"
-) -> None:
+def plot_sweep(panels: Mapping[str, Mapping[str, Sequence[tuple[float, Report]]]], out_png: Path) -> None:
     """A panel per sweep, with a curve per kind of run: minutes per step against what was varied."""
     require("plot", "the picture of a sweep")
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.6), dpi=120, layout="constrained")
-        for axes, (title, curves) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        # One scale for all: what a sweep does not change looks flat.
+        columns = figure.subplots(1, len(panels), sharey=True)
+        for axes, (title, curves) in zip(columns, panels.items(), strict=True):
             axes.set_title(title)
             for (label, points), color in zip(curves.items(), COLORS, strict=False):
                 x = [at for at, _ in points]
-                axes.plot(x, [getattr(report, value) / 60 for _, report in points], "o-", label=label, color=color)
+                axes.plot(x, [report.step_s / 60 for _, report in points], "o-", label=label, color=color)
             axes.set_xscale("log")
             axes.set_yscale("log")
-            axes.set_ylabel("minutes per step")
             axes.legend(loc="best")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter("{x:,g}")
+                axis.set_minor_formatter(NullFormatter())
+        columns[0].set_yticks(MINUTES)
+        columns[0].set_ylabel("minutes per step")
         _save(figure, out_png)
 
 

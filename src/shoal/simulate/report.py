@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from math import inf, isfinite, nan
-from statistics import median
+from math import inf, isfinite
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.table import Table
 
-from shoal.coordinator.latencies import percentile
 from shoal.limits import show_size
 from shoal.simulate.inputs import Inputs
+from shoal.simulate.log import Log, Totals, VersionTimes
 from shoal.simulate.simulation import Simulation
 from shoal.telemetry.status import seconds
 
@@ -23,35 +23,43 @@ SETTLED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Medians over the second half of the steps; NaN for what did not happen in them."""
+    """Figures of the second half of the steps that were trained, from the end of the step before them to the end of the
+    last one. What is counted per step is a mean, so that training and waiting add up to a step. Times of verdicts are
+    medians, and so are those of versions, over the second half of the versions whose steps are over. A version that
+    never reached half or all of the machines counts as infinitely late."""
 
     name: str
     nodes: int
     steps: int
-    """That were trained."""
+    """That were trained, in the whole run."""
     step_s: float
     training_s: float
     waiting_s: float
     """For which the trainer had nothing to do, per step."""
     broadcast_half_s: float
     broadcast_s: float
-    """From the end of a step until all machines have its version."""
+    """From the moment at which a version is out until all machines have it. Machines that find a newer version when
+    they look for one skip those between."""
     first_file_s: float
     """From there to the first file that was made with it; below 0 if a machine was done before another had it."""
     full_batch_s: float
     """From there until files made with it held a step's groups."""
     verdict_s: float
+    """From a file's arrival."""
     staleness: float
+    """Steps between version and training, mean over the groups that were trained on."""
     trainer_busy: float
     workers_busy: float
     validators_busy: float
     relays_busy: float
     coordinator_busy: float
-    """Of its link, by uploads in and twice out."""
+    """Of its link's outgoing direction, the busier one: a file comes in once and goes out to a validator and to the
+    trainer."""
     requests_busy: float
     """Requests to the coordinator over what it answers, heartbeats included."""
     tokens_lost: float
-    """Share of generated tokens that nobody trains on: their step was over, or their machine was gone."""
+    """Share of generated tokens whose file came too late for its step, or whose machine was gone before it was sent.
+    Groups without signal, which the online filter takes out, are not among them."""
     leases_expired: float
     """Share of leases."""
     files_waiting: float
@@ -59,68 +67,83 @@ class Report:
     step_bytes: float
     """That all relays send per step."""
     simulated_s: float
+    """Of the whole run, as what follows."""
     wall_s: float
     events: int
     limit: str
     """What limits the run, in a sentence."""
 
     def to_json(self) -> str:
-        return json.dumps({name: None if value != value else value for name, value in asdict(self).items()})
+        values = asdict(self).items()
+        return json.dumps({name: None if value == inf else value for name, value in values}, allow_nan=False)
 
 
 def report_of(simulation: Simulation, wall_s: float) -> Report:
-    inputs, log, now = simulation.inputs, simulation.log, simulation.events.now
-    done = sorted(step for step, times in log.steps.items() if isfinite(times.ended))
-    late = done[int(len(done) * SETTLED) :]
-    steps = [log.steps[step] for step in late]
-    ends = [log.steps[step].ended for step in done]
-    versions = [log.versions[step] for step in late if step in log.versions]
-    span = (ends[-1] - ends[len(done) - len(late) - 1] if len(done) > len(late) else now) if ends else now
-    services, terms = inputs.services, inputs.terms
-    heartbeats = (inputs.machines.count / terms.heartbeat_s) * now
-    busy = {
-        "trainer": simulation.trainer.busy_s / now,
-        "workers": simulation.worked_s() / (now * inputs.machines.count),
-        "validators": simulation.validators.busy_s / (now * services.validators),
-        "relays": sum(link.busy_s for link in simulation.origin.links) / (now * services.relays),
-        "coordinator": 2 * log.uploaded / services.coordinator_rate / now,
-        "requests": (simulation.book.requests + heartbeats) / now / services.coordinator_requests,
-    }
-    lost = log.tokens_lost + simulation.validators.dropped_tokens + simulation.trainer.unused_tokens
-    half = _median(v.half - v.published for v in versions)
-    training = _median(s.ended - s.began for s in steps)
-    step_s = span / max(1, len(late))
+    inputs, log = simulation.inputs, simulation.log
+    done = len(log.totals)
+    first = int(done * SETTLED)
+    begin = log.totals[first - 1] if first else Totals()
+    end = log.totals[-1] if done else simulation.totals()
+    window = end.since(begin)
+    steps = [log.steps[step] for step in range(first, done)]
+    versions = _settled_versions(log, done, inputs.terms.async_level)
+    busy = _busy(inputs, window)
+    groups = sum(step.groups for step in steps)
+    step_s = window.at / len(steps) if steps else inf
+    training_s = window.trained_s / len(steps) if steps else inf
+    half_s = _median(_time(version.published, version.half) for version in versions)
     return Report(
         name=inputs.name,
         nodes=inputs.machines.count,
-        steps=len(done),
+        steps=done,
         step_s=step_s,
-        training_s=training,
-        waiting_s=max(0.0, step_s - training),
-        broadcast_half_s=half,
-        broadcast_s=_median(v.everywhere - v.published for v in versions),
-        first_file_s=_median(v.first_file - v.everywhere for v in versions),
-        full_batch_s=_median(v.full_batch - v.everywhere for v in versions),
-        verdict_s=percentile(simulation.validators.waited_s, 0.5) or nan,
-        staleness=_median(s.staleness / s.groups for s in steps if s.groups),
+        training_s=training_s,
+        waiting_s=max(0.0, step_s - training_s) if steps else inf,
+        broadcast_half_s=half_s,
+        broadcast_s=_median(_time(version.published, version.everywhere) for version in versions),
+        first_file_s=_median(_time(version.everywhere, version.first_file) for version in versions),
+        full_batch_s=_median(_time(version.everywhere, version.full_batch) for version in versions),
+        verdict_s=_median(simulation.validators.waited_s[begin.verdicts : end.verdicts]),
+        staleness=sum(step.staleness for step in steps) / groups if groups else inf,
         trainer_busy=busy["trainer"],
         workers_busy=busy["workers"],
         validators_busy=busy["validators"],
         relays_busy=busy["relays"],
         coordinator_busy=busy["coordinator"],
         requests_busy=busy["requests"],
-        tokens_lost=lost / max(1.0, log.tokens),
-        leases_expired=simulation.book.expired / max(1, simulation.book.granted),
-        files_waiting=_median(log.waiting_files[len(log.waiting_files) // 2 :]),
-        step_bytes=sum(link.sent for link in simulation.origin.links) / max(1, len(done)),
-        simulated_s=now,
+        tokens_lost=window.tokens_lost / max(1.0, window.tokens),
+        leases_expired=window.expired / max(1, window.granted),
+        files_waiting=fmean(log.waiting_files[first:done]) if steps else inf,
+        step_bytes=window.relayed / max(1, len(steps)),
+        simulated_s=simulation.events.now,
         wall_s=wall_s,
         events=simulation.events.count,
-        limit=_limit(inputs, busy, half, training, step_s, len(done)),
+        limit=_limit(inputs, busy, half_s, step_s, done),
     )
 
 
-def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, training_s: float, step_s: float, done: int) -> str:
+def _settled_versions(log: Log, done: int, async_level: int) -> list[VersionTimes]:
+    """The second half of the versions that no step may be trained with any more. What later ones have not reached, they
+    may have missed only because the run ended."""
+    over = max(1, done - async_level)
+    return [log.versions[version] for version in range(int(over * SETTLED), over)]
+
+
+def _busy(inputs: Inputs, window: Totals) -> dict[str, float]:
+    """Shares of a window for which each part was at work."""
+    machines, services = inputs.machines.count, inputs.services
+    heartbeats = machines / inputs.terms.heartbeat_s * window.at
+    return {
+        "trainer": window.trained_s / window.at,
+        "workers": window.worked_s / (window.at * machines),
+        "validators": window.judged_s / (window.at * services.validators),
+        "relays": window.relayed_s / (window.at * services.relays),
+        "coordinator": 2 * window.uploaded / services.coordinator_rate / window.at,
+        "requests": (window.requests + heartbeats) / window.at / services.coordinator_requests,
+    }
+
+
+def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, step_s: float, done: int) -> str:
     """The part that is busiest, where one is; otherwise what the time between two steps is spent on."""
     if done < inputs.terms.steps:
         return f"the run stops after {done} of {inputs.terms.steps} steps: too few groups come in time"
@@ -128,27 +151,32 @@ def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, training_s: fl
         return f"the coordinator is asked {busy['requests']:.1f} times what it answers: nodes would count as silent"
     if busy["coordinator"] > BUSY:
         return "uploads fill the coordinator's link"
-    if training_s > BUSY * step_s:
-        return "the trainer: it never waits"
+    if busy["trainer"] > BUSY:
+        return "the trainer: it hardly waits"
     if busy["relays"] > BUSY:
         return "the relays' links: versions reach the machines too late"
     if busy["validators"] > BUSY:
         return "the validators: files wait for verdicts"
     if busy["workers"] > BUSY:
         return "the workers: they generate all the time"
-    if not half_s <= step_s * inputs.terms.async_level:
+    if half_s > step_s * inputs.terms.async_level:
         return "the way of a version: half of the machines get it when steps take it no more, or never"
     return "latency: version, generation, verdict and training one after the other"
 
 
+def _time(begin: float, end: float) -> float:
+    """Seconds between; infinite if one of both never came."""
+    return end - begin if isfinite(begin) and isfinite(end) else inf
+
+
 def _median(values: Iterable[float]) -> float:
-    found = [value for value in values if isfinite(value)]
-    return median(found) if found else nan
+    found = list(values)
+    return median(found) if found else inf
 
 
 def print_report(report: Report, console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("per step, median of the second half")
+    table.add_column("second half of the steps")
     table.add_column("", justify="right")
     for name, text in _rows(report):
         table.add_row(name, text)
@@ -164,22 +192,22 @@ def print_report(report: Report, console: Console) -> None:
 
 def _rows(report: Report) -> Iterable[tuple[str, str]]:
     rows: list[tuple[str, float, Callable[[float], str]]] = [
-        ("step", report.step_s, seconds),
+        ("step, mean", report.step_s, seconds),
         ("  of it training", report.training_s, seconds),
-        ("broadcast, to half of the machines", report.broadcast_half_s, seconds),
-        ("broadcast, to all machines", report.broadcast_s, seconds),
-        ("first file after that", report.first_file_s, _signed),
-        ("full batch after that", report.full_batch_s, _signed),
-        ("verdict after a file's arrival", report.verdict_s, seconds),
-        ("staleness, in steps", report.staleness, lambda value: f"{value:.2f}"),
-        ("relays send", report.step_bytes, lambda value: show_size(int(value))),
+        ("broadcast, to half of the machines, median", report.broadcast_half_s, seconds),
+        ("broadcast, to all machines, median", report.broadcast_s, seconds),
+        ("first file after that, median", report.first_file_s, _signed),
+        ("full batch after that, median", report.full_batch_s, _signed),
+        ("verdict after a file's arrival, median", report.verdict_s, seconds),
+        ("staleness, in steps, mean", report.staleness, lambda value: f"{value:.2f}"),
+        ("relays send per step, mean", report.step_bytes, lambda value: show_size(int(value))),
     ]
     for name in ("trainer", "workers", "validators", "relays", "coordinator", "requests"):
         label = {"coordinator": "coordinator's link", "requests": "coordinator's requests"}.get(name, name)
         rows.append((f"busy: {label}", getattr(report, f"{name}_busy"), lambda value: f"{value:.1%}"))
-    rows.append(("tokens for nothing", report.tokens_lost, lambda value: f"{value:.1%}"))
+    rows.append(("tokens too late or lost", report.tokens_lost, lambda value: f"{value:.1%}"))
     rows.append(("leases that expired", report.leases_expired, lambda value: f"{value:.1%}"))
-    return [(name, "never" if value != value or value == inf else show(value)) for name, value, show in rows]
+    return [(name, "never" if value == inf else show(value)) for name, value, show in rows]
 
 
 def _signed(value: float) -> str:

@@ -34,7 +34,9 @@ class Validators:
         self._numbers = count()
         self._free = list(range(inputs.services.validators))
         self._loaded = [-1] * inputs.services.validators
-        self.busy_s = 0.0
+        self._judged_s = 0.0
+        self._began: dict[int, float] = {}
+        """When each validator that is at work began with its file."""
         self.dropped_tokens = 0.0
         """Of files that came too late to be judged."""
         self.waited_s: list[float] = []
@@ -43,6 +45,10 @@ class Validators:
     @property
     def waiting(self) -> int:
         return len(self._proven) + len(self._newcomers)
+
+    def busy_s(self) -> float:
+        """Seconds of all of them at work up to now."""
+        return self._judged_s + sum(self._events.now - began for began in self._began.values())
 
     def add(self, file: File) -> None:
         self._events.after(self._inputs.services.verdict_s, self._enqueue, file)
@@ -63,8 +69,8 @@ class Validators:
                 self.dropped_tokens += file.tokens
                 continue
             self._free.pop()
-            work = self._work(who, file)
-            self._processor.run(work, partial(self._judged, who, file, is_newcomer, self._events.now))
+            self._began[who] = self._events.now
+            self._processor.run(self._work(who, file), partial(self._judged, who, file, is_newcomer))
 
     def _work(self, who: int, file: File) -> float:
         """Seconds that a file takes: those of its answers that are computed again, and of loading their version."""
@@ -76,14 +82,15 @@ class Validators:
         self._loaded[who] = lease.version
         return load_s + services.judge_s + share * file.tokens * services.judge_token_s
 
-    def _judged(self, who: int, file: File, is_newcomer: bool, began: float) -> None:
+    def _judged(self, who: int, file: File, is_newcomer: bool) -> None:
         now = self._events.now
+        took = now - self._began.pop(who)
         if not is_newcomer:
-            self._for_newcomers[who].proven_took(now - began)
+            self._for_newcomers[who].proven_took(took)
         elif self._proven:
-            self._for_newcomers[who].newcomer_took(now - began)
+            self._for_newcomers[who].newcomer_took(took)
         self._free.append(who)
-        self.busy_s += now - began
+        self._judged_s += took
         self.waited_s.append(now - file.received)
         self._book.accept(file)
         self._accepted(file)
@@ -100,10 +107,11 @@ class Trainer:
         book: Book,
         processor: Processor,
         began: Callable[[int], None],
+        ended: Callable[[int], None],
         trained: Callable[[int], None],
     ) -> None:
         self._inputs, self._events, self._book, self._processor = inputs, events, book, processor
-        self._began, self._trained = began, trained
+        self._began, self._ended, self._trained = began, ended, trained
         self.step = 0
         self.busy_s = 0.0
         self.unused_tokens = 0.0
@@ -112,13 +120,15 @@ class Trainer:
         self._published = 0.0
         self._tokens: dict[int, float] = {}
 
-    def accepted(self, file: File) -> None:
+    def accepted(self, file: File) -> bool:
+        """Whether a file came before its step began to train, so that the step is trained on it."""
         lease = file.lease
         if lease.step < self.step + self._is_training:
             self.unused_tokens += file.tokens
-            return
+            return False
         share = file.signal / lease.groups if self._inputs.terms.online_filter else 1.0
         self._tokens[lease.step] = self._tokens.get(lease.step, 0.0) + share * file.tokens
+        return True
 
     def look(self) -> None:
         """Begins to train if the step has what it needs."""
@@ -140,6 +150,7 @@ class Trainer:
     def _done(self, began: float) -> None:
         self.busy_s += self._events.now - began
         self._is_training = False
+        self._ended(self.step)
         self.step += 1
         # The version before is out first.
         self._published = max(self._events.now, self._published) + self._inputs.training.publish_s

@@ -22,9 +22,6 @@ class Seekers:
         self._count = 0
         self._is_awake = False
 
-    def __len__(self) -> int:
-        return self._count
-
     def add(self, worker: Worker) -> None:
         if worker.place < 0:
             line = self._waiting[worker.group.index]

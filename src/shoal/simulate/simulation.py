@@ -13,7 +13,7 @@ from shoal.simulate.broadcast import CLASSES, Group, Origin
 from shoal.simulate.engine import Flight
 from shoal.simulate.events import Events
 from shoal.simulate.inputs import Inputs
-from shoal.simulate.log import Log, StepTimes, VersionTimes
+from shoal.simulate.log import Log, StepTimes, Totals, VersionTimes
 from shoal.simulate.processor import Processor
 from shoal.simulate.roles import Trainer, Validators
 from shoal.simulate.seekers import Seekers
@@ -40,10 +40,9 @@ class Simulation:
         self.seekers = Seekers(events, self.rng, min(inputs.machines.count, CLASSES), lambda: self.count)
         self.book = Book(inputs.terms, events, self._freed, self._look_soon)
         self.validators = Validators(inputs, events, self.book, self.processor, self._accepted)
-        self.trainer = Trainer(inputs, events, self.book, self.processor, self._begun, self._trained)
+        self.trainer = Trainer(inputs, events, self.book, self.processor, self._begun, self._ended, self._trained)
         self.origin = Origin(events, inputs.services, inputs.training)
         self.log.versions[0] = VersionTimes(0.0)
-        self.log.steps[0] = StepTimes(0.0)
         self.count = 0
         self._uploads_free = 0.0
         self._numbers = 0
@@ -52,7 +51,6 @@ class Simulation:
         self._is_counting = False
         self._refused: dict[int, Worker] = {}
         self._worked_s = 0.0
-        self.is_complete = False
         self._make_classes()
 
     # ---- machines
@@ -138,16 +136,15 @@ class Simulation:
                 is_in = True
                 group.weight = 0
                 self._cohorts -= 1
-                self._admit(rates, group.version)
+                self._admit(rates)
 
         group.look()
 
-    def _admit(self, rates: list[float], version: int | None) -> None:
-        """Newcomers that have their first version join the machines that are as fast."""
+    def _admit(self, rates: list[float]) -> None:
+        """Newcomers that have their first version join the machines that are as fast; where those have none yet, they
+        wait for it with them."""
         for rate in rates:
             group = self.classes[bisect_left(self._bounds, rate)]
-            if group.version is None:
-                group.version = version
             group.weight += 1
             self.log.joined += 1
             self._join(group).turn()
@@ -157,7 +154,7 @@ class Simulation:
 
     def _here(self, group: Group, version: int) -> None:
         """A class has a version: those at work look whether their leases are over, the others ask for one."""
-        self.log.arrived(version, group.weight, self.count, self.events.now)
+        self.log.arrived(version, group.index, [one.weight for one in self.classes], self.events.now)
         self.events.after(self.inputs.machines.load_s, self._look_again, group)
 
     def _look_again(self, group: Group) -> None:
@@ -194,7 +191,6 @@ class Simulation:
     def handed_in(self, file: File | None, flight: Flight) -> None:
         self.log.tokens += flight.tokens
         if file is None:
-            self.log.late_files += 1
             self.log.tokens_lost += flight.tokens
             self.seekers.wake()
             return
@@ -202,7 +198,6 @@ class Simulation:
         self.validators.add(file)
 
     def let_go(self, flight: Flight) -> None:
-        self.log.let_go += 1
         done = 1 - flight.unfinished / len(flight.lengths)
         self.log.tokens += flight.tokens * done
         self.log.tokens_lost += flight.tokens * done
@@ -210,21 +205,24 @@ class Simulation:
     def _accepted(self, file: File) -> None:
         lease, terms = file.lease, self.inputs.terms
         filling = file.signal if terms.online_filter else lease.groups
-        self.log.accepted(lease.version, lease.step, filling, terms.groups_per_step, self.events.now)
+        self.log.accepted(lease.version, filling, terms.groups_per_step, self.events.now)
+        if self.trainer.accepted(file):
+            self.log.collected(lease.version, lease.step, filling)
         self._look_soon(lease.node)
-        self.trainer.accepted(file)
         self.trainer.look()
         self.seekers.wake()
 
     def _begun(self, step: int) -> None:
-        self.log.steps.setdefault(step, StepTimes(self.events.now)).began = self.events.now
+        self.log.steps.setdefault(step, StepTimes()).began = self.events.now
         self.log.waiting_files.append(self.validators.waiting)
+
+    def _ended(self, step: int) -> None:
+        self.log.steps[step].ended = self.events.now
+        self.log.totals.append(self.totals())
 
     def _trained(self, version: int) -> None:
         """A step is over, and its version is out."""
         now = self.events.now
-        self.log.steps[version - 1].ended = now - self.inputs.training.publish_s
-        self.log.steps.setdefault(version, StepTimes(now)).waited_from = now
         self._progress(version, now)
         self.log.versions[version] = VersionTimes(now)
         self.book.announce(version)
@@ -245,12 +243,29 @@ class Simulation:
                 group.look()
             self._plan_leaving()
             last = self.inputs.terms.steps
-            self.is_complete = self.events.run(lambda: self.book.newest >= last, LONGEST_S)
+            self.events.run(lambda: self.book.newest >= last, LONGEST_S)
         return time.perf_counter() - began
 
-    def worked_s(self) -> float:
-        """Seconds for which engines had something to generate, of all machines together."""
-        return self._worked_s + sum(worker.busy_s() for members in self.members for worker in members)
+    def totals(self) -> Totals:
+        """What was done from the beginning to now."""
+        log, book, validators, trainer, links = self.log, self.book, self.validators, self.trainer, self.origin.links
+        for link in links:
+            link.pass_time()
+        return Totals(
+            at=self.events.now,
+            trained_s=trainer.busy_s,
+            worked_s=self._worked_s + sum(worker.busy_s() for members in self.members for worker in members),
+            judged_s=validators.busy_s(),
+            relayed_s=sum(link.busy_s for link in links),
+            relayed=sum(link.sent for link in links),
+            uploaded=log.uploaded,
+            requests=book.requests,
+            granted=book.granted,
+            expired=book.expired,
+            verdicts=len(validators.waited_s),
+            tokens=log.tokens,
+            tokens_lost=log.tokens_lost + validators.dropped_tokens + trainer.unused_tokens,
+        )
 
 
 @contextmanager

@@ -133,10 +133,7 @@ class Worker:
         version = self.wants(newest)
         if version is not None and not self._is_asking:
             self._is_asking = True
-            self.around.events.after(self.around.inputs.machines.request_s, self._answered, version)
-
-    def _answered(self, version: int) -> None:
-        self.ask(version)
+            self.around.events.after(self.around.inputs.machines.request_s, self.ask, version)
 
     def wants(self, newest: Version) -> int | None:
         """The version to ask for a lease with now; None for no lease."""
@@ -239,6 +236,7 @@ class Worker:
 
     def _handed_in(self, flight: Flight, began: float) -> None:
         if self.is_gone:
+            self.around.handed_in(None, flight)
             return
         self._sending.remove(flight)
         rng, signal = self.around.rng, self.around.inputs.signal

@@ -2,6 +2,7 @@
 
 from shoal.errors import ConfigError
 from shoal.studies.async_levels import AsyncStudy
+from shoal.studies.boundary import BoundaryStudy
 from shoal.studies.cheaters import CheatersStudy
 from shoal.studies.clip import ClipStudy
 from shoal.studies.filters import FiltersStudy
@@ -9,11 +10,14 @@ from shoal.studies.in_flight import StalenessStudy
 from shoal.studies.length import LengthStudy
 from shoal.studies.stability import StabilityStudy
 from shoal.studies.study import Study
+from shoal.studies.wall_time import SpeedStudy
 
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         AsyncStudy(),
+        BoundaryStudy(),
+        SpeedStudy(),
         ClipStudy(),
         StabilityStudy(),
         FiltersStudy(),

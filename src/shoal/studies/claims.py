@@ -29,6 +29,8 @@ class Claim:
     @property
     def outcome(self) -> Outcome:
         found = self.interval
+        if found.low == found.high and found.mean in (self.lower, self.upper):
+            return "undecided"  # runs that are all equal show neither more nor less
         if self.lower <= found.low and found.high <= self.upper:
             return "held"
         if found.high < self.lower or found.low > self.upper:
@@ -69,11 +71,15 @@ class Claim:
 
 
 def overall(claims: Sequence[Claim]) -> Outcome:
-    """Of the paper's claims together: all must hold, and one that did not decides."""
-    outcomes = {claim.outcome for claim in claims if not claim.is_ours}
+    """Of the paper's claims together, or of ours where it makes none: all must hold, and one that did not decides."""
+    outcomes = {claim.outcome for claim in claims if not claim.is_ours or all_ours(claims)}
     if "did not hold" in outcomes:
         return "did not hold"
     return "held" if outcomes == {"held"} else "undecided"
+
+
+def all_ours(claims: Sequence[Claim]) -> bool:
+    return all(claim.is_ours for claim in claims)
 
 
 def _bound(value: float) -> float | None:

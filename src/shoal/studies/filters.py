@@ -20,6 +20,7 @@ from shoal.files import locked
 from shoal.studies.claims import Claim
 from shoal.studies.configs import changed, laptop_config
 from shoal.studies.drawing import COLORS, titled
+from shoal.studies.gains import bases, finals
 from shoal.studies.intervals import mean_of, paired, shared_confidence
 from shoal.studies.one_run import config_of, train_here
 from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
@@ -53,7 +54,7 @@ class FiltersStudy:
     summary = "Filters: held-out reward with the offline and the online filter, against none"
     paper = "unfiltered, a 7B model hardly learned; filtered to pass rates of 12.5 % .. 50 %, it went from 0.34 to 0.42"
     loop = "in process, every rollout exactly one version old"
-    full = Size(steps=60, seeds=5, groups=16, heldout=512, every=10)
+    full = Size(steps=40, seeds=6, groups=16, heldout=512, every=10)
     quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=1, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
@@ -76,8 +77,9 @@ class FiltersStudy:
         sampling = config.sampling
         drawing = Drawing(SAMPLES, sampling.temperature, sampling.max_new_tokens, sampling.max_prompt_tokens)
         with locked(job.shared / "filter.lock", "study filters: the filter takes too long elsewhere", FILTER_S):
-            job.said(f"filtering {tasks} tasks")
-            filter_source(header, drawing, tasks, kept, Console(file=io.StringIO()))
+            if not kept.exists():
+                job.said(f"filtering {tasks} tasks")
+                filter_source(header, drawing, tasks, kept, Console(file=io.StringIO()))
         return kept
 
     def conclude(self, found: Found) -> Conclusion:
@@ -87,17 +89,17 @@ class FiltersStudy:
             at = {side: [at_equal(found, seed, side, unit) for seed in _seeds(found)] for side in SIDES}
             claims += [
                 Claim(
-                    f"The {side} filter learns more than none at equal {what}",
+                    f"The {side} filter learns more than none at equal {what} of training",
                     f"held-out pass@1 with the filter minus without, at equal {what}",
                     paired(at[PLAIN], at[side], confidence),
                     lower=0.0,
                 )
                 for side in (OFFLINE, ONLINE)
             ]
-        base = mean_of([run["measured"][0]["pass_at_1"] for run in found[PLAIN]])
+        base = mean_of(bases(found[PLAIN]))
         figures: dict[str, float | str] = {"pass@1, base": str(base)}
         for side in SIDES:
-            figures[f"pass@1 after the last step, {side}"] = str(mean_of([run["final"] for run in found[side]]))
+            figures[f"pass@1 after the last step, {side}"] = str(mean_of(finals(found[side])))
             figures[f"samples, {side}"] = mean_of([run["measured"][-1]["samples"] for run in found[side]]).mean
         figures["samples of the offline filter, once"] = float(FILTERED * SAMPLES)
         return Conclusion(claims, figures)

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.errors import ConfigError
 from shoal.files import parse_json, read_regular, write_whole
 from shoal.studies.catalogue import STUDIES, find_study
-from shoal.studies.study import Size, Study
+from shoal.studies.study import Study
 
 BLOCK = re.compile(r"(<!-- study:([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_RUN = "Not run yet."
@@ -42,37 +42,41 @@ def filled(text: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     def block(match: re.Match[str]) -> str:
         study = find_study(match[2])
         result = found.get(study.name)
-        body = described(study) + (NOT_RUN if result is None else table(result))
+        body = described(study, result) + (NOT_RUN if result is None else table(result))
         return f"{match[1]}{body}\n{match[3]}"
 
     return BLOCK.sub(block, text)
 
 
-def described(study: Study) -> str:
-    """What follows from the study's code: its command, size and claim."""
-    size: Size = study.full
-    runs = len(study.settings()) * size.seeds
+def described(study: Study, result: Mapping[str, Any] | None) -> str:
+    """Its claim, its command and its size: those of the result, or of the code where there is none."""
+    command, loop = f"shoal study {study.name}", study.loop
+    seeds, steps = study.full.seeds, study.full.steps
+    if result is not None:
+        command, loop, seeds, steps = (result[key] for key in ("command", "loop", "seeds", "steps"))
+    runs = len(study.settings()) * seeds
     return (
         f"Paper: {study.paper}.\n\n"
-        f"`shoal study {study.name}`: {len(study.settings())} settings x {size.seeds} seeds = {runs} runs of "
-        f"{size.steps} steps; {study.loop}.\n\n"
+        f"`{command}`: {len(study.settings())} settings x {seeds} seeds = {runs} runs of {steps} steps; {loop}.\n\n"
     )
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Verdict, claims and figures of a result."""
     hours = result["seconds"] / 3600
+    whose = "The paper's" if any(claim["of"] == "paper" for claim in result["claims"]) else "Shoal's"
     rows = [
-        f"| {claim['claim']} | {claim['outcome']} | {_interval(claim)} | {claim['seeds']} | {_range(claim)} |"
+        f"| {claim['claim']} | {claim['outcome']} | {_interval(claim)} | {100 * claim['confidence']:.3g} % | "
+        f"{claim['seeds']} | {_range(claim)} | {claim['measure']} |"
         for claim in result["claims"]
     ]
     figures = [f"| {name} | {_figure(value)} |" for name, value in result["figures"].items()]
     return "\n".join(
         [
-            f"**The paper's claim: {result['verdict']}** ({result['seeds']} seeds, {hours:.2f} h of one core).",
+            f"**{whose} claim: {result['verdict']}** ({result['seeds']} seeds, runs of {hours:.2f} h together).",
             "",
-            "| claim | outcome | mean [interval] | n | range |",
-            "|---|---|---|---|---|",
+            "| claim | outcome | mean [interval] | confidence | n | range | of what |",
+            "|---|---|---|---|---|---|---|",
             *rows,
             "",
             "| figure | value |",

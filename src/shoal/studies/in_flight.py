@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.studies.claims import Claim
 from shoal.studies.configs import checkout_config
 from shoal.studies.drawing import COLORS, band, bars, titled
+from shoal.studies.gains import finals
 from shoal.studies.intervals import mean_of, paired
 from shoal.studies.one_run import config_of, train_in_swarm
 from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
@@ -28,7 +29,7 @@ class StalenessStudy:
     summary = "Staleness per token: answers that go on with a new version, against answers that keep theirs"
     paper = "(not in the paper) in-flight weight updates make rollouts fresher without costing reward"
     loop = "processes of a swarm, with proofs and validator"
-    full = Size(steps=100, seeds=3, groups=16, heldout=256, every=100)
+    full = Size(steps=60, seeds=3, groups=16, heldout=512, every=60)
     quick = Size(steps=2, seeds=1, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
@@ -44,23 +45,25 @@ class StalenessStudy:
     def conclude(self, found: Found) -> Conclusion:
         sides = (WHOLE, SWAPPED)
         lags = {name: [run["staleness_mean"] for run in found[name]] for name in sides}
-        finals = {name: [run["final"] for run in found[name]] for name in sides}
+        reached = {name: finals(found[name]) for name in sides}
         claims = [
             Claim(
                 "In-flight swaps make tokens younger",
                 "mean staleness per token with swaps minus without",
                 paired(lags[WHOLE], lags[SWAPPED]),
                 upper=0.0,
+                is_ours=True,
             ),
             Claim(
                 "In-flight swaps cost no reward",
                 "held-out pass@1 with swaps minus without",
-                paired(finals[WHOLE], finals[SWAPPED]),
+                paired(reached[WHOLE], reached[SWAPPED]),
                 lower=-MARGIN,
+                is_ours=True,
             ),
         ]
         figures = {f"staleness, {name}": str(mean_of(values)) for name, values in lags.items()}
-        figures |= {f"pass@1, {name}": str(mean_of(values)) for name, values in finals.items()}
+        figures |= {f"pass@1, {name}": str(mean_of(values)) for name, values in reached.items()}
         return Conclusion(claims, figures)
 
     def draw(self, found: Found, figure: "Figure") -> None:

@@ -22,6 +22,10 @@ class Interval:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
+UNKNOWN = Interval(0.0, -math.inf, math.inf, 0)
+"""Of something that no run has shown."""
+
+
 def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """The mean of one value per seed. A single seed says nothing about the spread: its interval is unbounded."""
     count = len(values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.studies.claims import Claim
 from shoal.studies.configs import checkout_config
 from shoal.studies.drawing import COLORS, band, titled
+from shoal.studies.gains import bases, finals
 from shoal.studies.intervals import mean_of, paired
 from shoal.studies.one_run import config_of, train_here
 from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
@@ -28,7 +29,7 @@ class LengthStudy:
     summary = "Length budgets: how well answers follow their targets, and the task reward with and without budgets"
     paper = "the policy learns to respect thinking budgets, and task reward rises as it does without them"
     loop = "in process, every rollout exactly two versions old"
-    full = Size(steps=200, seeds=3, groups=16, heldout=1024, every=100)
+    full = Size(steps=120, seeds=3, groups=8, heldout=256, every=120)
     quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
@@ -40,7 +41,7 @@ class LengthStudy:
 
     def conclude(self, found: Found) -> Conclusion:
         ranks = [run["measured"][-1]["length_rank"] for run in found[WITH]]
-        finals = {name: [run["final"] for run in found[name]] for name in (WITH, WITHOUT)}
+        reached = {name: finals(found[name]) for name in (WITH, WITHOUT)}
         claims = [
             Claim(
                 "Answers follow their targets",
@@ -51,14 +52,15 @@ class LengthStudy:
             Claim(
                 "Budgets cost no task reward",
                 "held-out pass@1 with budgets minus without",
-                paired(finals[WITHOUT], finals[WITH]),
+                paired(reached[WITHOUT], reached[WITH]),
                 lower=KEPT,
             ),
         ]
         last = [run["measured"][-1]["lengths"] for run in found[WITH]]
         figures = {f"tokens at target {at}": str(mean_of([one[at] for one in last if at in one])) for at in last[0]}
-        figures |= {f"pass@1, {name}": str(mean_of(values)) for name, values in finals.items()}
-        figures["pass@1, base"] = str(mean_of([run["measured"][0]["pass_at_1"] for run in found[WITH]]))
+        figures |= {f"pass@1, {name}": str(mean_of(values)) for name, values in reached.items()}
+        figures["pass@1, base"] = str(mean_of(bases(found[WITH])))
+        figures["rank correlation, base"] = str(mean_of([run["measured"][0]["length_rank"] for run in found[WITH]]))
         return Conclusion(claims, figures)
 
     def draw(self, found: Found, figure: "Figure") -> None:

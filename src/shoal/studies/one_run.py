@@ -4,18 +4,21 @@ import io
 import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
 from shoal.config import RunConfig
+from shoal.errors import ShoalError
 from shoal.models.base import ensure_base_model
 from shoal.roles.supervisor import run_swarm
 from shoal.rundir import claimed, prepare_run
 from shoal.studies.configs import changed
 from shoal.studies.study import Job, Outcome
 from shoal.studies.training_loop import Loop
-from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
+from shoal.telemetry.metrics import Entry, read_metrics, read_steps
+from shoal.watch.contributions import read_contributions
 
 SMOKE = {"model.tiny.warm_steps": 10, "model.tiny.hidden": 32, "model.tiny.layers": 1}
 
@@ -30,7 +33,7 @@ def config_of(job: Job, config: RunConfig, common: Mapping[str, Any]) -> RunConf
     level = job.setting.changes.get("async_level", max(job.setting.lag, 0 if not job.setting.swarm else 2))
     sizes = {
         "seed": job.seed,
-        "steps": job.size.steps,
+        "steps": job.size.steps * job.setting.times,
         "async_level": level,
         "keep.versions": max(config.keep.versions, level + 2),
         "train.groups_per_step": job.size.groups,
@@ -38,7 +41,7 @@ def config_of(job: Job, config: RunConfig, common: Mapping[str, Any]) -> RunConf
         "model.source": str(base),
         "swarm.pages": "off",
         "eval.tasks": job.size.heldout,
-        "eval.every": job.size.every,
+        "eval.every": job.size.every * job.setting.times,
     }
     if job.size.smoke:
         sizes["train.online_filter"] = False  # steps that teach nothing go by
@@ -48,7 +51,7 @@ def config_of(job: Job, config: RunConfig, common: Mapping[str, Any]) -> RunConf
 def train_here(job: Job, config: RunConfig, measured_on: RunConfig | None = None) -> Outcome:
     """Trains in this process; rollouts are as old as the setting says."""
     base = ensure_base_model(config, Console(file=io.StringIO()))
-    loop = Loop(config, base, job.setting.lag, job.said, job.size.heldout, job.size.every, measured_on)
+    loop = Loop(config, base, job.setting.lag, job.said, config.eval.tasks, config.eval.every, measured_on)
     return loop.run().to_json()
 
 
@@ -63,26 +66,44 @@ def train_in_swarm(job: Job, config: RunConfig) -> Outcome:
     found = read_swarm(
         read_steps(path / "metrics" / "trainer.jsonl", "step"),
         read_steps(path / "metrics" / "evaluator.jsonl", "eval", key="version"),
-        [entry for file in (path / "metrics").glob("validator*.jsonl") for entry in read_metrics(file)],
+        [
+            entry
+            for file in (path / "metrics").glob("worker-*.jsonl")
+            for entry in read_metrics(file)
+            if entry["event"] == "submission"
+        ],
+        config.steps,
     )
+    workers = [one for one in read_contributions(path) if one.role == "worker"]
+    found |= {
+        "cheaters_banned": sum(one.state == "banned" for one in workers if one.name.startswith("cheater-")),
+        "cheaters_accepted": sum(one.accepted for one in workers if one.name.startswith("cheater-")),
+        "honest_rejected": sum(one.rejected for one in workers if not one.name.startswith("cheater-")),
+    }
     shutil.rmtree(path, ignore_errors=True)
     return found
 
 
-def read_swarm(steps: list[Entry], evals: list[Entry], verdicts: list[Entry]) -> Outcome:
-    """What the metrics of trainer, evaluator and validator say of a run.
+def read_swarm(steps: list[Entry], evals: list[Entry], submissions: list[Entry], last: int) -> Outcome:
+    """What the metrics of trainer, evaluator and honest workers say of a run of so many versions.
 
-    The clock runs from the trainer's first wait for rollouts to the end of its last step: starting processes is not
-    training.
+    The clock runs from the moment at which a worker generates and the trainer waits to the end of the last step:
+    filling the pipeline counts, importing torch does not.
     """
+    reached = [entries[-1][key] if entries else None for entries, key in ((steps, "step"), (evals, "version"))]
+    if reached != [last - 1, last]:
+        raise ShoalError(
+            f"study: a run of {last} steps must reach step {last - 1} and measure version {last}, but its last step is "
+            f"{reached[0]} and its last measured version {reached[1]}"
+        )
+    first = min(one["time"] - one["tokens"] / one["tokens_per_s"] for one in submissions)
+    began = max(first, steps[0]["time"] - steps[0]["step_s"])
     return {
-        "wall_s": steps[-1]["time"] - steps[0]["time"] + steps[0]["step_s"],
+        "wall_s": steps[-1]["time"] - began,
         "curve": [{"step": one["step"], "reward": one["reward"]} for one in steps],
         "measured": [{"version": one["version"], "pass_at_1": one["pass_at_1"]} for one in evals],
         "final": evals[-1]["pass_at_1"],
-        "staleness_mean": sum(number(one, "staleness_mean") or 0.0 for one in steps) / len(steps),
-        "staleness_max": max(number(one, "staleness_max") or 0.0 for one in steps),
+        "staleness_mean": fmean(one["staleness_mean"] for one in steps),
+        "staleness_max": max(one["staleness_max"] for one in steps),
         "samples": sum(one["samples"] for one in steps),
-        "banned": sum(one["event"] == "banned" for one in verdicts),
-        "rejected": sum(one["event"] == "verdict" and one.get("accept") is False for one in verdicts),
     }

@@ -15,17 +15,21 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal.errors import ConfigError
-from shoal.files import make_directory, write_whole
+from shoal.extras import require
+from shoal.files import locked, make_directory, write_whole
 from shoal.studies.claims import overall
 from shoal.studies.store import StudyStore
-from shoal.studies.study import Job, Outcome, Setting, Size, Study
+from shoal.studies.study import Found, Job, Outcome, Setting, Size, Study
 
 PROBE_STEPS = (1, 4)
+PROBE_SEED = 0
+PROBE_WAIT_S = 3600.0
 SAY_S = 15.0
 
 
 def run_study(study: Study, out: Path, console: Console, *, quick: bool, seeds: int | None = None) -> Path:
     """Does what is left of a study and gives the file with its result."""
+    require("plot", f"the figure of study {study.name}")
     size = study.quick if quick else study.full
     if seeds is not None:
         size = replace(size, seeds=seeds)
@@ -45,16 +49,14 @@ def run_study(study: Study, out: Path, console: Console, *, quick: bool, seeds: 
 def _run(
     study: Study, store: StudyStore, setting: Setting, seed: int, size: Size, said: Callable[[str], None]
 ) -> Outcome:
-    """One run in an empty directory of its own, which is gone afterwards: half a run is never gone on with."""
+    """One run in an empty directory of its own, which a run that fails leaves behind to be looked at."""
     scratch = store.path / "scratch" / f"{setting.name}.{seed}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     make_directory(store.path / "shared")
     began = time.monotonic()
-    try:
-        outcome = study.run(Job(setting, seed, size, scratch, store.path / "shared", said))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    outcome = study.run(Job(setting, seed, size, scratch, store.path / "shared", said))
+    shutil.rmtree(scratch, ignore_errors=True)
     return {"setting": setting.name, "seed": seed, "seconds": time.monotonic() - began, **outcome}
 
 
@@ -89,7 +91,9 @@ def _say_budget(study: Study, store: StudyStore, size: Size, console: Console) -
     console.print(f"study {study.name}: {count}; loop: {study.loop}", soft_wrap=True, highlight=False)
     if budget(store, size) is None:
         console.print(f"measuring what a run takes, with runs of {PROBE_STEPS[0]} and {PROBE_STEPS[1]} steps")
-        store.keep_probe(measure(study, store, size))
+        with locked(store.path / "locks" / "probe", f"study {study.name}: another process measures it", PROBE_WAIT_S):
+            if store.probe() is None:
+                store.keep_probe(measure(study, store, size))
     costs = budget(store, size)
     assert costs is not None
     console.print(
@@ -102,12 +106,13 @@ def _say_budget(study: Study, store: StudyStore, size: Size, console: Console) -
 
 
 def measure(study: Study, store: StudyStore, size: Size) -> dict[str, float]:
-    """Seconds of a start and of a step, from two short runs of the first setting, the first of which also makes what is
-    cached, such as the base model."""
-    setting, took = store.settings[0], []
-    for steps in PROBE_STEPS:
-        short = replace(size, steps=steps, every=steps, heldout=max(1, size.heldout // 4))
-        took.append(_run(study, store, setting, 0, short, lambda _: None)["seconds"])
+    """Seconds of a start and of a step, from two short runs of the first setting, after one that makes what is cached,
+    such as the base model."""
+    took = []
+    for steps in (PROBE_STEPS[0], *PROBE_STEPS):
+        short = replace(size, steps=steps, every=steps)
+        took.append(_run(study, store, store.settings[0], PROBE_SEED, short, lambda _: None)["seconds"])
+    took = took[1:]
     step_s = max(0.0, (took[1] - took[0]) / (PROBE_STEPS[1] - PROBE_STEPS[0]))
     return {"start_s": max(0.0, took[1] - PROBE_STEPS[1] * step_s), "step_s": step_s}
 
@@ -127,7 +132,7 @@ def _conclude(study: Study, store: StudyStore, size: Size, console: Console, *, 
         "quick": quick,
         "seeds": seeds,
         "steps": size.steps,
-        "command": f"shoal study {study.name}" + (" --quick" if quick else ""),
+        "command": _command(study, size, quick=quick),
         "paper": study.paper,
         "loop": study.loop,
         "seconds": sum(one["seconds"] for runs in found.values() for one in runs),
@@ -137,19 +142,25 @@ def _conclude(study: Study, store: StudyStore, size: Size, console: Console, *, 
     }
     file = store.path / "result.json"
     write_whole(file, json.dumps(result, indent=1, allow_nan=False).encode())
-    _draw(study, store)
     note = " (a smoke test: its figures mean nothing)" if quick else ""
     console.print(f"study {study.name}: {result['verdict']}{note}", highlight=False)
     for claim in conclusion.claims:
         console.print(f"  {claim.sentence}", soft_wrap=True, highlight=False, markup=False)
+    _draw(study, found, store.path / "figure.png")
     console.print(f"result: {file}", soft_wrap=True, highlight=False)
     return file
 
 
-def _draw(study: Study, store: StudyStore) -> None:
+def _command(study: Study, size: Size, *, quick: bool) -> str:
+    usual = study.quick if quick else study.full
+    return f"shoal study {study.name}{' --quick' * quick}{f' --seeds {size.seeds}' * (size.seeds != usual.seeds)}"
+
+
+def _draw(study: Study, found: Found, file: Path) -> None:
     from shoal.studies.drawing import draw_study
 
-    draw_study(study, store.found(), store.path / "figure.png")
+    file.unlink(missing_ok=True)  # one of other results must not stand beside these
+    draw_study(study, found, file)
 
 
 class _Progress:

@@ -30,12 +30,12 @@ class StudyStore:
 
     @classmethod
     def open(cls, path: Path, study: Study, size: Size) -> "StudyStore":
-        """Makes the directory, or goes on with it if it holds the same study."""
+        """Makes the directory, or goes on with it if it holds the same study, with as many seeds or fewer."""
         settings = list(study.settings())
         header = {
             "study": study.name,
-            "size": asdict(size),
-            "settings": {one.name: [dict(one.changes), one.lag, one.swarm] for one in settings},
+            "size": {key: value for key, value in asdict(size).items() if key != "seeds"},
+            "settings": {one.name: [dict(one.changes), one.lag, one.times, one.swarm] for one in settings},
         }
         make_directory(path / "runs")
         file = path / "study.json"

@@ -25,6 +25,8 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)
     lag: int = 0
     """In-process loop: how many versions old each rollout is."""
+    times: int = 1
+    """How many times the study's steps: a policy that moves slowly gets more of them."""
     swarm: bool = False
     """Whether it runs as processes that meet over the network, as `shoal run` starts them, instead of in process."""
 

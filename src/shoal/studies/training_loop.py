@@ -5,15 +5,14 @@ Leases draw tasks and noise, `Maker` builds submissions, the engine generates, t
 rollout of step k is exactly `lag` versions old (fewer in the first steps), which is the worst that an async level of
 `lag` permits; in a swarm many are younger. Two runs of one job give the same numbers.
 
-Wall time is not measured here. `pipelined` says what it would be with trainer and workers on machines of their own,
-from the seconds that each step's parts took.
+Wall time is not measured here: seconds are those of the processor, which other work on the machine does not change.
+`pipelined` says what the wall time would be with trainer and workers on machines of their own.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from shoal.train.step import StepResult, train_step
 from shoal.train.watch import Watch
 
 FOREVER = 1e15
-SHOWN = ("entropy", "grad_norm", "clip_low", "clip_high", "kl", "ratio_max", "loss", "drift")
+SHOWN = ("entropy", "grad_norm", "clip_low", "clip_high", "kl", "ratio_max", "loss", "drift", "updates_skipped")
 
 
 @dataclass(slots=True)
@@ -51,6 +50,8 @@ class Trained:
     """Warning signs, each with the step that showed it first."""
     bad_steps: int = 0
     """Steps whose loss, gradient or weights were not finite."""
+    diverged: bool = False
+    """Whether it was ended before its last step because too many of them came one after the other."""
 
     @property
     def final(self) -> float:
@@ -63,6 +64,7 @@ class Trained:
             "measured": self.measured,
             "signs": self.signs,
             "bad_steps": self.bad_steps,
+            "diverged": self.diverged,
             "final": self.final,
         }
 
@@ -82,6 +84,7 @@ class Loop:
     found: Trained = field(default_factory=Trained)
     _samples: int = 0
     _seconds: float = 0.0
+    _bad_in_a_row: int = 0
 
     def run(self) -> Trained:
         """Trains to the last step, or until the policy is not finite any more."""
@@ -111,24 +114,26 @@ class Loop:
                 measure(step)
             version = step - len(versions) + 1
             engine.set_weights(versions[0], f"version {version}")
-            began = time.monotonic()
+            began = time.process_time()
             groups = self._collect(maker, step, version)
-            generated = time.monotonic()
+            generated = time.process_time()
             chosen = groups.trained(config.train.online_filter)
             result = train_step(learner, chosen, config, step) if chosen else StepResult()
             if result.off:
                 raise ShoalError(f"study loop: step {step}: engine and trainer disagree by {result.off}")
-            self._note(step, groups, result, generated - began, time.monotonic() - generated, watch)
-            if self.found.bad_steps >= config.train.max_bad_steps:
+            self._note(step, groups, result, generated - began, time.process_time() - generated, watch)
+            if self._bad_in_a_row >= config.train.max_bad_steps:
+                self.found.diverged = True
                 break
             versions.append(_copied(learner.policy.weights()))
-        measure(config.steps)
+        measure(len(self.found.curve))
         return self.found
 
     def _collect(self, maker: Maker, step: int, version: int) -> StepGroups:
         """Asks for files until a step is full, or has seen as many groups as it may."""
         train, submissions = self.config.train, list[Submission]()
-        while True:
+        filling = seen = 0
+        while filling < train.groups_per_step and seen < train.max_groups:
             lease = Lease(
                 run=self.config.name,
                 node="study",
@@ -140,17 +145,20 @@ class Loop:
                 deadline=FOREVER,
             )
             submissions.append(maker.make(lease, Version(version, "")))
-            groups = sort_groups(submissions, normalise=train.advantage_std)
-            if groups.filling(train.online_filter) >= train.groups_per_step or groups.seen >= train.max_groups:
-                self._samples += sum(len(one.rollouts) for one in submissions)
-                return groups
+            newest = sort_groups(submissions[-1:], normalise=train.advantage_std)
+            filling += newest.filling(train.online_filter)
+            seen += newest.seen
+        self._samples += sum(len(one.rollouts) for one in submissions)
+        return sort_groups(submissions, normalise=train.advantage_std)
 
     def _note(
         self, step: int, groups: StepGroups, result: StepResult, generate_s: float, train_s: float, watch: Watch
     ) -> None:
         self._seconds += generate_s + train_s
         metrics = result.metrics()
-        self.found.bad_steps += bool(result.skipped and not result.losses)
+        is_bad = bool(result.skipped and not result.losses)
+        self.found.bad_steps += is_bad
+        self._bad_in_a_row = self._bad_in_a_row + 1 if is_bad else 0
         for sign in watch.look(metrics).began:
             self.found.signs.setdefault(sign, step)
         self.found.curve.append(
@@ -161,6 +169,7 @@ class Loop:
                 "samples": self._samples,
                 "generate_s": generate_s,
                 "train_s": train_s,
+                "grad_norm_max": max(result.grad_norms, default=0.0),
                 **{key: metrics[key] if isfinite(metrics[key]) else 0.0 for key in SHOWN},
             }
         )
@@ -195,9 +204,3 @@ def pipelined(generate_s: Sequence[float], train_s: Sequence[float], level: int)
         generated = max(generated, published[max(0, k - level)]) + generate
         published.append(max(generated, published[k]) + train)
     return published[-1]
-
-
-def last_reward(curve: Sequence[dict[str, float]], share: float = 0.2) -> float:
-    """Mean training reward of the last steps of a run."""
-    count = max(1, round(share * len(curve)))
-    return sum(point["reward"] for point in islice(reversed(curve), count)) / count
