@@ -1,7 +1,9 @@
 """`python -m benchmarks wheel`: from nothing but Python and the wheel to the first accepted file of a worker.
 
-The environment is empty and everything is installed into it by pip, whose cache a first installation has filled: what
-is measured is unpacking, starting and working, not the network. A run with one worker of its own goes on meanwhile.
+The environment is empty and everything is installed into it by pip, torch as it is here, from a cache that a first
+installation has filled: what is measured is unpacking, starting and working, not the network. A run with one worker of
+its own goes on meanwhile. Where uv and pipx are installed, `uvx` and `pipx run` then do the same in one command each,
+with a warm cache.
 """
 
 import os
@@ -10,6 +12,7 @@ import subprocess
 import tempfile
 import time
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.common.configs import base_model, changed, laptop_config
@@ -27,7 +30,6 @@ from tests.support.wheel import bare, borrowing, build_wheel
 
 INSTALL_S = 3600.0
 FIRST_FILE_S = 900.0
-NAME = "lent"
 
 
 def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
@@ -36,7 +38,7 @@ def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
         progress.stage("building the wheel")
         wheel = build_wheel(folder / "wheel")
         values: dict[str, Figure] = {"wheel_bytes": wheel.stat().st_size}
-        pins = pins_of(packages_of(laptop_config().tasks))
+        pins = [*pins_of(packages_of(laptop_config().tasks)), f"torch=={version('torch').partition('+')[0]}"]
         if quick:  # other packages are those of this environment
             shoal, installed = borrowing(folder / "env", wheel), 0.0
         else:
@@ -53,7 +55,13 @@ def bench_wheel(quick: bool, progress: Progress) -> BenchResult:
         run = _run(folder / "run", progress)
         with Roles(run) as roles:
             roles.steps(1, progress.detail)
-            joined = _first_file(run, shoal, folder / "home", progress)
+            joined = _first_file(run, [str(shoal)], folder / "home", progress)
+            for tool in () if quick else ("uvx", "pipx"):
+                if found := shutil.which(tool):
+                    progress.stage(f"joining it with {tool}")
+                    command, own = _one_command(found, wheel, pins, folder / f"{tool}.txt")
+                    subprocess.run([*command, "--help"], check=True, capture_output=True, env=own)  # fills its cache
+                    values[f"{tool}_first_file_s"] = _first_file(run, command, folder / tool, progress, own)
     values |= {"install_s": installed, "join_to_accepted_s": joined, "first_file_s": installed + joined}
     return BenchResult("wheel", {}, values)
 
@@ -80,6 +88,20 @@ def _install(folder: Path, wheel: Path, pins: list[str]) -> Path:
     return folder / "bin" / "shoal"
 
 
+def _one_command(tool: str, wheel: Path, pins: list[str], constraints: Path) -> tuple[list[str], dict[str, str]]:
+    """`shoal` by uvx or `pipx run`, and the variables that say where packages are."""
+    if Path(tool).name == "uvx":
+        command = [tool, "--from", str(wheel), *(flag for pin in pins for flag in ("--with", pin)), "shoal"]
+    else:  # `--with` would install torch's default build first and replace it then
+        constraints.write_text("\n".join(pins))
+        command = [tool, "run", "--spec", str(wheel), "--pip-args", f"--constraint {constraints}", "shoal"]
+    own = {"UV_CACHE_DIR": str(Path.home() / ".cache" / "uv"), "PIPX_HOME": str(Path.home() / ".cache" / "pipx")}
+    own |= {name: value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_", "PIPX_", "SSL_CERT"))}
+    if "PIP_FIND_LINKS" in os.environ:
+        own.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+    return command, {**bare(Path.home()), **own}
+
+
 def _run(path: Path, progress: Progress) -> RunDir:
     config = laptop_config()
     base = base_model(config, progress)
@@ -87,7 +109,9 @@ def _run(path: Path, progress: Progress) -> RunDir:
     return prepare_run(changed(config, changes), path, progress.console)
 
 
-def _first_file(run: RunDir, shoal: Path, home: Path, progress: Progress) -> float:
+def _first_file(
+    run: RunDir, shoal: list[str], home: Path, progress: Progress, environment: dict[str, str] | None = None
+) -> float:
     """Seconds from `shoal worker --join` to its first accepted file."""
     home.mkdir()
     ports = parse_json((run.path / PORTS).read_bytes())  # as the roles were given them
@@ -95,14 +119,18 @@ def _first_file(run: RunDir, shoal: Path, home: Path, progress: Progress) -> flo
     began = time.monotonic()
     with log.open("wb") as file:
         worker = subprocess.Popen(
-            [shoal, "worker", "--join", join, "--name", NAME], cwd=home, env=bare(home), stdout=file, stderr=file
+            [*shoal, "worker", "--join", join, "--name", home.name],
+            cwd=home,
+            env={**(environment or {}), **bare(home)},
+            stdout=file,
+            stderr=file,
         )
     try:
         with CoordinatorClient(join, Key.create(), wait_s=60.0) as link:
             while time.monotonic() - began < FIRST_FILE_S and worker.poll() is None:
                 progress.detail(f"{time.monotonic() - began:.0f} s")
                 nodes = link.get("/v1/status")["nodes"]
-                if any(node["name"] == NAME and node["accepted"] for node in nodes):
+                if any(node["name"] == home.name and node["accepted"] for node in nodes):
                     return time.monotonic() - began
                 time.sleep(0.2)
     finally:

@@ -1,6 +1,9 @@
 """`shoal lend` as people use it: what it prints, and what it refuses."""
 
 import json
+import os
+import re
+import signal
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -82,6 +85,8 @@ def test_limits_change_what_is_given_and_nothing_else(agreed: LendFolder, state:
     ("arguments", "said"),
     [
         (["nonsense"], "nonsense"),
+        (["http://[::1/x"], "--join http://[::1/x: Invalid IPv6 URL"),
+        (["http://8.8.8.8:1"], "--join http://8.8.8.8:1: plain http over the open internet"),
         ([URL, "--when", "never"], "--when 'never': is unknown"),
         ([URL, "--disk", "lots"], "--disk 'lots': is not a size"),
         ([URL, "--name", "../x"], "worker name '../x'"),
@@ -98,6 +103,24 @@ def test_a_second_start_is_refused_and_leaves_the_first_as_it_was(agreed: LendFo
     with agreed.held():
         refused(shoal(state, "lend", "start", "http://127.0.0.1:2"), "this machine is lent already")
     assert agreed.settings() == before
+
+
+def test_a_supervisor_that_is_silent_and_alive_is_starting(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.lending.START_S", 0.2)
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("shoal.lend.service_files.command", lambda _name: silent)
+    done = shoal(state, "lend", "start", URL)
+    found = re.search(r"starting since [0-9:]+: process (\d+) has said nothing .* shoal lend status", done.stdout)
+    assert found, done.stdout
+    os.kill(int(found[1]), signal.SIGKILL)
+    os.waitpid(int(found[1]), 0)
+    assert done.returncode == 0
+    assert "not started" not in done.stdout
+
+
+def test_a_supervisor_that_has_its_lock_and_no_status_yet_is_starting(agreed: LendFolder, state: Path) -> None:
+    with agreed.held():
+        assert "starting since" in shoal(state, "lend", "status").stdout
 
 
 def test_install_writes_the_file_that_it_prints(

@@ -315,9 +315,9 @@ def test_a_clock_that_jumps_out_of_the_hours_and_back_ends_the_worker_and_starts
 
 def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_its_lease_back(lent: Lent) -> None:
     script = (
-        "import sys; from pathlib import Path; from shoal.lend import supervisor as s; "
+        "import sys; from pathlib import Path; from shoal import priority; from shoal.lend import supervisor as s; "
         "from shoal.lend.state_files import LendFolder; "
-        f"s.scope_command = lambda *_: [sys.executable, {str(STAND_IN)!r}]; "
+        f"s.scope_command = lambda *_: [sys.executable, {str(STAND_IN)!r}]; priority.NICE = 0; "
         f"s.supervise(LendFolder(home=Path({str(lent.folder.path.parents[1])!r})))"
     )
     process = subprocess.Popen([sys.executable, "-c", script])
@@ -339,6 +339,33 @@ def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_it
 
 def test_a_node_that_never_joined_has_nothing_to_hand_back(lent: Lent) -> None:
     assert hand_back(lent.folder.settings(), "paused") == 0
+    Key.load_or_create(lent.key)
+    assert hand_back(lent.folder.settings(), "paused") == 0
+
+
+def test_a_pause_before_the_worker_has_joined_leaves_no_note(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENT_WORKER", "load")
+    Key.load_or_create(lent.key)
+    supervisor = lent.start()
+    until(lambda: supervisor.child is not None, SLOW_S)
+    lent.folder.write_control("pause")
+    lent.until("paused")
+    until(lambda: supervisor._notes or not supervisor._holds_leases, SLOW_S)
+    status = lent.folder.status()
+    assert status is not None
+    assert (status.note, status.handed_back, supervisor._notes) == ("", 0, {})
+
+
+def test_a_run_that_was_never_joined_and_is_out_of_reach_leaves_no_note(
+    lent: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HAND_BACK_S", 0.2)
+    Key.load_or_create(lent.key)
+    lent.world.stop()
+    lent.folder.write_control("pause")
+    supervisor = lent.start()
+    until(lambda: supervisor._notes or not supervisor._holds_leases, SLOW_S)
+    assert supervisor._notes == {}
 
 
 def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> None:
@@ -357,7 +384,8 @@ def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> No
     assert usage_of(process.pid).memory == 0
 
 
-def test_a_lent_process_never_gets_a_higher_priority_than_its_owner_gave_it() -> None:
+def test_a_lent_process_never_gets_a_higher_priority_than_its_owner_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.priority.NICE", 10)
     for niceness, expected in ((0, 10), (15, 15)):
         process = subprocess.Popen(["sleep", "60"])
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import BenchError
+from tests.support.axe import axe_source
 from tests.support.browser import Browser
 from tests.support.large_run import write_large_run
 from tests.support.page_in_process import serving_pages
@@ -19,6 +20,15 @@ def browser() -> Iterator[Browser]:
         pytest.skip(str(error))
     with started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The accessibility audit as a script."""
+    try:
+        return axe_source()
+    except BenchError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

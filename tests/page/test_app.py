@@ -1,6 +1,7 @@
 """The pages' server: what it answers, to whom, with which headers, and what it never shows."""
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import pytest
 
 from shoal.coordinator.archive import HOME, STATE
 from shoal.coordinator.http.loopback import is_loopback_name
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, SwarmError
 from shoal.page.app import HEADERS, MAX_STREAMS
+from shoal.page.data_routes import ELSEWHERE, NO_DATABASE
 from shoal.page.pages import Pages
 from shoal.page.serve import serve_page
-from shoal.page.source import RunFiles
+from shoal.page.source import NO_CONFIG, RunFiles
+from shoal.rundir import RUN_FILE
 from tests.support.large_run import HOSTILE, SECRET, address, append_step, write_large_run
 from tests.support.page_in_process import serving_pages
 
@@ -113,6 +116,27 @@ def test_rollouts_are_counted_filtered_and_decoded(url: str) -> None:
     assert count > 0
 
 
+def test_rollouts_whose_environment_nobody_plays_again_are_marked(tmp_path: Path) -> None:
+    run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=16, answer_bytes=100)
+    file, source = run / RUN_FILE, "spell_backward"
+    tree = json.loads(file.read_text())
+    assert shown_sources(run) == (source, source)
+    tree["config"]["tasks"][0]["unverified"] = "accept"
+    file.write_text(json.dumps(tree))
+    row, group = shown_sources(run)
+    assert row == f"{source}, unverified"
+    assert group == f"{source}, unverified: what the environment said and what it gave is the worker's word"
+
+
+def shown_sources(run: Path) -> tuple[str, str]:
+    """What a row of the page calls the source of a group, and what the group itself does."""
+    with serving_pages(run) as url:
+        found = document(f"{url}/data/rollouts?source=spell_backward")
+        row = found["groups"][0]
+        group = document(f"{url}/data/rollouts/{found['step']}/{row['submission']}/{row['group']}")
+        return row["source"], group["source"]
+
+
 def test_a_long_answer_is_cut_and_comes_whole_when_asked_for(url: str) -> None:
     group = document(f"{url}/data/rollouts/9/0/0")
     assert (group["samples"][0]["is_cut"], len(group["samples"][0]["text"])) == (True, 4000)
@@ -167,6 +191,14 @@ def test_a_page_is_served_to_others_only_if_that_is_said(run: Path) -> None:
         serve_page(run, "0.0.0.0", 0, Console(quiet=True))
 
 
+@pytest.mark.parametrize("host", ["nosuch.invalid", "a..b"])
+def test_a_page_that_cannot_listen_names_itself_and_its_own_flags(run: Path, host: str) -> None:
+    from rich.console import Console
+
+    with pytest.raises(SwarmError, match=rf"^page {host}:0: cannot listen \(.*\); give another --host or --port$"):
+        serve_page(run, host, 0, Console(quiet=True), public=True)
+
+
 def test_a_new_step_is_told_to_open_pages_within_two_seconds(tmp_path: Path) -> None:
     run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=128, answer_bytes=100)
     with serving_pages(run) as url, httpx2.Client(trust_env=False, timeout=10) as client:
@@ -206,7 +238,7 @@ def test_a_run_that_is_only_metrics_or_whose_database_is_broken_says_so_and_show
     (copy / "metrics" / "trainer.jsonl").write_bytes((run / "metrics" / "trainer.jsonl").read_bytes() + b'{"torn')
     with serving_pages(copy) as url:
         assert document(f"{url}/data/run")["done"] == 10
-        assert "no usable run.json" in get(f"{url}/data/swarm").json()["error"]
+        assert get(f"{url}/data/swarm").json()["error"].startswith("no usable run.json of this release is here")
         (copy / "run.json").write_bytes((run / "run.json").read_bytes())
     with serving_pages(copy) as url:
         assert "records are not here" in get(f"{url}/data/swarm").json()["error"]
@@ -215,6 +247,64 @@ def test_a_run_that_is_only_metrics_or_whose_database_is_broken_says_so_and_show
         answer = get(f"{url}/data/swarm")
         assert (answer.status_code, "cannot be read" in answer.json()["error"]) == (503, True)
         assert document(f"{url}/data/ledger")["kind"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "status", "shown"),
+    [
+        ("database", "postgresql://dbuser@db.internal.invalid:1/records", 503, NO_DATABASE),
+        ("store", "s3://secret-bucket/folder", 422, ELSEWHERE),
+    ],
+)
+def test_where_records_and_files_are_stored_is_logged_and_never_shown(
+    run: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    setting: str,
+    value: str,
+    status: int,
+    shown: str,
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "copied"))
+    tree = json.loads((copy / RUN_FILE).read_text())
+    tree["config"]["swarm"][setting] = value
+    (copy / RUN_FILE).write_text(json.dumps(tree))
+    with serving_pages(copy) as url:
+        for _ in range(2):
+            answer = get(f"{url}/data/rollouts")
+            assert (answer.status_code, answer.json()) == (status, {"error": shown})
+    private = "db.internal.invalid" if setting == "database" else "secret-bucket"
+    assert [private in record.message for record in caplog.records] == [True], "once, however often it is asked for"
+
+
+def test_why_a_runs_config_cannot_be_read_is_logged_and_its_settings_and_directory_are_not_shown(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "runs" / "c1" / "metrics").mkdir(parents=True)
+    tree = json.loads((run / RUN_FILE).read_text())
+    tree["config"]["swarm"]["databse"] = "db.internal.invalid"
+    (tmp_path / "runs" / "c1" / RUN_FILE).write_text(json.dumps(tree))
+    monkeypatch.chdir(tmp_path)
+    with serving_pages(Path("runs/c1")) as url:
+        for name in ("swarm", "join"):
+            text = get(f"{url}/data/{name}").text
+            assert NO_CONFIG in text
+            assert "runs/" not in text
+            assert "internal" not in text
+    assert "db.internal.invalid" in caplog.text
+
+
+@pytest.mark.parametrize("number", ["9" * 20, "9" * 5000])
+@pytest.mark.parametrize(
+    "path", ["data/rollouts/{}/0/0", "data/rollouts/9/0/{}", "data/verdicts/8/{}", "verdicts/8/{}", "verdicts/{}/3"]
+)
+def test_a_number_that_no_record_can_have_is_not_found(url: str, path: str, number: str) -> None:
+    assert get(f"{url}/{path.format(number)}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["rollouts/9/0/{}", "rollouts/9/0/0/{}", "rollouts/{}/0/0", "verdicts/{}/{}"])
+def test_the_largest_number_of_a_path_is_an_ordinary_one(url: str, path: str) -> None:
+    assert get(f"{url}/data/{path.format('9' * 18, '9' * 18)}").status_code == 404
 
 
 def test_pages_write_nothing_into_a_run_and_hold_no_lock_on_it(run: Path) -> None:

@@ -1,10 +1,13 @@
 """The page beside a run: restarted some times, given up then, and never a reason for anything else to end."""
 
+import os
 import time
 from pathlib import Path
 
+import pytest
+
 from shoal.roles.page_server import FILE, PageServer
-from shoal.roles.side_process import MAX_RESTARTS
+from shoal.roles.side_process import MAX_RESTARTS, SideProcess
 from shoal.rundir import RunDir
 from tests.support.coordinator_in_process import make_config
 
@@ -23,6 +26,22 @@ def test_a_page_that_keeps_ending_is_given_up_and_nothing_else_is(tmp_path: Path
     assert said.endswith("the run goes on without it")
     assert page.look() is None
     page.close()
+
+
+def test_a_process_that_looks_on_gives_way_before_it_imports_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.priority.NICE", 10)
+    beside = SideProcess("page", ["--help"], tmp_path / "log", "the page")
+    try:
+        for start in (beside.start, beside.look):
+            start()
+            assert beside.child is not None
+            assert os.getpriority(os.PRIO_PROCESS, beside.child.process.pid) >= 10
+            beside.child.process.kill()
+            beside.child.process.wait()
+    finally:
+        beside.close()
 
 
 def test_a_page_has_the_port_of_the_last_time_so_that_an_open_page_finds_it_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.axe import axe_faults
 from tests.support.browser import Browser, Page, opened
 from tests.support.page_in_process import serving_pages
 from tests.support.run_processes import Runs
@@ -68,7 +69,7 @@ PAGES = {
     "/rollouts": "document.querySelectorAll('.group').length >= 1",
     "/verdicts?result=accepted": "document.querySelectorAll('tbody tr').length >= 1",
     "/ledger": "document.querySelector('#verified')",
-    "/join": "/shoal worker --join http/.test(document.body.innerText)",
+    "/join": r"/pip install shoal-rl '[\s\S]+shoal worker --join http/.test(document.body.innerText)",
 }
 
 
@@ -119,26 +120,29 @@ def found_out(url: str) -> list[dict[str, Any]]:
     return list(document(url, "verdicts?check=sampling")["files"])
 
 
-def open_all(page: Page, url: str, state: str) -> None:
-    """Opens every page, follows a link, and looks for what went wrong meanwhile."""
+def open_all(page: Page, url: str, state: str, axe: str) -> None:
+    """Opens every page, follows a link, audits each, and looks for what went wrong meanwhile."""
     for path, ready in PAGES.items():
         page.open(url + path, ready, WAIT_S)
         page.until(f"document.querySelector('.bar-top .badge').textContent === '{state}'", WAIT_S)
         assert page.run("document.querySelectorAll('main h1').length") == 1
+        assert axe_faults(page, axe) == [], path
     page.open(f"{url}/swarm?role=worker", "document.querySelector('tbody .address')", WAIT_S)
     page.run("document.querySelector('tbody .address').click()")
     page.until("/^.node.0x/.test(location.pathname) && document.querySelector('.tile')", WAIT_S)
+    assert axe_faults(page, axe) == [], "contributor"
     newest = found_out(url)[0]
     tokens = "document.querySelector('.finding') && document.querySelectorAll('.tokens li').length > 0"
     page.open(f"{url}/verdicts/{newest['step']}/{newest['submission']}", tokens, WAIT_S)
     assert "shoal replay RUN/evidence/step-" in page.text()
+    assert axe_faults(page, axe) == [], "evidence token by token"
     assert page.faults == []
     assert [asked for asked in page.requests if not asked.startswith((f"{url}/", "data:"))] == []
 
 
-def test_every_page_of_a_run_that_goes_on_is_there_and_clean(browser: Browser, run: RealRun) -> None:
+def test_every_page_of_a_run_that_goes_on_is_there_and_clean(browser: Browser, run: RealRun, axe: str) -> None:
     with opened(browser) as page:
-        open_all(page, run.url, "running")
+        open_all(page, run.url, "running", axe)
         page.open(run.url, PAGES["/"], WAIT_S)
         before = document(run.url, "run")["series"]["x"][-1]
         later = f"Number(/of step ([0-9,]+)/.exec(document.body.innerText)[1].replace(',', '')) > {before}"
@@ -146,9 +150,9 @@ def test_every_page_of_a_run_that_goes_on_is_there_and_clean(browser: Browser, r
         assert page.faults == [], "an open page follows the run"
 
 
-def test_every_page_of_a_run_that_was_killed_comes_from_its_files(browser: Browser, run: RealRun) -> None:
+def test_every_page_of_a_run_that_was_killed_comes_from_its_files(browser: Browser, run: RealRun, axe: str) -> None:
     with serving_pages(run.crash()) as url, opened(browser) as page:
-        open_all(page, url, "stopped")
+        open_all(page, url, "stopped", axe)
         page.open(f"{url}/ledger", "/signed up to entry/.test(document.body.innerText)", WAIT_S)
         assert page.run("document.querySelector('#verified').textContent").startswith("Verified")
         assert page.faults == []

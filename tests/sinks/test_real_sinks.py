@@ -1,6 +1,6 @@
 """TensorBoard, trackio and Weights & Biases themselves, fed by `shoal feed`: what they hold is what the files say.
 
-Packages that are not installed are skipped; `pip install 'shoal-rl[tensorboard,trackio,wandb]'` brings them.
+Packages that are not installed are skipped. `make test` has TensorBoard and wandb, `make test-trackio` has trackio.
 """
 
 import json

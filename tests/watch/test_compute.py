@@ -118,7 +118,7 @@ def test_status_page_and_sinks_show_the_ledger(tmp_path: Path) -> None:
     print_status(tmp_path, console)
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
-    assert "generation  1.06e+04 FLOP, 5.30 x training, 5.3e-06 GFLOP/s while at it" in said
+    assert "generation  1.06e+04 FLOP, 5.30 x training, 5.3e-06 GFLOP/s while at it (40% of the time)" in said
     assert "broadcast  1.5 kB sent, 1.5 kB per step" in said
     history = History(tmp_path)
     (row,) = Rows().take(history.refresh())
@@ -126,3 +126,16 @@ def test_status_page_and_sinks_show_the_ledger(tmp_path: Path) -> None:
     assert row.values["compute/broadcast_bytes"] == 1000
     assert row.values["train/train_flops"] == 2000
     assert dict(panels.latest(history))["generate : train"] == "5.30 FLOP per FLOP"
+
+
+def test_the_share_of_the_time_at_work_is_that_of_one_role_on_average(tmp_path: Path) -> None:
+    """From the first entry at 1 s to the step at 6 s: training 4 s, two workers 2 s and 1 s, a validator 2 s."""
+    second: Entry = {"event": "submission", "step": 0, "tokens": 50, "tokens_per_s": 50.0}
+    for number, (role, entry) in enumerate([*entries(), ("worker-1", second)]):
+        append(tmp_path / "metrics" / f"{role}.jsonl", {"time": float(number + 1), **entry})
+    history = History(tmp_path)
+    history.refresh()
+    said = dict(panels.computed(history))
+    assert said["training"].endswith("(80% of the time)")
+    assert said["generation"].endswith("(30% of the time)")
+    assert said["validation"].endswith("(40% of the time)")

@@ -1,6 +1,7 @@
 """Reading rollouts: what was asked and answered, and nothing that a file's maker would have the terminal do."""
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from shoal.errors import ConfigError, ModelError
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.protocol.verdict import Finding, Verdict
-from shoal.rundir import RunDir
+from shoal.rundir import RUN_FILE, RunDir
 from shoal.watch.rollouts import print_rollouts
+from shoal.watch.summary import print_summary, summarise
 from tests.support.coordinator_in_process import World, key_of
 from tests.support.roles_in_process import make_config, make_run
 from tests.support.submissions import make_rollout
@@ -78,6 +80,22 @@ def test_groups_are_shown_with_what_each_answer_earned(run: RunDir, world: World
 def test_a_file_that_nobody_has_judged_is_marked(run: RunDir, world: World) -> None:
     submit(world)
     assert f"{key_of('a').address}, not judged yet" in shown(run)
+
+
+def test_rollouts_whose_environment_nobody_plays_again_are_marked(run: RunDir, world: World) -> None:
+    submit(world)
+    assert "unverified" not in shown(run)
+    (run.path / "metrics").mkdir(exist_ok=True)
+    assert summarise(run.path).unverified == ()
+    file = run.path / RUN_FILE
+    tree = json.loads(file.read_text())
+    tree["config"]["tasks"][0]["unverified"] = "accept"
+    file.write_text(json.dumps(tree))
+    assert "unverified: what the environment said and what it gave is the worker's word" in shown(run)
+    assert summarise(run.path).unverified == ("spell_backward",)
+    out = io.StringIO()
+    print_summary(summarise(run.path), Console(file=out, width=200))
+    assert "spell_backward: what was inserted and earned is the workers' word" in out.getvalue()
 
 
 def test_a_refused_file_is_left_out_and_counted(run: RunDir, world: World) -> None:

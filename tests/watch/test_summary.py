@@ -63,6 +63,21 @@ def test_the_printed_summary_shows_the_gain_on_held_out_tasks(run_dir: Path) -> 
     assert "+0.538" in out.getvalue()
 
 
+def test_a_gain_is_compared_task_by_task_where_both_versions_answered_the_same_tasks_as_often(tmp_path: Path) -> None:
+    base = {"event": "eval", "version": 0, "pass_at_1": 0.5, "samples": 4, "solved": [0, 4, 0, 4]}
+    append(tmp_path / "metrics/evaluator.jsonl", base, base | {"version": 9, "pass_at_1": 0.75, "solved": [1, 5, 1, 5]})
+    gained = summarise(tmp_path).gained
+    assert gained is not None
+    assert (gained.low, gained.value, gained.high) == (0.25, 0.25, 0.25)  # every task by as much: no doubt is left
+    out = io.StringIO()
+    print_summary(summarise(tmp_path), Console(file=out, width=100))
+    assert "+0.250 [+0.250, +0.250], paired by task" in out.getvalue()
+    others: list[dict[str, object]] = [{"samples": 2}, {"solved": [1, 5, 1]}, {"solved": []}]
+    for other in others:
+        append(tmp_path / "metrics/evaluator.jsonl", base | {"version": 10} | other)
+        assert summarise(tmp_path).gained is None
+
+
 def test_a_directory_that_is_no_run_has_no_summary(tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="not a run"):
         summarise(tmp_path)

@@ -29,7 +29,10 @@ from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
 from shoal.lend.when import parse_when, why_not
 from shoal.limits import show_size
+from shoal.priority import give_way
 from shoal.process import Child
+from shoal.protocol.refusal import Refusal
+from shoal.rundir import RUN_FILE
 from shoal.telemetry.status import read_status
 
 POLL_S = 0.1  # a pause is heard within this time, and memory is looked at so often
@@ -38,7 +41,6 @@ TELL_S = 5.0  # status is written at least so often
 HAND_BACK_S = 10.0
 HAND_BACK_RETRY_S = 30.0
 MAX_LOG = 5_000_000
-NICE = 10  # below everything that the owner does
 
 
 class Supervisor:
@@ -231,7 +233,13 @@ class Supervisor:
             self._holds_leases = False
             self._notes.pop("leases", None)
         except ShoalError as error:
-            self._notes["leases"] = f"leases could not be handed back yet: {error}"
+            self._holds_leases = self._may_have_joined()
+            if self._holds_leases:
+                self._notes["leases"] = f"leases could not be handed back yet: {error}"
+
+    def _may_have_joined(self) -> bool:
+        """Whether a worker came as far as the run card, which it writes down before it joins."""
+        return (self.folder.files_of(self.settings.join) / RUN_FILE).exists()
 
     def _tell(self, found: Next) -> None:
         """Writes the status if something is new that a person waits for, and otherwise now and then."""
@@ -268,15 +276,19 @@ def hand_back(settings: Settings, doing: str) -> int:
     if not key.exists():
         return 0  # it never joined
     with CoordinatorClient(trusted(settings.join), Key.load(key), HAND_BACK_S, timeout_s=HAND_BACK_S) as link:
-        back = link.hand_back()
-        link.heartbeat(doing)
+        try:
+            back = link.hand_back()
+            link.heartbeat(doing)
+        except Refusal as refusal:
+            if refusal.code == "not-joined":
+                return 0  # the worker was ended before it joined, so it never had a lease
+            raise
         return len(back)
 
 
 def lower(pid: int, threads: int | None) -> None:
     """Gives a process a low priority and as many CPUs as it may have threads; what it starts inherits both."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, max(NICE, os.getpriority(os.PRIO_PROCESS, pid)))
+    give_way(pid)
     if threads is not None and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):
             os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[-threads:])

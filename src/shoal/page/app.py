@@ -46,7 +46,7 @@ PAGES = (
     "/swarm",
     "/rollouts",
     "/verdicts",
-    "/verdicts/{step:int}/{number:int}",
+    "/verdicts/{step:whole}/{number:whole}",
     "/node/{address}",
     "/ledger",
     "/join",

@@ -1,12 +1,15 @@
 """Documents as JSON: what each address under /data asks for, and which news makes its document again."""
 
+import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.page.contributor import node_document
 from shoal.page.documents import Busy
 from shoal.page.joining import join_document
@@ -19,8 +22,13 @@ from shoal.page.swarm import MAX_PAGE, NodeQuery, swarm_document
 from shoal.page.verdicts import VerdictQuery, verdict_document, verdicts_document
 from shoal.protocol.refusal import Refusal
 
+LOG = logging.getLogger(__name__)
+LOG_S = 60.0
 MAX_TEXT = 200
 MAX_QUERY = 1000
+MAX_DIGITS = 18  # of a whole number: what every database takes
+NO_DATABASE = "the coordinator's records cannot be read now; the log of the page's server says why"
+ELSEWHERE = "the rollouts of this run cannot be read from here; the log of the page's server says why"
 Handler = Callable[[Request], Awaitable[Response]]
 Make = Callable[[], Document]
 Asked = Callable[[Pages, Request], Make]
@@ -29,9 +37,25 @@ Revision = Callable[[Pages], object]
 """A document is made again when this has changed."""
 
 
+class WholeNumber(Convertor[int]):
+    """`{name:whole}` of a path; one with more digits is not an address of ours."""
+
+    regex = f"[0-9]{{1,{MAX_DIGITS}}}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("whole", WholeNumber())
+
+
 def data_handlers(pages: Pages) -> dict[str, Handler]:
     """A handler per document, by its address."""
-    return {path: _document(pages, revision, asked) for path, (revision, asked) in DOCUMENTS.items()}
+    private = _Private()
+    return {path: _document(pages, revision, asked, private) for path, (revision, asked) in DOCUMENTS.items()}
 
 
 def problem(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -116,38 +140,57 @@ DOCUMENTS: dict[str, tuple[Revision, Asked]] = {
     "run": (_steps, _run),
     "swarm": (_records, _swarm),
     "rollouts": (_records, _rollouts),
-    "rollouts/{step:int}/{number:int}/{group:int}": (_records, _group),
-    "rollouts/{step:int}/{number:int}/{group:int}/{sample:int}": (_records, _answer),
+    "rollouts/{step:whole}/{number:whole}/{group:whole}": (_records, _group),
+    "rollouts/{step:whole}/{number:whole}/{group:whole}/{sample:whole}": (_records, _answer),
     "verdicts": (_records, _verdicts),
-    "verdicts/{step:int}/{number:int}": (_records, _verdict),
+    "verdicts/{step:whole}/{number:whole}": (_records, _verdict),
     "node/{address}": (_records, _node),
     "ledger": (_records, _ledger),
     "join": (_both, _join),
 }
 
 
-def _document(pages: Pages, revision: Revision, asked: Asked) -> Handler:
+def _document(pages: Pages, revision: Revision, asked: Asked, private: "_Private") -> Handler:
     async def handler(request: Request) -> Response:
         query = str(request.query_params)
         if len(query) > MAX_QUERY:
             return problem(422, f"a query of {len(query)} characters; a page asks with {MAX_QUERY} at most")
         try:
             make = asked(pages, request)
-            key = f"{request.url.path}?{query}"
-            data = await pages.documents.get(key, revision(pages), make)
+        except ConfigError as error:
+            return problem(422, public_text(error))
+        try:
+            data = await pages.documents.get(f"{request.url.path}?{query}", revision(pages), make)
         except Missing as error:
             return problem(404, str(error))
         except Refusal as error:
             return problem(error.status, public_text(error.reason))
         except Busy:
             return problem(503, "too many documents are asked for at once; try again", {"Retry-After": "1"})
+        except StorageError as error:
+            return problem(503, private.instead_of(error, NO_DATABASE))
         except ConfigError as error:
-            return problem(422, public_text(error))
+            return problem(422, private.instead_of(error, ELSEWHERE))
         except ShoalError as error:
             return problem(503, public_text(error))
         return Response(data, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     return handler
+
+
+class _Private:
+    """Errors that quote settings of [swarm], which nobody sees: they go to the log, once per minute at most."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def instead_of(self, error: ShoalError, sentence: str) -> str:
+        """Logs the error; gives the sentence to show."""
+        now = time.monotonic()
+        if now - self._logged.get(sentence, -math.inf) >= LOG_S:
+            self._logged[sentence] = now
+            LOG.warning("%s", error)
+        return sentence
 
 
 class _Query:
@@ -163,7 +206,7 @@ class _Query:
         value = self.text(name)
         if not value:
             return None
-        if not value.isdecimal() or len(value) > 18:
+        if not value.isdecimal() or len(value) > MAX_DIGITS:
             raise ConfigError(f"{name} = {value!r:.40}: must be a whole number")
         return int(value)
 

@@ -1,4 +1,4 @@
-"""Page "join": the line to copy, what the run needs of a machine, and what it may do to it."""
+"""Page "join": the lines to copy, what the run needs of a machine, and what it may do to it."""
 
 from pathlib import PurePath
 

@@ -5,14 +5,20 @@ import re
 from shoal.text import one_line
 
 MAX_TEXT = 1000
+_IPV4 = r"\d{1,3}(?:\.\d{1,3}){3}"
+_IS_IPV6 = r"(?=[0-9a-fA-F:]*(?:::|(?::[0-9a-fA-F]{1,4}){4}))"
+# At the beginning of a word, or after one and a colon, as in peer:ADDRESS.
+_BEGINS = r"(?<![\w:])|(?<=\w:)"
 _MASKED = (
-    (re.compile(r"https?://[^\s,;)]+"), "[address]"),
+    (re.compile(r"[\w+.-]{1,30}://[^\s,;)]+"), "[address]"),
     (re.compile(r"\[[0-9a-fA-F:.%]{2,}\](?::\d+)?"), "[address]"),
-    (re.compile(r"(?<![\w.:])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])"), "[address]"),
+    # IPv6 with an IPv4 address at its end comes before both of its parts.
     (
-        re.compile(r"(?<![\w:])(?=[0-9a-fA-F:]*(?:::|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{3,}(?:%\w+)?(?![\w:])"),
+        re.compile(rf"(?:{_BEGINS}|(?<=\w)(?=::)){_IS_IPV6}[0-9a-fA-F:]*:{_IPV4}(?:%\w+)?(?::\d+)?(?!\w|\.\d)"),
         "[address]",
     ),
+    (re.compile(rf"(?<!\w)(?<!\d\.){_IPV4}(?::\d+)?(?!\w|\.\d)"), "[address]"),
+    (re.compile(rf"(?:{_BEGINS}){_IS_IPV6}[0-9a-fA-F:]{{3,}}(?:%\w+)?(?![\w:])"), "[address]"),
     (re.compile(r"(?<![\w.~])~?/(?:[^\s/,;:()'\"]+/)+"), ""),
 )
 

@@ -23,12 +23,14 @@ from shoal.page.series import histogram, short
 from shoal.page.source import RunFiles
 from shoal.page.tokens import Decoder, decoder_of
 from shoal.protocol.parquet_reader import READER
-from shoal.protocol.rollout import SCHEMA, Rollout, read_parts
+from shoal.protocol.rollout import SCHEMA, Logprobs, Rollout, read_parts
 from shoal.protocol.rollout_rules import rollouts_as_written
+from shoal.protocol.turns import drawn_places
 from shoal.rollout_size import sample_room
 from shoal.rundir import RunDir
 
 PER_PAGE = 24
+UNVERIFIED = "unverified: what the environment said and what it gave is the worker's word"
 MAX_FILES = 256
 """Of one step; the rest is counted and said to be left out."""
 MAX_CHARACTERS = 4000
@@ -134,7 +136,7 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
         "found": len(shown),
         "page": page,
         "per_page": PER_PAGE,
-        "groups": [_row(group) for group in shown[page * PER_PAGE : (page + 1) * PER_PAGE]],
+        "groups": [_row(group, files.run) for group in shown[page * PER_PAGE : (page + 1) * PER_PAGE]],
     }
 
 
@@ -152,7 +154,7 @@ def group_document(db: Connection, files: RunFiles, step: int, submission: int, 
         "group": group,
         "node": kept.lease.node,
         "version": kept.lease.version,
-        "source": public_text(samples[0].source),
+        "source": _marked(samples[0].source, files.run, UNVERIFIED),
         "task": samples[0].task,
         "prompt": decoder.text(samples[0].prompt.tolist())[:20_000],
         "samples": [sample_document(sample, decoder, tokens=True) for sample in samples[:64]],
@@ -174,7 +176,8 @@ def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) 
     """A sample as text and numbers; with its tokens and their log-probs if asked for."""
     ids = sample.completion[:MAX_DECODED].tolist()
     text = decoder.text(ids)
-    logprobs = np.nan_to_num(sample.logprobs[:MAX_STRIP], nan=0.0, neginf=-99.0, posinf=0.0)
+    drawn = np.nan_to_num(sample.logprobs[:MAX_DECODED], nan=0.0, neginf=-99.0, posinf=0.0)
+    logprobs = _beside_tokens(sample, drawn)[:MAX_STRIP]
     document: dict[str, object] = {
         "sample": sample.sample,
         "reward": sample.reward,
@@ -185,7 +188,7 @@ def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) 
         "error": public_text(sample.error),
         "text": text[:MAX_CHARACTERS],
         "is_cut": len(text) > MAX_CHARACTERS or len(sample.completion) > MAX_DECODED,
-        "mean_logprob": short(float(logprobs.mean())) if len(logprobs) else None,
+        "mean_logprob": short(float(drawn[:MAX_STRIP].mean())) if len(drawn) else None,
     }
     if tokens:
         document["logprobs"] = [round(float(value), 2) for value in logprobs]
@@ -193,6 +196,16 @@ def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) 
         document["ids"] = ids[:MAX_STRIP]
         document["pieces"] = decoder.pieces(ids[:MAX_STRIP])
     return document
+
+
+def _beside_tokens(sample: Rollout, drawn: Logprobs) -> Logprobs:
+    """A log-prob for each token: 0 for those that an environment inserted, which nobody drew."""
+    if not len(sample.runs):
+        return drawn
+    spread = np.zeros(len(sample.completion), np.float32)
+    places = drawn_places(sample.runs, len(sample.completion))[: len(drawn)]
+    spread[places] = drawn[: len(places)]
+    return spread
 
 
 def running_mean(values: "np.ndarray[tuple[int], np.dtype[np.float32]]", window: int = SMOOTH) -> list[float]:
@@ -233,7 +246,8 @@ def _group(
 def _read(run: RunDir, kept: Kept) -> list[Rollout]:
     """An accepted file's samples. Nothing is judged here: a validator did that."""
     sampling = run.config.sampling
-    room = kept.lease.groups * sampling.group_size * sample_room(sampling.max_prompt_tokens, sampling.max_new_tokens)
+    room = kept.lease.groups * sampling.group_size
+    room *= sample_room(sampling.max_prompt_tokens, sampling.max_new_tokens, run.config.max_turns)
     try:
         table = READER.read(kept.path, room)
         if not table.schema.remove_metadata().equals(SCHEMA.remove_metadata()):
@@ -274,14 +288,20 @@ def _fits_samples(group: GroupIndex, query: RolloutQuery) -> bool:
     )
 
 
-def _row(group: GroupIndex) -> dict[str, object]:
+def _marked(source: str, run: RunDir, mark: str = "unverified") -> str:
+    """A source's name, with a mark where nobody plays its episodes again."""
+    shown = public_text(source)
+    return f"{shown}, {mark}" if source in run.config.unverified else shown
+
+
+def _row(group: GroupIndex, run: RunDir) -> dict[str, object]:
     rewards = [reward for reward in group.rewards if reward is not None]
     return {
         "submission": group.submission,
         "group": group.group,
         "node": group.node,
         "version": group.version,
-        "source": group.source,
+        "source": _marked(group.source, run),
         "task": group.task,
         "mean": short(fmean(rewards)) if rewards else None,
         "rewards": list(group.rewards[:64]),

@@ -14,7 +14,7 @@ from shoal.errors import ConfigError
 from shoal.page.app import MAX_STREAMS, make_app
 from shoal.page.pages import Pages
 from shoal.page.source import RunFiles
-from shoal.process import give_way
+from shoal.priority import give_way
 from shoal.rundir import role_key
 
 # Training comes first; a page may be a second late.
@@ -29,8 +29,8 @@ def serve_page(run: Path, host: str, port: int, console: Console, *, public: boo
             "docs/page.md lists"
         )
     files = RunFiles.open(run)
+    listener = bind(host, port, "page", "give another --host or --port")
     give_way()
-    listener = bind(host, port)
     context = _context(files, run) if public else None
     pages = Pages(files, public=public)
     server = uvicorn_server(make_app(pages), MAX_CONNECTIONS, context=context)

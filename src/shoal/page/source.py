@@ -4,6 +4,7 @@
 would show something else, so that documents are made once per revision, however many people look.
 """
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from shoal.telemetry.metrics import number
 from shoal.telemetry.status import RoleStatus, read_status
 from shoal.watch.history import HIDDEN_ROLES, History, note_of, run_directory
 
+LOG = logging.getLogger(__name__)
+NO_CONFIG = "no usable run.json of this release is here; the log of the page's server says more"
 NOTES_KEPT = 40
 RECORDS = ("coordinator/state.db", "coordinator/state.db-wal")
 # Status files are written once per second by every role; looking more often would show nothing new.
@@ -64,12 +67,13 @@ class RunFiles:
 
     @classmethod
     def open(cls, path: Path) -> "RunFiles":
-        run_directory(path)
+        path = run_directory(path).resolve()  # of whole paths, `public_text` leaves the last part alone
         run, refused = None, ""
         try:
             run = open_run(path)
         except ConfigError as error:
-            refused = public_text(error)
+            LOG.warning("%s", error)  # it may quote settings that no page shows
+            refused = NO_CONFIG
         files = cls(path, History(path), run, refused, LedgerFollower(path))
         files.refresh()
         return files

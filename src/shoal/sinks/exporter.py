@@ -15,7 +15,7 @@ from types import FrameType
 from rich.console import Console
 
 from shoal.errors import ConfigError
-from shoal.process import give_way
+from shoal.priority import give_way
 from shoal.sinks.prometheus import RunFigures
 from shoal.telemetry.prometheus_text import CONTENT_TYPE
 from shoal.watch.history import run_directory

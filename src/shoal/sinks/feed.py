@@ -16,7 +16,7 @@ from shoal.config import LogConfig, RunConfig, TensorBoardConfig, TrackioConfig,
 from shoal.config_io import check_config, override
 from shoal.errors import ConfigError
 from shoal.files import locked, make_directory
-from shoal.process import give_way
+from shoal.priority import give_way
 from shoal.rundir import RunDir, open_run
 from shoal.sinks.rows import Rows
 from shoal.sinks.sink import Sink, unique_name

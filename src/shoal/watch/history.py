@@ -15,7 +15,8 @@ HIDDEN_ROLES = ("planter",)  # nobody may learn from what others see which files
 def run_directory(path: Path) -> Path:
     """The path itself, if a run lives there."""
     if not any((path / part).is_dir() for part in ("metrics", "status")):
-        what = "has neither metrics/ nor status/ in it" if path.is_dir() else "does not exist"
+        other = "is not a directory" if path.exists() else "does not exist"
+        what = "has neither metrics/ nor status/ in it" if path.is_dir() else other
         raise ShoalError(f"{path}: not a run: it {what}; name the directory that `shoal run` wrote to")
     return path
 
@@ -32,6 +33,9 @@ class History:
         self.submissions: dict[str, Entry] = {}
         self.latencies: dict[int, Entry] = {}
         self.compute = ComputeLedger()
+        self.judges: set[str] = set()
+        """Validators that have judged."""
+        self._began: float | None = None
         self._folder = run_dir / "metrics"
         self._tails: dict[str, Tail] = {}
 
@@ -48,6 +52,8 @@ class History:
     def _take(self, role: str, entry: Entry) -> None:
         if role not in HIDDEN_ROLES:
             self.compute.take(entry)
+        if self._began is None:
+            self._began = number(entry, "time")
         match entry:
             case {"event": "step", "step": int(step)}:
                 self.steps[step] = entry
@@ -59,12 +65,20 @@ class History:
                 self.submissions[role] = entry
             case {"event": "latency", "version": int(version)}:
                 self.latencies[version] = entry
+            case {"event": "verdict"}:
+                self.judges.add(role)
             case {"event": "start", "total_steps": int(total)}:
                 self.total_steps = total
 
     @property
     def steps_done(self) -> int:
         return max(self.steps, default=-1) + 1
+
+    @property
+    def wall_s(self) -> float:
+        """From the first entry of any role to the last step; the time in which a run was stopped counts."""
+        ended = number(self.last_step, "time")
+        return 0.0 if ended is None or self._began is None else max(0.0, ended - self._began)
 
     @property
     def last_step(self) -> Entry:

@@ -108,18 +108,18 @@ def _ratio(history: History) -> str:
 
 
 def computed(history: History) -> list[tuple[str, str]]:
-    """The compute ledger in words: FLOPs of each part, how fast it was while it worked, and bytes sent."""
+    """The compute ledger in words: FLOPs of each part, how fast it was and for how much of the time, and bytes sent."""
     total = history.compute.total
     if not total.train:
         return []
     rows = [
-        ("training", total.train, total.rate("train"), "1"),
-        ("generation", total.generate, total.rate("generate"), f"{total.generate / total.train:.2f}"),
-        ("validation", total.validate, total.rate("validate"), f"{total.validate / total.train:.2f}"),
+        ("training", "train", "1", 1),
+        ("generation", "generate", f"{total.generate / total.train:.2f}", len(history.submissions)),
+        ("validation", "validate", f"{total.validate / total.train:.2f}", len(history.judges)),
     ]
     found = [
-        (name, f"{flops:.3g} FLOP, {share} x training" + (f", {rate / 1e9:.3g} GFLOP/s while at it" if rate else ""))
-        for name, flops, rate, share in rows
+        (name, f"{getattr(total, part):.3g} FLOP, {share} x training{_at_work(history, part, roles)}")
+        for name, part, share, roles in rows
     ]
     done = max(1, history.steps_done)
     return [
@@ -127,6 +127,16 @@ def computed(history: History) -> list[tuple[str, str]]:
         ("broadcast", f"{_bytes(total.broadcast)} sent, {_bytes(total.broadcast / done)} per step"),
         ("uploads", f"{_bytes(total.uploaded)} judged, {_bytes(total.uploaded / done)} per step"),
     ]
+
+
+def _at_work(history: History, part: str, roles: int) -> str:
+    """How fast a part was while it worked, and the share of the run's time that its roles worked for."""
+    total, wall_s = history.compute.total, history.wall_s
+    rate = total.rate(part)
+    if rate is None:
+        return ""
+    said = f", {rate / 1e9:.3g} GFLOP/s while at it"
+    return f"{said} ({getattr(total, f'{part}_s') / wall_s / roles:.0%} of the time)" if wall_s and roles else said
 
 
 def _bytes(count: float) -> str:

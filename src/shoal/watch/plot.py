@@ -80,7 +80,7 @@ def plot_run(run_dir: Path, out_png: Path) -> None:
             panels["drift"],
             "Drift",
             "nats per token",
-            curve("kl", "KL to base"),
+            curve("kl", "to base"),
             curve("drift", "since sampled", ORANGE),
             smooth=False,
         )

@@ -35,6 +35,8 @@ def print_rollouts(run_dir: Path, step: int | None, count: int, console: Console
     console.print(f"step {chosen}: {len(groups)} groups in all{left_out}", soft_wrap=True, markup=False)
     for submission, judged, group in groups[:count]:
         title = f"{group[0].source} task {group[0].task}, version {submission.version}, {submission.lease.node}"
+        if group[0].source in run.config.unverified:
+            title += ", unverified: what the environment said and what it gave is the worker's word"
         table = Table()
         for column in ("reward", "advantage", "tokens", "end", "answer"):
             table.add_column(column, justify="left" if column in ("end", "answer") else "right")

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoal.errors import ConfigError
+from shoal.evals.stats import Estimate, compare
 from shoal.telemetry.metrics import Entry, number, read_metrics, read_steps
 from shoal.telemetry.status import role_order, seconds
 from shoal.watch.contributions import Contribution, contributions_table, read_contributions
@@ -32,6 +34,8 @@ class Summary:
     final_pass: float | None
     final_interval: Interval | None
     final_version: int | None
+    gained: Estimate | None
+    """Final minus base, task by task; None where their tasks or answers per task differ."""
     heldout_tasks: int | None
     best_reward: float | None
     samples_trained: int
@@ -54,6 +58,8 @@ class Summary:
     verdict_p95_s: float | None = None
     suite: str | None = None
     """What the last version that was asked a suite did on it, and the base."""
+    unverified: tuple[str, ...] = ()
+    """Environments that are not played again: what they said and gave is their workers' word."""
 
 
 def summarise(run_dir: Path) -> Summary:
@@ -76,6 +82,7 @@ def summarise(run_dir: Path) -> Summary:
         final_pass=number(final, "pass_at_1"),
         final_interval=_interval(final),
         final_version=final.get("version"),
+        gained=_gained(base, final),
         heldout_tasks=None if (tasks := number(final or base, "tasks")) is None else int(tasks),
         best_reward=max(_numbers(steps, "reward"), default=None),
         samples_trained=int(sum(_numbers(steps, "samples"))),
@@ -93,6 +100,7 @@ def summarise(run_dir: Path) -> Summary:
         drawn=drawn(steps[-1]) if steps else [],
         **_latencies(read_steps(folder / "coordinator.jsonl", "latency", key="version")),
         suite=_suite(read_steps(folder / "evaluator.jsonl", "suite", key="version")),
+        unverified=_unverified(run_dir),
     )
 
 
@@ -100,6 +108,15 @@ def _latencies(entries: Sequence[Entry]) -> dict[str, float | None]:
     keys = ("first_rollout_s", "full_batch_s", "verdict_p50_s", "verdict_p95_s")
     found = {key: _numbers(entries, key) for key in keys}
     return {key: median(values) if values else None for key, values in found.items()}
+
+
+def _unverified(run_dir: Path) -> tuple[str, ...]:
+    from shoal.rundir import open_run  # imports numpy and pydantic, which views can do without
+
+    try:
+        return tuple(open_run(run_dir).config.unverified)
+    except ConfigError:  # a run of another release, whose metrics can still be read
+        return ()
 
 
 def _suite(entries: Sequence[Entry]) -> str | None:
@@ -141,6 +158,14 @@ def _interval(entry: Entry) -> Interval | None:
     return None if low is None or high is None else (low, high)
 
 
+def _gained(base: Entry, final: Entry) -> Estimate | None:
+    """Metrics of older runs do not have the right answers to each task."""
+    samples, solved = final.get("samples"), final.get("solved")
+    if not solved or samples != base.get("samples") or len(solved) != len(base.get("solved", [])):
+        return None
+    return compare([one / samples for one in base["solved"]], [one / samples for one in solved]).mean
+
+
 def _wait_shares(entries: dict[str, list[Entry]]) -> dict[str, float]:
     shares = {role: _numbers(entries[role], "wait_share") for role in sorted(entries, key=role_order)}
     return {role: fmean(values) for role, values in shares.items() if values}
@@ -165,12 +190,17 @@ def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "pass@1 of the base", _share(summary.base_pass, summary.base_interval) + tasks
     yield f"pass@1 of version {version}", _share(summary.final_pass, summary.final_interval)
     if summary.base_pass is not None and summary.final_pass is not None:
-        yield "gained", f"{summary.final_pass - summary.base_pass:+.3f}"
+        gain, interval = summary.final_pass - summary.base_pass, ""
+        if summary.gained is not None:
+            interval = f" [{summary.gained.low:+.3f}, {summary.gained.high:+.3f}], paired by task"
+        yield "gained", f"{gain:+.3f}{interval}"
     if summary.suite is not None:
         yield "suite", summary.suite
     yield "best reward of a step", _figure(summary.best_reward, ".3f")
     yield "samples trained on", f"{summary.samples_trained:,}"
     yield "tokens generated", f"{summary.tokens_generated:,}"
+    if summary.unverified:
+        yield "unverified", f"{', '.join(summary.unverified)}: what was inserted and earned is the workers' word"
     yield from summary.drawn
     yield "refused by the trainer", str(summary.rollouts_refused)
     if summary.banned:
