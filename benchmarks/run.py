@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -23,6 +25,8 @@ class Benchmark:
     summary: str
     module: str
     function: str
+    has_parts: bool = False
+    """It takes `out`, a directory in which finished parts are kept, and goes on from there."""
 
     def load(self) -> Run:
         run: Run = getattr(importlib.import_module(f"benchmarks.{self.module}"), self.function)
@@ -39,6 +43,11 @@ BENCHMARKS = {
         "vLLM as a worker's engine: agreement with our own, accepted files, attacks, cost of noise and proofs",
         "generation.vllm",
         "bench_vllm",
+    ),
+    "vllm-learns": Benchmark(
+        "a run of SmolLM2 with one worker on our own engine and one on vLLM: what it learns, and whose files count",
+        "generation.vllm_learns",
+        "bench_vllm_learns",
     ),
     "loop": Benchmark(
         "samples per second of the whole training loop, against TRL's GRPOTrainer", "training.loop", "bench_loop"
@@ -120,22 +129,32 @@ BENCHMARKS = {
     "length": Benchmark(
         "answer lengths and task reward with length budgets, against none", "training.length", "bench_length"
     ),
+    "turns": Benchmark(
+        "episodes of several turns: honest and lying workers, slow tools, and a run that learns to use one",
+        "turns.bench",
+        "bench_turns",
+        has_parts=True,
+    ),
     "fbam": Benchmark(
         "action models: exact streaming gradient, recordings, and what integrators of each depth learn",
         "fbam.bench",
         "bench_fbam",
+        has_parts=True,
     ),
     "fbam-length": Benchmark(
         "action models: loss against trained length on a git history, against truncated backpropagation",
         "fbam.length_law",
         "bench_length_law",
+        has_parts=True,
     ),
 }
 
 
-def run_benchmark(name: str, json_: bool, quick: bool, console: Console) -> None:
+def run_benchmark(name: str, json_: bool, quick: bool, console: Console, out: Path | None = None) -> None:
     """Runs one benchmark; `quick` makes it short and its figures meaningless."""
     run = find_benchmark(name)
+    if out is not None:
+        run = _keeping_parts(name, run, out)
     with _ends_tidily(), Progress(Console(stderr=True)) as progress:
         result = run(quick, progress)
     if json_:
@@ -148,6 +167,13 @@ def find_benchmark(name: str) -> Run:
     if name not in BENCHMARKS:
         raise BenchError(f"benchmark {name}: unknown; give one of {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name].load()
+
+
+def _keeping_parts(name: str, run: Callable[..., BenchResult], out: Path) -> Run:
+    if not BENCHMARKS[name].has_parts:
+        able = ", ".join(one for one, benchmark in BENCHMARKS.items() if benchmark.has_parts)
+        raise BenchError(f"benchmark {name}: --out {out}: it has no parts to keep; only these have: {able}")
+    return partial(run, out=out)
 
 
 @contextmanager

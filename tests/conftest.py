@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from shoal.config import TinyConfig
 from shoal.errors import BenchError
+from shoal.files import locked
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
 from shoal.tasks.sources.gym.source import ReasoningGym
@@ -45,32 +46,58 @@ ALONE = (
     "tests/faults/test_shardcast.py",
     "tests/tasks/test_scorer.py",
 )
-# Whole runs for minutes, in which most processes wait most of the time. A group goes through one process: the first two
-# are compared with one calm run, which is made once.
-WHOLE_RUNS = {
-    "tests/attacks/test_run_under_attack.py": "calm",
-    "tests/faults/test_kills.py": "calm",
-    "tests/client/test_joining.py": "others",
-    "tests/faults/test_several_validators.py": "others",
-    "tests/faults/test_storm.py": "others",
-    "tests/page/test_real_run.py": "pages",
-}
+# Whole runs for minutes, in which most processes wait most of the time. The longest come first, so that no core waits
+# for the other one at the end.
+WHOLE_RUNS = (
+    "tests/faults/test_kills.py",
+    "tests/faults/test_storm.py",
+    "tests/page/test_real_run.py",
+    "tests/attacks/test_run_under_attack.py",
+    "tests/lend/test_lent_run.py",
+    "tests/client/test_joining.py",
+    "tests/faults/test_several_validators.py",
+)
+# Files of the other tests that take longest, for the same reason.
+LONGEST = (
+    "tests/page/test_browser.py",
+    "tests/attacks/test_best_draw.py",
+    "tests/lend/test_supervisor.py",
+    "tests/doctor/test_report.py",
+    "tests/attacks/test_attacks.py",
+    "tests/attacks/test_free_sampling.py",
+    "tests/ledger/test_conformance.py",
+    "tests/tasks/test_docs.py",
+    "tests/train/test_sharded.py",
+    "tests/train/test_learning.py",
+    "tests/toploc/test_first_use.py",
+)
+FIRST = {name: number for number, name in enumerate((*WHOLE_RUNS, *LONGEST))}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The two small parts read their own files alone: importing all tests takes a process 14 CPU seconds."""
+    part = {"alone": ALONE, "whole_run": WHOLE_RUNS}.get(config.option.markexpr)
+    if part is None or not collection_path.name.startswith("test_") or collection_path.is_dir():
+        return None
+    return None if collection_path.relative_to(config.rootpath).as_posix().startswith(part) else True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks tests as they are found: xdist reads groups when all are."""
     if item.nodeid.startswith(ALONE):
         item.add_marker("alone")
-    elif group := WHOLE_RUNS.get(item.nodeid.partition("::")[0]):
+    elif item.nodeid.startswith(WHOLE_RUNS):
         item.add_marker("whole_run")
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.get(item.nodeid.partition("::")[0], len(FIRST)))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def full_priority() -> Iterator[None]:
     """Code that gives way to training would slow down all tests after it in this process: it cannot be taken back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "nice", lambda _: 0)
+        patch.setattr("shoal.priority.NICE", 0)
         yield
 
 
@@ -91,12 +118,20 @@ def tiny_policy(tiny_dir: Path) -> Policy:
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed, to compare others with; its config and its cache of models are beside it."""
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "config.toml").write_text(CONFIG)
-    with Runs(folder / "cache") as runs:
-        ended = runs.start(folder / "config.toml", folder / "calm").wait(400)
-    assert ended == 0, (folder / "calm.log").read_text()[-3000:]
+    """A run that nobody disturbed, to compare others with; its config and its cache of models are beside it.
+
+    It is made once: by the first of pytest-xdist's processes that asks for it, while the others wait.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "runs"
+    folder.mkdir(exist_ok=True)
+    with locked(folder / "lock", "another process has not ended the calm run", wait_s=500.0):
+        if not (folder / "ended").exists():
+            (folder / "config.toml").write_text(CONFIG)
+            with Runs(folder / "cache") as runs:
+                ended = runs.start(folder / "config.toml", folder / "calm").wait(400)
+            (folder / "ended").write_text(str(ended))
+    assert (folder / "ended").read_text() == "0", (folder / "calm.log").read_text()[-3000:]
     return folder / "calm"
 
 

@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from shoal.cli import app
 from shoal.config_io import load_config
 from shoal.rundir import FORMAT
 from tests.support.command import shoal as shoal_here
@@ -106,6 +110,25 @@ def test_every_command_explains_itself(command: str) -> None:
     assert f"Usage: python -m shoal {command}" in result.stdout
 
 
+def commands_below(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A command's path and itself, and so on for all below it. Typer has a copy of click, so their class is private."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_below(below, *path, name)
+
+
+def test_help_prints_every_word_in_brackets(tmp_path: Path) -> None:
+    """Rich takes [word] for markup and leaves it out, so help texts have to name a table of a config without brackets,
+    or escape them."""
+    lost = []
+    for path, command in commands_below(typer.main.get_command(app)):
+        texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
+        bracketed = re.findall(r"\[[^\[\]]+\]", " ".join(text.replace("\\[", "[") for text in texts if text))
+        said = shoal_here(tmp_path, *path, "--help").stdout if bracketed else ""
+        lost += [(*path, word) for word in bracketed if word not in said]
+    assert lost == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -123,6 +146,13 @@ def test_every_command_explains_itself(command: str) -> None:
         (["eval", ".", "--follow"], "error: run .: no usable run.json there"),
         (["run", ".", "--dry-run"], "error: run .: no usable run.json there"),
         (["run", "run.toml", "--dry-run", "--set", f"seed={2**63}"], "seed = 9223372036854775808: Input should be"),
+        (["page", "x" * 300], f"error: {'x' * 80}...: File name too long; give a shorter one"),
+        (["status", "x" * 300], f"error: {'x' * 80}...: File name too long; give a shorter one"),
+        (["page", "run.toml"], "error: run.toml: not a run: it is not a directory; name the directory that"),
+        (["page", "nowhere"], "error: nowhere: not a run: it does not exist; name the directory that"),
+        (["status", "--join", "http://[::1/x"], "error: --join http://[::1/x: Invalid IPv6 URL; give it as in https"),
+        (["runs", "--directory", "http://[::1/x"], "error: --directory http://[::1/x: Invalid IPv6 URL; give it as"),
+        (["identity", "show", "--key", "."], "error: key .: Is a directory; give the file of a key"),
     ],
 )
 def test_an_error_meant_for_people_has_no_traceback_and_code_3(config: Path, arguments: list[str], said: str) -> None:

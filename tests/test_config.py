@@ -174,7 +174,7 @@ def test_all_faults_are_told_at_once() -> None:
         ({**LONG, "wait_s": 30.0, "ledger": {"quorum": 2, "drawn": 3}}, "wait_s = 30: no validator could vote in time"),
         (
             {**LONG, "workers": {"groups_per_submission": 256}},
-            "file may have 3,305,373,696 bytes, and at most 1,073,741",
+            "file may have 3,305,439,232 bytes, and at most 1,073,741",
         ),
     ],
 )

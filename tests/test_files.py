@@ -232,6 +232,14 @@ def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path: Path) -> None:
         read_regular(tmp_path / "file", max_bytes=3)
 
 
+def test_what_is_refused_is_named_by_its_path_and_left_closed(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as refused:
+        read_regular(tmp_path)
+    assert refused.value.filename == str(tmp_path)
+    held = list(Path("/proc/self/fd").iterdir())
+    assert tmp_path not in [file.readlink() for file in held if file.is_symlink()]
+
+
 FILL = """
 import os, sys
 from pathlib import Path

@@ -23,6 +23,7 @@ from benchmarks.validation.file_cost import measure_file_cost
 from benchmarks.validation.numeric_lives import (
     files_until_ban,
     live,
+    tokens_after_turning,
     tokens_until_ban,
     validity,
     weighed_files,
@@ -53,6 +54,8 @@ EDITED_FILE = 4096
 MAX_EDITED = 64
 # The hardware that a cheat's headline figure is stated for.
 USUAL = "flash"
+# Shares of files past the probation that are compared with other weights: the default, and more.
+SHIFT_RATES = (AuditConfig().shift_rate, 0.25, 1.0)
 BARS: dict[str, tuple[Op, float]] = {
     "honest_files": (">=", 2000),
     "honest_blamed": ("<=", 0),
@@ -151,6 +154,11 @@ def _cheats(sight: Sight, size: Size) -> dict[str, Figure]:
         else:
             files = weighed_files(answers, size.answers, bets, sight.noise)
             found[f"tokens_{cheat}.{way}"] = tokens_until_ban(files, audit, NODES)
+            if way == USUAL:
+                honest = weighed_files(sight.honest[way], size.answers, bets, sight.noise)
+                for rate in SHIFT_RATES:
+                    rated = audit.model_copy(update={"shift_rate": rate})
+                    found[f"late_tokens_{cheat}.shift_{rate:g}"] = tokens_after_turning(honest, files, rated, NODES)
         if cheat == LAUNDERED:
             found[f"not_best_{cheat}_vs_honest.{way}"] = not_best(answers) / max(not_best(sight.honest[way]), 1e-9)
     return found

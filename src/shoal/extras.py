@@ -19,6 +19,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "ifeval": ("langdetect", "nltk"),
     "smollm2": ("accelerate", "gguf"),
     "verifiers": ("verifiers",),
+    "openenv": ("openenv",),
     "vllm": ("triton", "vllm"),
 }
 NOT_EVERYWHERE = {"triton", "uvloop"}  # no Triton without a GPU, no uvloop for Windows

@@ -63,9 +63,13 @@ def make_directory(path: Path) -> None:
 def open_regular(path: Path) -> Iterator[io.BufferedReader]:
     """A regular file for reading; OSError for anything else, such as a pipe that would block its reader for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):  # asked before fdopen, which names a directory by its descriptor and leaves it open
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
         yield file
 
 
@@ -133,6 +137,17 @@ def write_whole(path: Path, data: bytes, *, once: bool = False, durable: bool = 
         file.flush()
         if durable:
             os.fsync(file.fileno())
+
+
+def check_writable(path: Path) -> None:
+    """Raises what `write_whole` would raise, and leaves a file that is there as it is: for before hours of work."""
+    make_directory(path.parent)
+    with disk_errors(path):
+        if path.is_dir():
+            raise StorageError(f"{path}: cannot be written because it is a directory; give the name of a file")
+        staging = _staging(path.parent)
+        staging.touch(exist_ok=False)
+        staging.unlink()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.errors import ShoalError
+from shoal.priority import pass_on_priority
 from shoal.wait import Wait
 
 MAX_MESSAGE = 65536
@@ -196,6 +197,7 @@ def serve(orders: socket.socket) -> None:
 def _become(order: dict[str, Any], log: int, *inherited: int) -> NoReturn:
     """In the forked process: runs the command."""
     os.setsid()
+    pass_on_priority()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from shoal.files import disk_errors, make_directory
 from shoal.fork_server import ForkedProcess, ForkServer, ForkServerError
+from shoal.priority import pass_on_priority
 
 PARENT_PIPE = "SHOAL_PARENT_PIPE"
 LAST_WORDS = "SHOAL_LAST_WORDS"
 OMP_THREADS = "OMP_NUM_THREADS"
 # The file through which ranks on one machine meet, in the place of torchrun's server.
 RENDEZVOUS = "SHOAL_RENDEZVOUS"
-NICE = 10
 MAX_WORDS = 4096  # bytes; any pipe takes them without a reader
 _last_words: int | None = None
 # A role that ends with this code met an error that starting it again would meet again.
@@ -56,12 +56,6 @@ def set_defaults() -> None:
     """Settings of this process that must stand before torch is imported; the user's own are left alone."""
     for name, value in {**SLEEP_WHEN_IDLE, **NO_HUB}.items():
         os.environ.setdefault(name, value)
-
-
-def give_way() -> None:
-    """Lets the roles of a run go first: for a process that only looks on, or talks."""
-    with suppress(OSError):
-        os.nice(NICE)
 
 
 def role_environment(threads: int) -> dict[str, str]:
@@ -107,6 +101,7 @@ class Child:
             make_directory(self.log.parent)
             with disk_errors(self.log), self.log.open("ab") as log:
                 self.process = self._process(log.fileno(), {PARENT_PIPE: theirs, LAST_WORDS: said})
+            pass_on_priority(self.process.pid)
         except BaseException:
             os.close(ours)
             os.close(heard)

@@ -151,7 +151,8 @@ def limits_of(config: RunConfig, vocab: int) -> Limits:
     """What a sample of this run may look like."""
     sampling = config.sampling
     every = span_tokens(sampling.max_new_tokens) if config.workers.in_flight else 0
-    return Limits(sampling.group_size, vocab, sampling.max_prompt_tokens, sampling.max_new_tokens, every)
+    lengths = sampling.max_prompt_tokens, sampling.max_new_tokens
+    return Limits(sampling.group_size, vocab, *lengths, every, config.max_turns)
 
 
 def open_run(path: Path) -> RunDir:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from shoal.files import parse_json
+from shoal.priority import pass_on_priority
 from shoal.text import one_line
 
 # What is kept of a child's standard error, for the error that its owner raises.
@@ -58,6 +59,7 @@ class Child:
             bufsize=0,
             start_new_session=True,
         )
+        pass_on_priority(self._process.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -77,9 +79,18 @@ class Child:
         """For `select`: readable when a reply has begun."""
         return self._from
 
+    @property
+    def has_line(self) -> bool:
+        """Whether a whole message has come that was not received yet."""
+        return b"\n" in self._pending
+
     def send(self, messages: Sequence[object], seconds: float = math.inf) -> None:
         """Sends messages; ChildError if it takes nothing for so many seconds."""
-        left = memoryview(b"".join(_line(message) for message in messages))
+        self.write(b"".join(map(line_of, messages)), seconds)
+
+    def write(self, lines: bytes, seconds: float = math.inf) -> None:
+        """The same with messages that are lines already (`line_of`)."""
+        left = memoryview(lines)
         while left:
             if not _is_ready(self._to, select.POLLOUT, seconds):
                 raise LateError(f"took no messages for {seconds:g} s")
@@ -183,11 +194,12 @@ class Child:
 
 def say(pipe: IO[bytes], message: object) -> None:
     """In the child: a message. Raw bytes may be written after it."""
-    pipe.write(_line(message))
+    pipe.write(line_of(message))
     pipe.flush()
 
 
-def _line(message: object) -> bytes:
+def line_of(message: object) -> bytes:
+    """A message as it goes through a pipe."""
     return json.dumps(message).encode() + b"\n"
 
 

@@ -15,8 +15,14 @@ from shoal.errors import BenchError
 
 
 def test_an_unknown_bench_is_answered_with_the_names_of_all() -> None:
-    with pytest.raises(BenchError, match="benchmark engin: unknown; give one of engine, vllm, loop"):
+    with pytest.raises(BenchError, match="benchmark engin: unknown; give one of engine, vllm, vllm-learns, loop"):
         run_benchmark("engin", True, True, Console())
+
+
+def test_a_benchmark_without_parts_refuses_a_directory_for_them(tmp_path: Path) -> None:
+    refusal = r"benchmark engine: --out .*: it has no parts to keep; only these have: turns, fbam"
+    with pytest.raises(BenchError, match=refusal):
+        run_benchmark("engine", True, True, Console(), tmp_path)
 
 
 def test_every_name_leads_to_a_bench() -> None:

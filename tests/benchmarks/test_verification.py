@@ -14,8 +14,9 @@ from benchmarks.validation import verification as bench
 from benchmarks.validation.numeric_lives import MAX_TOKENS, live, tokens_until_ban, validity, with_draw
 from benchmarks.validation.numeric_testbed import CHEATS, Sight, Size, look
 from shoal.config import AuditConfig
-from shoal.validate.audit import DRAWN
-from shoal.validate.numerics.bets import Observed, shift_bet
+from shoal.validate.audit import COMPARED
+from shoal.validate.numerics.alternative_names import shift_bet
+from shoal.validate.numerics.bets import Observed
 from shoal.validate.numerics.judge import BETS, Weighed
 from shoal.validate.numerics.ways import WAYS
 from tests.support.roles_in_process import make_config
@@ -72,13 +73,13 @@ def weighed(nats: dict[str, float]) -> Weighed:
 
 
 def test_a_shift_counts_on_the_files_that_are_compared_with_it() -> None:
-    found = with_draw(weighed({}), DRAWN[:1])
-    assert {shift_bet(name) in found.nats for name in DRAWN[1:]} == {False}
-    assert shift_bet(DRAWN[0]) in found.nats
+    found = with_draw(weighed({}), COMPARED[:1])
+    assert {shift_bet(name) in found.nats for name in COMPARED[1:]} == {False}
+    assert shift_bet(COMPARED[0]) in found.nats
 
 
 def test_a_life_ends_with_a_ban_and_goes_on_for_honest_nodes() -> None:
-    bet = shift_bet(DRAWN[0])
+    bet = shift_bet(COMPARED[-1])  # which a newcomer is compared with last
     always = tokens_until_ban([weighed({"gaps 0.5": 5.0})], AuditConfig(), 5)
     sometimes = tokens_until_ban([weighed({bet: 5.0})], AuditConfig(), 5)
     assert always == 400

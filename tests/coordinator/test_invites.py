@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from shoal.client.client import CoordinatorClient
+from shoal.client.invites import make_invites
 from shoal.coordinator.command import open_coordinator, own_nodes
 from shoal.crypto.keys import Key
-from shoal.errors import SwarmError
+from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.invite import Invite
 from shoal.protocol.refusal import Refusal
-from shoal.rundir import role_key
+from shoal.rundir import RunDir, role_key
 from tests.support.coordinator_in_process import COORDINATOR, VALIDATOR, World, key_of, make_config, world_at
 
 A, B = key_of("a"), key_of("b")
@@ -148,3 +149,24 @@ def test_a_closed_run_admits_the_nodes_that_it_starts_itself(tmp_path: Path) -> 
     finally:
         coordinator.ledger_writer.close()
         database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("rubbish", "is not the URL of a coordinator"),
+        ("", "is not the URL of a coordinator"),
+        ("http://1.2.3.4:5 ; rm -rf", "Port could not be cast"),
+        ("http://1.2.3.4/;rm", "has others than letters"),
+        ("http://$(id)/", "has others than letters"),
+        ("http://[::1/x", "Invalid IPv6 URL"),
+        ("https://host:7000#0x12", "has others than letters"),
+    ],
+)
+def test_no_line_is_made_that_leads_nowhere_or_is_not_safe_to_paste(tmp_path: Path, url: str, fault: str) -> None:
+    run = RunDir(tmp_path, make_config(swarm={"closed": True}))
+    role_key(tmp_path, "coordinator")
+    with pytest.raises(ConfigError, match=rf"^--url .*{fault}.*; give the coordinator's, as in https://HOST:7000$"):
+        make_invites(run, url, LATER, 1)
+    (line,) = make_invites(run, "https://[2001:db8::1]:7000/shoal/", LATER, 1)
+    assert line.startswith("shoal worker --join https://[2001:db8::1]:7000/shoal#0x")

@@ -90,6 +90,15 @@ def test_a_key_file_with_something_else_in_it_is_refused(tmp_path: Path, text: s
         Key.load(path)
 
 
+def test_a_directory_or_a_pipe_is_not_a_key_and_is_called_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, what in (("folder", "Is a directory"), ("pipe", "not a regular file")):
+        with pytest.raises(IdentityError) as refused:
+            Key.load_or_create(tmp_path / name)
+        assert str(refused.value) == f"key {tmp_path / name}: {what}; give the file of a key"
+
+
 def test_an_address_with_a_mistyped_letter_is_found_by_its_checksum() -> None:
     address = Key(b"\x07" * 32).address
     assert checked_address(address) == checked_address(checksummed(address)) == address

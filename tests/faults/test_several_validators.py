@@ -14,7 +14,7 @@ from shoal.ledger.reader import read_record
 from shoal.rundir import key_path, open_run, role_key, validator_names
 from shoal.telemetry.metrics import read_metrics
 from shoal.telemetry.status import read_status
-from tests.support.run_processes import Runs
+from tests.support.run_processes import CONFIG, Runs
 from tests.support.until import until
 
 KILLED = "validator-1"
@@ -27,10 +27,11 @@ def verdicts(out: Path, name: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-def test_two_validators_share_a_runs_files_and_one_that_is_killed_is_not_missed(calm: Path) -> None:
-    config, out = calm.parent / "config.toml", calm.parent / "shared"
-    changes = ["--set", "steps=8", "--set", "audit.count=2", "--set", "eval.every=8"]
-    with Runs(calm.parent / "cache") as runs:
+def test_two_validators_share_a_runs_files_and_one_that_is_killed_is_not_missed(tmp_path: Path) -> None:
+    config, out = tmp_path / "config.toml", tmp_path / "shared"
+    config.write_text(CONFIG)
+    changes = ["--set=steps=8", "--set=audit.count=2", "--set=eval.every=8", "--set=model.tiny.warm_steps=0"]
+    with Runs(tmp_path / "cache") as runs:
         run = runs.start(config, out, *changes)
         until(lambda: len(verdicts(out, KILLED)) >= 3, 240)
         (pid,) = [status.pid for status in read_status(out) if status.role == KILLED]

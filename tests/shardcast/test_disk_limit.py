@@ -1,6 +1,5 @@
 """Versions on a lent disk: never more bytes than its owner allows, and a clear error where one version is too many."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,40 +7,19 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import LimitError
-from shoal.files import tree_bytes
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
+from tests.support.disk_watch import DiskWatch
 from tests.support.origin_and_relays import KEY, RUN, Origin, contents, origin_at
 
 MIB = 1 << 20
 WITHIN = 1.05  # of the limit
 
 
-class Watch:
-    """The most bytes that were ever in a directory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.peak = path, 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def _look(self) -> None:
-        while not self._over.wait(0.002):
-            self.peak = max(self.peak, tree_bytes(self.path))
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 @contextmanager
-def lent(path: Path, most: int) -> Iterator[tuple[Origin, Puller, Watch]]:
+def lent(path: Path, most: int) -> Iterator[tuple[Origin, Puller, DiskWatch]]:
     """An origin, a client whose disk is limited, and what was on it at the most."""
-    with origin_at(path / "origin") as origin, Watch(path / "client") as seen:
+    with origin_at(path / "origin") as origin, DiskWatch(path / "client") as seen:
         sources = [origin.server.url]
         with Puller(Store(path / "client"), sources, KEY.address, RUN, keep=4, max_bytes=lambda: most) as client:
             yield origin, client, seen

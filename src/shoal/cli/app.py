@@ -40,6 +40,8 @@ def main() -> None:
     except OSError as error:
         cause = error.__context__  # the reason for the end must not be lost because nothing more can be written
         error = cause if isinstance(cause, OSError) else error
+        if error.errno == errno.ENAMETOOLONG:
+            refuse(StorageError(f"{str(error.filename)[:80]}...: {error.strerror}; give a shorter one"))
         if error.filename is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise  # it is about a file, and a defect of ours
         _mute(1)

@@ -69,9 +69,11 @@ def worker(
     describes the owner's machines: --device, --engine, --tensor-parallel, --kv-cache-gb and --server are this one's.
     With pauses, hours and a supervisor that keeps the limits: shoal lend start URL.
     """
+    from shoal.bandwidth import limit_line
     from shoal.cli.lend import lend, machine, on_device
 
     limits = limiting.limits()
+    limit_line(limits.download, limits.upload)  # before the first request: joining may fetch gigabytes of task files
     located, options = lend("worker", run, joining, console, changes, allow_code)
     options = replace(options, limits=limits)
     machined = machine(located, batch, limits.threads, dtype, engine, tensor_parallel, server, kv_cache_gb)

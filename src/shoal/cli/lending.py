@@ -60,13 +60,13 @@ def start(
     Without URL it goes on as agreed at the last start. `idle` is: nobody typed for five minutes, and other programs use
     less than a quarter of the CPUs.
     """
+    from shoal.client.known_coordinators import trusted
     from shoal.lend.state_files import LendFolder, Settings
     from shoal.lend.when import parse_when
-    from shoal.protocol.run_card import Join
 
     folder = LendFolder(name)
     if url is not None:
-        Join.parse(url)
+        trusted(url)  # what every worker would refuse is refused now
         worker = ["--device", device] * (device is not None) + ["--batch", str(batch)] * (batch is not None)
         settings = Settings(
             join=url,
@@ -105,6 +105,7 @@ def _is_paused(folder: "LendFolder") -> bool:
 def _start_in_background(folder: "LendFolder") -> None:
     """Starts the supervisor, and waits until it says something or has failed."""
     from shoal.lend.service_files import command
+    from shoal.lend.state_files import LendStatus
 
     began = time.time()
     with folder.own_log.open("ab") as log:
@@ -119,6 +120,12 @@ def _start_in_background(folder: "LendFolder") -> None:
     if process.poll() not in (None, 0):
         said = folder.own_log.read_text(errors="replace").strip().splitlines()
         raise ConfigError(f"lend {folder.name}: did not start ({said[-1] if said else 'it said nothing'})")
+    found = folder.status()
+    if process.poll() is None and (found is None or found.pid != process.pid):
+        reason = f"process {process.pid} has said nothing for {START_S:.0f} s; ask again with shoal lend status"
+        found = LendStatus(state="starting", reason=reason, since=began, pid=process.pid)
+        _print(_lines(folder.settings(), found))
+        return
     _show(folder)
 
 
@@ -236,12 +243,18 @@ def _tree(settings: "Settings") -> object:
 def _show(folder: "LendFolder") -> None:
     from shoal.lend.state_files import LendStatus
 
-    settings, found = folder.settings(), folder.status()
-    if found is not None and not folder.is_running() and found.state != "ended":
+    settings, found, running = folder.settings(), folder.status(), folder.is_running()
+    if found is not None and not running and found.state != "ended":
         found = LendStatus(
             state="ended", reason="the supervisor was killed; shoal lend start", since=found.since, pid=0
         )
-    for label, text in _lines(settings, found):
+    if found is None and running:
+        found = LendStatus(state="starting", since=time.time(), pid=0)
+    _print(_lines(settings, found))
+
+
+def _print(lines: list[tuple[str, str]]) -> None:
+    for label, text in lines:
         console.print(f"{label:<9} {text}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -84,7 +84,9 @@ def feed(
 ) -> None:
     """Hand the curves of a run, finished or not, to a logging sink; what it has already it does not get again.
 
-    shoal run does this by itself for the sinks of [log]. --set log.wandb.project=NAME changes a setting for this time.
+    shoal run does this by itself for the sinks that its config names under log.
+
+    --set log.wandb.project=NAME changes a setting for this time.
     """
     from shoal.sinks.feed import feed_run
 
@@ -138,9 +140,9 @@ def replay(
 @app.command(rich_help_panel=PANEL)
 def attacks() -> None:
     """List the ways in which a worker of a run can be told to cheat."""
-    from shoal.attacks import ATTACKS
+    from shoal.attacks import ATTACKS, EPISODE_ATTACKS
 
-    for name, kind in ATTACKS.items():
+    for name, kind in (ATTACKS | EPISODE_ATTACKS).items():
         console.print(f"{name:20} {(kind.__doc__ or '').strip()}", highlight=False)
 
 

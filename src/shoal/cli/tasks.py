@@ -200,7 +200,7 @@ def calibrate(
         Path | None, typer.Option(help="Config whose tasks give the prompts; default: random tokens.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write: [audit.thresholds] of a float32 run, rates of a bfloat16 run.")
+        Path | None, typer.Option(help="File to write: audit.thresholds of a float32 run, rates of a bfloat16 run.")
     ] = None,
     samples: Annotated[int, typer.Option(min=16, help="Answers per comparison.")] = 256,
     answers: Annotated[

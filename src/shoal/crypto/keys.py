@@ -14,7 +14,7 @@ from coincurve import PrivateKey, PublicKey
 from Crypto.Hash import keccak
 
 from shoal.errors import IdentityError
-from shoal.files import disk_errors, make_directory
+from shoal.files import disk_errors, make_directory, open_regular
 
 # Order of the curve's group; a signature whose s is in the upper half has a twin and is refused (EIP-2).
 HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
@@ -47,14 +47,15 @@ class Key:
     def load(cls, path: Path) -> "Key":
         """The key in a file that only its owner can read."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with open_regular(path) as file:
+                mode = os.fstat(file.fileno()).st_mode & 0o777
+                if mode & 0o077:
+                    raise IdentityError(f"key {path}: others can read it (mode {mode:o}); chmod 600 {path}")
+                text = file.read(200).decode("ascii", errors="replace")
+        except FileNotFoundError as error:
+            raise IdentityError(f"key {path}: {error.strerror}; make one with shoal identity show") from error
         except OSError as error:
-            raise IdentityError(f"key {path}: {error.strerror}; make one with Key.load_or_create") from error
-        with os.fdopen(descriptor, "rb") as file:
-            mode = os.fstat(descriptor).st_mode & 0o777
-            if mode & 0o077:
-                raise IdentityError(f"key {path}: others can read it (mode {mode:o}); chmod 600 {path}")
-            text = file.read(200).decode("ascii", errors="replace")
+            raise IdentityError(f"key {path}: {error.strerror}; give the file of a key") from error
         try:
             return cls.parse(text)
         except IdentityError as error:

@@ -140,8 +140,13 @@ class Patient(HttpToolsProtocol):
         return waits + (self.below.get_write_buffer_size() if self.below is not None else 0)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that its port is known and is ours before anything else begins."""
+def bind(
+    host: str, port: int, who: str = "coordinator", remedy: str = "change swarm.host or swarm.port"
+) -> socket.socket:
+    """A listening socket, so that its port is known and is ours before anything else begins.
+
+    `who` listens, and what to do if it cannot (`remedy`), are for the error.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, or asyncio does not switch Nagle's algorithm off, and every answer takes 40 ms longer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -149,11 +154,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last for what cannot be a host name
         listener.close()
-        raise SwarmError(
-            f"coordinator {host}:{port}: cannot listen ({error}); change swarm.host or swarm.port"
-        ) from error
+        raise SwarmError(f"{who} {host}:{port}: cannot listen ({error}); {remedy}") from error
     return listener
 
 
