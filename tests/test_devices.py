@@ -1,5 +1,7 @@
 """Claims about devices: which one a process gets, what is said where there is none, and what each computes with."""
 
+import mmap
+
 import pytest
 import torch
 
@@ -89,13 +91,14 @@ def test_mps_sums_in_float32_and_others_in_float64() -> None:
 
 
 def test_memory_of_this_machine_grows_with_what_is_used() -> None:
+    size = 1 << 26
     before = devices.memory(devices.CPU)
-    held = torch.ones(1 << 24)
-    after = devices.memory(devices.CPU)
-    assert held.sum() == 1 << 24
+    with mmap.mmap(-1, size) as held:  # not a tensor: an allocator may have a freed block of that size at hand
+        held.write(b"\1" * size)
+        after = devices.memory(devices.CPU)
     if before.used is None or after.used is None or after.peak is None or after.total is None:
         pytest.skip("this system does not tell")
-    assert after.used - before.used >= 1 << 25  # allocators may reuse a part
+    assert after.used - before.used >= size // 2  # what other threads free meanwhile counts against it
     assert after.used <= after.peak <= after.total
 
 
