@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a tiny model that opens like any other, a coordinator, a calm run, and a chain."""
+"""Fixtures for all tests: a tiny model that opens like any other, a coordinator, a calm run, a browser, and a chain."""
 
 import os
 
@@ -21,6 +21,8 @@ from shoal.files import locked
 from shoal.models.load import Policy, load
 from shoal.models.tiny import build_tiny
 from shoal.tasks.sources.gym.source import ReasoningGym
+from tests.support.axe import axe_source
+from tests.support.browser import Browser
 from tests.support.coordinator_fixtures import database_url, postgres_url, small_world, world
 from tests.support.run_processes import CONFIG, Runs
 from tests.support.servers.anvil import Anvil, anvil
@@ -150,3 +152,22 @@ def chain_or_skip() -> Iterator[Anvil]:
         except BenchError as error:
             pytest.skip(f"anvil is not available: {error}")
         yield chain
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    try:
+        started = Browser()
+    except BenchError as error:
+        pytest.skip(str(error))
+    with started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The accessibility audit as a script."""
+    try:
+        return axe_source()
+    except BenchError as error:
+        pytest.skip(str(error))

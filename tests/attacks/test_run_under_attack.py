@@ -12,6 +12,9 @@ from shoal.coordinator.db.schema import nodes, submissions
 from shoal.ledger.export import verify_file
 from shoal.rundir import open_run
 from shoal.telemetry.metrics import read_metrics
+from tests.support.browser import Browser, opened
+from tests.support.page_in_process import serving_pages
+from tests.support.real_pages import open_all
 from tests.support.run_processes import CONFIG, STEPS, Runs, reward_at
 
 # Three strikes rather than two keep the cheaters at work a little longer.
@@ -27,14 +30,21 @@ strikes = 3
 """
 
 
-@pytest.mark.timeout(900)
-def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_them(
-    calm: Path, runs: Runs, tmp_path: Path
-) -> None:
-    config, out = tmp_path / "attacked.toml", tmp_path / "attacked"
+@pytest.fixture(scope="module")
+def attacked(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended, with all that its cheaters left."""
+    folder = tmp_path_factory.mktemp("attacked")
+    config, out = folder / "attacked.toml", folder / "attacked"
     config.write_text(CONFIG + CHEATERS)
-    ended = runs.start(config, out).wait(400)
-    assert ended == 0, (tmp_path / "attacked.log").read_text()[-3000:]
+    with Runs(calm.parent / "cache") as runs:
+        ended = runs.start(config, out).wait(400)
+    assert ended == 0, (folder / "attacked.log").read_text()[-3000:]
+    return out
+
+
+@pytest.mark.timeout(900)
+def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_them(calm: Path, attacked: Path) -> None:
+    out = attacked
     trained: Counter[str] = Counter()
     used = json.loads((max((out / "checkpoints").glob("step-*")) / "state.json").read_text())["used"]
     with reading(open_run(out)) as db:
@@ -74,3 +84,8 @@ def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_t
         assert outcomes[place] in expected, entry
     assert {names[address] for address in state.accounts} == {"worker-0", "worker-1", "validator"}
     assert abs(reward_at(out, STEPS) - reward_at(calm, STEPS)) < 0.12
+
+
+def test_every_page_of_a_run_that_has_ended_comes_from_its_files(attacked: Path, browser: Browser, axe: str) -> None:
+    with serving_pages(attacked) as url, opened(browser) as page:
+        open_all(page, url, "finished", axe)

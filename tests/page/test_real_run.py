@@ -4,10 +4,8 @@ The run has more steps than anybody waits for, so it is at work for as long as p
 cheats in a way that is always seen, so there are verdicts with evidence.
 """
 
-import json
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.axe import axe_faults
-from tests.support.browser import Browser, Page, opened
+from tests.support.browser import Browser, opened
 from tests.support.page_in_process import serving_pages
+from tests.support.real_pages import PAGES, WAIT_S, document, found_out, open_all
 from tests.support.run_processes import Runs
 
 CONFIG = """
@@ -60,17 +58,6 @@ rollouts = 100
 [[cheaters]]
 attack = "edited_tokens"
 """
-# For a machine on which much else is done: a quiet one takes a tenth of it.
-WAIT_S = 200.0
-# What is there once a page has its content, in a run that has trained a step.
-PAGES = {
-    "/": "document.querySelectorAll('.uplot canvas').length >= 7",
-    "/swarm": "document.querySelectorAll('tbody tr').length >= 4",
-    "/rollouts": "document.querySelectorAll('.group').length >= 1",
-    "/verdicts?result=accepted": "document.querySelectorAll('tbody tr').length >= 1",
-    "/ledger": "document.querySelector('#verified')",
-    "/join": r"/pip install shoal-rl '[\s\S]+shoal worker --join http/.test(document.body.innerText)",
-}
 
 
 @dataclass
@@ -108,36 +95,6 @@ def run(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         url = within(lambda: re.search(r"watch at (http://127\.0\.0\.1:\d+)/", log.read_text()))[1]
         within(lambda: found_out(url) and document(url, "run")["series"]["x"] and document(url, "ledger")["cosigned"])
         yield RealRun(folder / "real", url, runs)
-
-
-def document(url: str, name: str) -> Any:
-    with urllib.request.urlopen(f"{url}/data/{name}", timeout=WAIT_S) as answer:
-        return json.load(answer)
-
-
-def found_out(url: str) -> list[dict[str, Any]]:
-    """Files that were refused because of a sample: their evidence has its tokens."""
-    return list(document(url, "verdicts?check=sampling")["files"])
-
-
-def open_all(page: Page, url: str, state: str, axe: str) -> None:
-    """Opens every page, follows a link, audits each, and looks for what went wrong meanwhile."""
-    for path, ready in PAGES.items():
-        page.open(url + path, ready, WAIT_S)
-        page.until(f"document.querySelector('.bar-top .badge').textContent === '{state}'", WAIT_S)
-        assert page.run("document.querySelectorAll('main h1').length") == 1
-        assert axe_faults(page, axe) == [], path
-    page.open(f"{url}/swarm?role=worker", "document.querySelector('tbody .address')", WAIT_S)
-    page.run("document.querySelector('tbody .address').click()")
-    page.until("/^.node.0x/.test(location.pathname) && document.querySelector('.tile')", WAIT_S)
-    assert axe_faults(page, axe) == [], "contributor"
-    newest = found_out(url)[0]
-    tokens = "document.querySelector('.finding') && document.querySelectorAll('.tokens li').length > 0"
-    page.open(f"{url}/verdicts/{newest['step']}/{newest['submission']}", tokens, WAIT_S)
-    assert "shoal replay RUN/evidence/step-" in page.text()
-    assert axe_faults(page, axe) == [], "evidence token by token"
-    assert page.faults == []
-    assert [asked for asked in page.requests if not asked.startswith((f"{url}/", "data:"))] == []
 
 
 def test_every_page_of_a_run_that_goes_on_is_there_and_clean(browser: Browser, run: RealRun, axe: str) -> None:

@@ -140,7 +140,7 @@ def address(number: int) -> str:
     return f"0x{number:040x}"
 
 
-def _node(number: int) -> dict[str, Any]:
+def node(number: int) -> dict[str, Any]:
     state = ("healthy", "healthy", "healthy", "silent", "gone", "banned")[number % 6]
     return {
         "address": address(number),
@@ -177,7 +177,7 @@ def _write_records(path: Path, step: int, node_count: int, samples: int, answer_
     groups_per_file = 8
     files = list(_files(step, samples, groups_per_file, answer_bytes))
     with engine.begin() as db:
-        db.execute(nodes.insert(), [_node(number) for number in range(node_count)])
+        db.execute(nodes.insert(), [node(number) for number in range(node_count)])
         for lease, data in files:
             db.execute(leases.insert().values(**_lease_row(lease)))
             db.execute(submissions.insert().values(**_file_row(lease, len(data), accept=True)))

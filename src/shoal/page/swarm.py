@@ -1,6 +1,5 @@
 """Page "swarm": nodes by state, what they bring, and how weights reach them; no address of any machine."""
 
-import re
 import time
 from dataclasses import dataclass
 
@@ -8,18 +7,14 @@ from sqlalchemy import ColumnElement, Connection, Row, case, func, or_, select
 
 from shoal.coordinator.db.schema import nodes, submissions
 from shoal.coordinator.draws import standing
-from shoal.coordinator.node_states import State
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
-from shoal.telemetry.metrics import number
+from shoal.page.weights_tree import AT_WORK, weights_tree
 
 PER_PAGE = 100
 MAX_PAGE = 10_000
-MAX_RELAYS = 64
 # Heard so recently, a node's speed counts for the swarm's.
 RECENT_S = 120.0
-AT_WORK = (State.JOINED, State.HEALTHY)
-VERSION = re.compile(r"version (\d+)")
 SPEED = case((nodes.c.busy_s > 0, nodes.c.tokens / nodes.c.busy_s), else_=0.0)
 ORDERS: dict[str, tuple[ColumnElement[object], ...]] = {
     "tokens": (nodes.c.tokens.desc(),),
@@ -71,7 +66,7 @@ def swarm_document(db: Connection, files: RunFiles, query: NodeQuery) -> dict[st
         "unjudged": verdicts.get(None, 0),
         "tokens": int(tokens or 0),
         "tokens_per_s": float(speed or 0.0),
-        "tree": _tree(db, files),
+        "tree": weights_tree(db, files),
         "found": found,
         "page": page,
         "per_page": PER_PAGE,
@@ -117,29 +112,3 @@ def _wanted(query: NodeQuery) -> list[ColumnElement[bool]]:
             )
         )
     return wanted
-
-
-def _tree(db: Connection, files: RunFiles) -> dict[str, object]:
-    """Trainer, origin, relays, workers: who has which version. Who fetches from which relay is not known to a run."""
-    origin = next((status for status in files.statuses if status.role == "origin"), None)
-    offered = VERSION.search(origin.doing) if origin else None
-    relays = db.execute(
-        select(nodes).where(nodes.c.role == "relay").order_by(nodes.c.version.desc(), nodes.c.address).limit(MAX_RELAYS)
-    )
-    holders = db.execute(
-        select(nodes.c.version, func.count())
-        .where(nodes.c.role == "worker", nodes.c.state.in_(AT_WORK))
-        .group_by(nodes.c.version)
-        .order_by(nodes.c.version.desc())
-        .limit(8)
-    )
-    published = number(files.history.last_step, "version")
-    return {
-        "trainer": int(published) if published is not None else None,
-        "origin": int(offered[1]) if offered else None,
-        "relays": [
-            {"address": row.address, "name": public_text(row.name), "state": row.state, "version": row.version}
-            for row in relays
-        ],
-        "workers": [[version, count] for version, count in holders.all()],
-    }

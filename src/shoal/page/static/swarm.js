@@ -1,6 +1,6 @@
 // Page "swarm".
 import { html } from "./htm-preact.js";
-import { compact, duration, has, int, NONE, plural } from "./format.js";
+import { compact, duration, int, NONE, plural } from "./format.js";
 import { Address, Badge, Empty, Loading, Pager, Problem, Search, Section, Select, Table, Tile, Tiles } from "./parts.js";
 import { query, useDocument, useQuery } from "./store.js";
 
@@ -15,16 +15,8 @@ function States({ states, chosen, choose }) {
     <ul class="chips" aria-label="nodes by state">${STATES.map((state) => html`<li><button aria-pressed=${chosen === state ? "true" : "false"} onClick=${() => choose(chosen === state ? "" : state)}><span class="swatch state-${state}" aria-hidden="true"></span>${state} <b>${int(states[state] || 0)}</b></button></li>`)}</ul></div>`;
 }
 
-function Tree({ tree }) {
-  const version = (number) => (has(number) ? `version ${int(number)}` : "no version yet");
-  return html`<${Section} title="How weights travel" id="tree"><ul class="tree">
-    <li><b>trainer</b> <span class="unit">${version(tree.trainer)}</span><ul>
-      <li><b>origin</b> <span class="unit">offers ${version(tree.origin)}</span><ul>
-        ${tree.relays.map((relay) => html`<li key=${relay.address}><b>relay</b> <${Address} address=${relay.address} name=${relay.name === "relay" ? "" : relay.name}/> <${Badge} word=${relay.state}/> <span class="unit">${has(relay.version) ? version(relay.version) : ""}</span></li>`)}
-        ${tree.relays.length ? null : html`<li class="unit">no relay has joined</li>`}
-        <li><b>workers</b><ul>${tree.workers.map(([number, count]) => html`<li>${plural(count, "worker")} <span class="unit">${has(number) ? `on ${version(number)}` : "fetching the first version"}</span></li>`)}${tree.workers.length ? null : html`<li class="unit">none at work</li>`}</ul></li>
-      </ul></li></ul></li></ul></${Section}>`;
-}
+const Branch = ({ role, address, name, state, note, below }) => html`<li>${role ? html`<b>${role}</b> ` : null}${address ? html`<${Address} address=${address} name=${name}/> ` : html`<bdi>${name}</bdi> `}
+  ${state ? html`<${Badge} word=${state}/> ` : null}<span class="unit">${note}</span>${below?.length ? html`<ul>${below.map((one) => html`<${Branch} ...${one}/>`)}</ul>` : null}</li>`;
 
 export default function Swarm() {
   const [values, set] = useQuery({ state: "", role: "", search: "", sort: "tokens", page: "" });
@@ -55,5 +47,5 @@ export default function Swarm() {
       <${Select} label="Order" value=${values.sort} options=${SORTS} onChange=${(sort) => set({ sort })}/></div>
       ${data.nodes.length ? html`<${Table} label="list of nodes" columns=${columns} rows=${data.nodes} keyed=${(one) => one.address}/>` : html`<${Empty}>${nodes ? "No node fits." : "No node has joined yet."}</${Empty}>`}
       <${Pager} ...${data} set=${set} what="nodes"/></${Section}>
-    <${Tree} tree=${data.tree}/>`}`;
+    <${Section} title="How weights travel" id="tree"><ul class="tree"><${Branch} ...${data.tree}/></ul></${Section}>`}`;
 }
