@@ -1,12 +1,13 @@
 """Real runs on this machine, and what a simulation says of them beforehand.
 
 Rates come from three calibration runs, which are not among those that are predicted. In two of them trainer and worker
-take turns (async level 0), with steps of two sizes: that gives what each role takes alone, per step and per answer. In
-the third both are at work at once: how many cores they have between them is what makes its simulated training as slow
-as it was. What is left of a step is not measured part by part: it is fitted so that the simulations of these runs take
-about as long as they took, because a simulation also waits where a run does, such as between two requests for a lease.
-Each fit changes what the other one was fitted to, so both are done in turn `ROUNDS` times; how far the simulations of
-the calibration runs are from them after that is `fit_error`. What is predicted has other numbers of workers, groups and
+take turns (async level 0), with steps of two sizes: that gives what each role takes alone, per step and per answer, and
+the CPU time of all roles beyond training and generating, which takes cores from both when they are at work at once. In
+the third run they are: how many cores all have between them is what makes its simulated training as slow as it was.
+What is left of a step is not measured part by part: it is fitted so that the simulations of these runs take about as
+long as they took, because a simulation also waits where a run does, such as between two requests for a lease. Each fit
+changes what the other one was fitted to, so both are done in turn `ROUNDS` times; how far the simulations of the
+calibration runs are from them after that is `fit_error`. What is predicted has other numbers of workers, groups and
 async levels.
 """
 
@@ -79,6 +80,8 @@ class Measured:
     """Per answer."""
     rest_s: float
     """Of a step in which neither trainer nor worker was at work: sending, judging, publishing and loading."""
+    beside_s: float
+    """CPU seconds per step of all roles, beyond training and generating."""
 
 
 def measure(base: Path, settings: dict[str, Any], steps: int, path: Path, progress: Progress) -> Measured:
@@ -86,8 +89,11 @@ def measure(base: Path, settings: dict[str, Any], steps: int, path: Path, progre
     config = local_config(base, settings, steps)
     run = prepare_run(config, path, progress.console)
     with Roles(run) as roles:
-        entries = roles.steps(config.steps, progress.detail)
-    return measured(entries[WARM:], submissions_of(run, config), WARM)
+        roles.steps(WARM, progress.detail)
+        before = sum(roles.cpu().values())
+        entries = roles.steps(steps, progress.detail)
+        cpu_s = (sum(roles.cpu().values()) - before) / steps
+    return measured(entries, submissions_of(run, config), WARM, cpu_s)
 
 
 def local_config(base: Path, settings: dict[str, Any], steps: int) -> RunConfig:
@@ -103,7 +109,8 @@ def submissions_of(run: RunDir, config: RunConfig) -> list[Entry]:
     return found
 
 
-def measured(steps: Sequence[Entry], submissions: Sequence[Entry], first: int) -> Measured:
+def measured(steps: Sequence[Entry], submissions: Sequence[Entry], first: int, cpu_s: float) -> Measured:
+    """From the trainer's steps, the workers' files from step `first` on, and CPU seconds of all roles per step."""
     late = [entry for entry in submissions if entry["step"] >= first]
     step_s = (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1)
     train_s = statistics.fmean(entry["train_s"] for entry in steps)
@@ -111,7 +118,10 @@ def measured(steps: Sequence[Entry], submissions: Sequence[Entry], first: int) -
     answers = sum(entry["samples"] for entry in late)
     generate_s = sum(entry["tokens"] / entry["tokens_per_s"] for entry in late) / answers
     tokens = sum(entry["tokens"] for entry in late) / answers
-    return Measured(step_s, train_s, samples, generate_s, tokens, max(0.0, step_s - train_s - samples * generate_s))
+    work_s = train_s + samples * generate_s
+    return Measured(
+        step_s, train_s, samples, generate_s, tokens, max(0.0, step_s - work_s), beside_s=max(0.0, cpu_s - work_s)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,8 @@ class Rates:
     """Per answer."""
     tokens: float
     """Per answer."""
+    beside: PerStep
+    """CPU seconds of all roles beyond training and generating."""
     load_s: float = 0.0
     """For which a worker generates nothing because of a new version."""
     latency_s: float = 0.0
@@ -153,8 +165,9 @@ class Rates:
         """Of each role alone, from two runs in which trainer and worker take turns."""
         training = PerStep.through((small.samples, small.train_s), (large.samples, large.train_s))
         rest = PerStep.through((small.samples, small.rest_s), (large.samples, large.rest_s))
+        beside = PerStep.through((small.samples, small.beside_s), (large.samples, large.beside_s))
         generate_s = (small.generate_s + large.generate_s) / 2
-        return cls(training, rest.answer_s, generate_s, large.tokens)
+        return cls(training, rest.answer_s, generate_s, large.tokens, beside)
 
     def fitted(self, in_turn: Sequence["Run"], at_once: "Run") -> "Rates":
         """With latency, cores and what a new version costs, each fitted again after the others have changed."""
@@ -239,10 +252,12 @@ def predict(rates: Rates, config: RunConfig) -> Predicted:
 
 
 def _inputs(rates: Rates, config: RunConfig, seed: int) -> Inputs:
+    groups, group_size = config.workers.groups_per_submission, config.sampling.group_size
+    files = config.train.groups_per_step / groups
     return Inputs(
         name=config.name,
         terms=Terms.of(config, "trainer", frozenset({"validator"})),
-        group_size=config.sampling.group_size,
+        group_size=group_size,
         answer=Spread(rates.tokens),
         file_token_bytes=1.0,
         # An engine's pass takes as long as its answers together.
@@ -255,7 +270,11 @@ def _inputs(rates: Rates, config: RunConfig, seed: int) -> Inputs:
             load_s=rates.load_s,
             request_s=0.005,
         ),
-        services=Services(verdict_s=rates.latency_s / 2, coordinator_rate=1e12),
+        services=Services(
+            verdict_s=rates.latency_s / 2,
+            coordinator_rate=1e12,
+            beside_s=rates.beside.fixed_s / files + rates.beside.answer_s * groups * group_size,
+        ),
         training=Training(
             rates.training.fixed_s,
             rates.training.answer_s / rates.tokens,

@@ -13,8 +13,8 @@ from shoal.simulate.report import report_of
 from shoal.simulate.simulation import Simulation
 from tests.simulate.test_simulation import small
 
-SMALL = Measured(step_s=3.0, train_s=1.0, samples=100, generate_s=0.01, tokens=8.0, rest_s=0.5)
-LARGE = Measured(step_s=5.0, train_s=1.6, samples=200, generate_s=0.02, tokens=9.0, rest_s=0.9)
+SMALL = Measured(step_s=3.0, train_s=1.0, samples=100, generate_s=0.01, tokens=8.0, rest_s=0.5, beside_s=0.3)
+LARGE = Measured(step_s=5.0, train_s=1.6, samples=200, generate_s=0.02, tokens=9.0, rest_s=0.9, beside_s=0.5)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,20 @@ def test_rates_are_those_of_two_runs_in_which_the_roles_take_turns() -> None:
     assert rates.upload_s == pytest.approx(0.004)
     assert rates.generate_s == pytest.approx(0.015)
     assert rates.tokens == 9.0
+    assert (rates.beside.fixed_s, rates.beside.answer_s) == pytest.approx((0.1, 0.002))
     assert rates.cores == inf
 
 
 def test_a_run_is_measured_from_the_end_of_its_first_warm_step() -> None:
     steps = [{"time": at, "train_s": train_s, "samples": 20} for at, train_s in ((10.0, 1.0), (13.0, 1.0), (18.0, 2.5))]
     files = [{"step": step, "samples": 10, "tokens": 80, "tokens_per_s": 160.0 / step} for step in (1, 4, 4)]
-    found = measured(steps, files, first=4)
+    found = measured(steps, files, first=4, cpu_s=6.0)
     assert found.step_s == 4.0
     assert found.train_s == 1.5
     assert found.generate_s == pytest.approx(0.2)
     assert found.tokens == 8.0
     assert found.rest_s == 0.0  # generating took longer than what training left of a step, beside it
+    assert found.beside_s == pytest.approx(0.5)
 
 
 def test_a_fit_finds_the_place_of_a_value_and_says_where_there_is_none() -> None:
@@ -67,7 +69,7 @@ def test_a_fit_finds_the_place_of_a_value_and_says_where_there_is_none() -> None
 def test_a_latency_is_found_again_and_one_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "SEEDS", 1)
     config = local_config(Path("model"), IN_TURN, steps=2)
-    rates = Rates(PerStep(0.05, 0.002), 0.0003, 0.003, 8.0, load_s=0.05)
+    rates = Rates(PerStep(0.05, 0.002), 0.0003, 0.003, 8.0, PerStep(0.0, 0.0), load_s=0.05)
     real = predict(replace(rates, latency_s=0.2), config)
     run = replace(LARGE, step_s=real.step_s, train_s=real.train_s)
     found = rates.with_latency([(run, config)])
@@ -75,6 +77,17 @@ def test_a_latency_is_found_again_and_one_that_cannot_be_is_named(monkeypatch: p
     assert found.fit_error([(run, config)]) < 0.02
     assert not found.at_bound
     assert rates.with_latency([(replace(run, step_s=60.0), config)]).at_bound == {"latency"}
+
+
+def test_work_that_nobody_waits_for_slows_down_those_who_share_its_cores_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "SEEDS", 1)
+    config = local_config(Path("model"), local.PREDICTED["two_workers"], steps=6)
+    alone = Rates(PerStep(0.05, 0.001), 0.0, 0.001, 8.0, PerStep(0.0, 0.0), cores=2.0)
+    beside = replace(alone, beside=PerStep(0.2, 0.0005))
+    assert predict(beside, config).step_s > predict(alone, config).step_s + 0.15
+    assert predict(replace(beside, cores=inf), config) == predict(replace(alone, cores=inf), config)
 
 
 def test_every_case_is_within_the_number_of_workers_and_the_common_run_is_simulated_once_per_kind() -> None:

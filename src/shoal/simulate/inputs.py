@@ -75,6 +75,8 @@ class Services:
     """Per token that is computed again."""
     verdict_s: float = 0.0
     """From a file's arrival to the moment at which a validator that is free has it."""
+    beside_s: float = 0.0
+    """Of work per file that nobody waits for, where all roles share cores: receiving, storing, passing on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,8 @@ class Simulation:
             self.seekers.wake()
             return
         self.log.filed(flight.lease.version, self.events.now)
+        if self.inputs.services.beside_s:
+            self.processor.run(self.inputs.services.beside_s, _nothing)
         self.validators.add(file)
 
     def let_go(self, flight: Flight) -> None:
@@ -266,6 +268,10 @@ class Simulation:
             tokens=log.tokens,
             tokens_lost=log.tokens_lost + validators.dropped_tokens + trainer.unused_tokens,
         )
+
+
+def _nothing() -> None:
+    """What follows from work that nobody waits for."""
 
 
 @contextmanager
