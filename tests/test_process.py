@@ -1,5 +1,6 @@
 """Role processes: none is ever left behind, and each is told to run well beside the others."""
 
+import gc
 import os
 import re
 import signal
@@ -137,15 +138,15 @@ def test_a_child_that_ignores_sigterm_is_killed_when_the_grace_is_over(tmp_path:
     for name in ("a", "b", "c"):
         start(children, name, STUBBORN, tmp_path)
     began = time.monotonic()
-    stop_all(children, grace_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 2.5, "the grace is common to all, not one after the other"
+    stop_all(children, grace_s=2.0)
+    assert 2.0 <= time.monotonic() - began < 5.5, "the grace is common to all, not one after the other"
     assert [child.poll() for child in children] == [-signal.SIGKILL] * 3
 
 
 def test_a_child_may_tidy_up_before_it_ends(tmp_path: Path, children: list[Child]) -> None:
     start(children, "stubborn", STUBBORN, tmp_path)
     tidy = start(children, "tidy", TIDY, tmp_path)
-    stop_all(children, grace_s=1.5)
+    stop_all(children, grace_s=3.0)
     assert tidy.poll() == 0
     assert "tidied up" in tidy.log.read_text()
 
@@ -177,11 +178,12 @@ def test_a_restarted_child_is_another_process_with_the_same_log(tmp_path: Path, 
 def test_restarts_leak_no_file_descriptors(tmp_path: Path, children: list[Child]) -> None:
     child = start(children, "a", "import sys; from pathlib import Path; Path(sys.argv[1]).write_text('1')", tmp_path)
     child.process.wait()
+    gc.collect()  # what other tests left is not to be closed while we count
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         child.restart()
         child.process.wait()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_child_gets_its_threads_and_the_users_own_settings(

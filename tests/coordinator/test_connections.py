@@ -2,14 +2,16 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.support.coordinator_in_process import World, key_of, world_at
+from tests.support.until import until
 
 PAUSE_S = 0.3
 GET = b"GET /v1/card HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -38,6 +40,14 @@ def is_closed(connection: socket.socket, within_s: float) -> bool:
     except ConnectionError:
         return True
     return True
+
+
+def is_answered(ask: Callable[[], httpx2.Response]) -> bool:
+    """Whether there is room for a connection: the one before is given up a moment after it was closed."""
+    try:
+        return ask().status_code == 200
+    except httpx2.TransportError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,7 @@ def test_a_second_request_that_never_ends_is_closed_as_the_first_is(hasty: World
         if apart:
             time.sleep(0.1)
             connection.sendall(rest)
-        assert is_closed(connection, 10 * PAUSE_S)
+        assert is_closed(connection, 30 * PAUSE_S)
 
 
 def test_who_does_not_read_its_answers_is_cut_off(hasty: World) -> None:
@@ -84,9 +94,9 @@ def test_who_does_not_read_its_answers_is_cut_off(hasty: World) -> None:
                 connection.sendall(b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
                 time.sleep(0.01)
             time.sleep(6 * PAUSE_S)
-            connection.sendall(GET)
-            time.sleep(0.1)
-            connection.sendall(GET)
+            for _ in range(100):
+                connection.sendall(GET)
+                time.sleep(0.1)
         except OSError:
             return
     pytest.fail("a connection whose answers pile up is still there")
@@ -96,8 +106,9 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("shoal.coordinator.http.server.MAX_CONNECTIONS", 8)
     with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}") as world, ExitStack() as stack:
         opened = [stack.enter_context(connect(world)) for _ in range(6)]
-        assert [is_closed(connection, 0.2) for connection in opened] == [False] * 4 + [True] * 2
+        assert [is_closed(connection, 5) for connection in opened[4:]] == [True] * 2
+        assert [is_closed(connection, 0.2) for connection in opened[:4]] == [False] * 4
         opened[0].close()
-        time.sleep(0.1)
-        assert httpx2.get(f"{world.url}/v1/card").status_code == 200
-        assert world.request(key_of("a"), "POST", "/v1/nodes", {"role": "worker"}).status_code == 200
+        until(lambda: is_answered(lambda: httpx2.get(f"{world.url}/v1/card")), 10.0)
+        join = partial(world.request, key_of("a"), "POST", "/v1/nodes", {"role": "worker"})
+        until(lambda: is_answered(join), 10.0)

@@ -15,6 +15,7 @@ from shoal.protocol.refusal import Refusal
 from shoal.protocol.verdict import Finding, Verdict
 from tests.support.coordinator_in_process import HERE, TRAINER, VALIDATOR, World, key_of, make_config, world_at
 from tests.support.strangers import Stranger
+from tests.support.until import until
 
 
 def accept(world: World) -> None:
@@ -152,7 +153,7 @@ def test_a_lease_is_good_for_a_few_files_on_their_way_at_once(small_world: World
             ]
             connection = stack.enter_context(socket.create_connection((host, int(port))))
             connection.sendall("\r\n".join(head).encode())
-        time.sleep(0.5)
+        until(lambda: world.coordinator._coming[lease.step, lease.submission] == 3)
         answer = world.request(key_of("a"), "PUT", target, content=b"x" * 100)
         assert (answer.status_code, "3 files are already being uploaded" in answer.text) == (429, True)
     world.hand_in("a", lease)

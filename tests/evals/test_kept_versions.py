@@ -1,13 +1,13 @@
 """Chosen versions stay available however fast the trainer removes them, and are what was published last."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from shoal.evals.kept_versions import Chosen
 from shoal.protocol.stores import Version
-from shoal.protocol.version_directory import DirectoryChannel
+from shoal.protocol.version_directory import DirectoryChannel, folder_name
+from tests.support.until import until
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def test_what_was_chosen_outlives_the_trainers_own(weights: Path, tmp_path: Path
         published = []
         for number in range(8):
             published.append(publish(weights, number))
-            time.sleep(0.15)
+            if number in (1, 3):
+                until((tmp_path / "evals" / folder_name(number)).exists)
         assert DirectoryChannel(weights, 2).numbers() == [0, 6, 7]
         for number in (1, 3):
             version = chosen.first()

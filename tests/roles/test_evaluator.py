@@ -138,16 +138,19 @@ def following(run: RunDir, roots: dict[int, str]) -> Iterator[None]:
     """Notes the root of every version as it is published."""
     over = threading.Event()
 
+    def look() -> None:
+        versions = (run.channel().version(number) for number in run.channel().numbers())
+        roots.update({version.number: version.root for version in versions if version is not None})
+
     def follow() -> None:
         while not over.wait(0.01):
-            if (newest := run.channel().latest()) is not None:
-                roots[newest.number] = newest.root
+            look()
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        time.sleep(0.05)
         over.set()
         thread.join()
+        look()

@@ -103,8 +103,8 @@ def test_a_server_that_stops_answers_those_that_wait(tmp_path: Path) -> None:
             origin.publish(1)
             path = f"/head.json?after={origin.publisher._sequence}&wait=9"
             answers = [waiting.submit(ask, origin.server, path) for _ in range(4)]
-            wait_until(lambda: origin.server._watch.watched > 0, 5, "no request waits")
-            time.sleep(0.1)
+            watched = origin.server._watch._waiting
+            wait_until(lambda: sum(one.count for one in list(watched.values())) == 4, 10, "not all requests wait")
         assert [answer.result(5)[0] for answer in answers] == [304] * 4
 
 

@@ -69,15 +69,22 @@ def test_progress_within_a_wait_keeps_its_beginning_and_sets_its_deadline_anew(t
 
 
 def test_shares_say_how_much_of_the_time_went_into_waiting_and_for_whom(tmp_path: Path) -> None:
+    times = [time.monotonic()]  # before and after each call: a busy machine may pause us anywhere
     status = StatusFile(tmp_path / "status/worker-0.json", "worker-0")
-    start = time.monotonic()
+    times.append(time.monotonic())
     status.waiting("version 1", on="trainer", timeout_s=None)
+    times.append(time.monotonic())
     time.sleep(0.3)
-    waited = time.monotonic() - start
+    times.append(time.monotonic())
     status.working("generating")
+    times.append(time.monotonic())
     time.sleep(0.1)
+    times.append(time.monotonic())
     shares = status.shares()
-    assert shares["wait_share"] == pytest.approx(waited / (time.monotonic() - start), abs=0.05)
+    times.append(time.monotonic())
+    least, most = (times[3] - times[2]) / (times[6] - times[0]), (times[4] - times[1]) / (times[5] - times[1])
+    assert isinstance(shares["wait_share"], float)
+    assert least <= shares["wait_share"] <= most
     assert shares["waits"] == {"trainer": shares["wait_share"]}
     time.sleep(0.05)
     assert status.shares() == {"wait_share": 0.0, "waits": {}}

@@ -26,6 +26,7 @@ from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.server import Server, serving
 from tests.support.coordinator_in_process import COORDINATOR, World, key_of, world_at
 from tests.support.origin_and_relays import KEY, origin_at
+from tests.support.until import until
 
 A, MALLORY = key_of("a"), key_of("mallory")
 PAUSE_S = 0.5
@@ -208,17 +209,17 @@ def test_somebody_in_the_middle_for_a_moment_ends_no_node(secure: World, tmp_pat
 def test_a_stalled_handshake_holds_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.coordinator.http.server.MAX_CONNECTIONS", 8)
     path = f"sqlite:///{tmp_path / 'state.db'}"
-    with world_at(tmp_path, path, tls=True, pause_s=PAUSE_S) as world, ExitStack() as stack:
+    # Long enough to look at those that have not been closed for it yet.
+    with world_at(tmp_path, path, tls=True, pause_s=3.0) as world, ExitStack() as stack:
         address = ("127.0.0.1", port_of(world.url))
         half = [stack.enter_context(socket.create_connection(address)) for _ in range(6)]
         half[0].sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a hello
-        time.sleep(0.1)
         for sock in half:
             sock.setblocking(False)
+        until(lambda: not any(_is_open(sock) for sock in half[4:]))
         # Half-open ones are counted: the network may have four, and the others were cut off at once.
         assert [_is_open(sock) for sock in half] == [True] * 4 + [False] * 2
-        time.sleep(2 * PAUSE_S)
-        assert not any(_is_open(sock) for sock in half)
+        until(lambda: not any(_is_open(sock) for sock in half), 10.0)
         with world.link(A) as link:
             link.join("worker")
 
@@ -301,8 +302,7 @@ def test_a_relay_over_tls_is_held_to_its_address(tmp_path: Path) -> None:
 def test_the_card_names_the_address_that_a_relay_joined_with(secure: World) -> None:
     with secure.link(A) as link:
         link.join("relay", "relay", "https://203.0.113.1:7200")
-        time.sleep(0.1)
-        assert f"https://203.0.113.1:7200#{A.address}" in link.refresh().relays
+        until(lambda: f"https://203.0.113.1:7200#{A.address}" in link.refresh().relays, 10.0)
 
 
 def test_half_open_handshakes_keep_nobody_from_a_relay(tmp_path: Path) -> None:
@@ -317,10 +317,9 @@ def test_half_open_handshakes_keep_nobody_from_a_relay(tmp_path: Path) -> None:
             half = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(12)]
             connection = Connection(server.known_as)
             assert connection.get("head.json", pace=Pace(5.0)).status == 200
-            time.sleep(1.5)
             for sock in half:
                 sock.setblocking(False)
-            assert not any(_is_open(sock) for sock in half)
+            until(lambda: not any(_is_open(sock) for sock in half), 10.0)
 
 
 def test_trainer_and_worker_work_over_tls(secure: World) -> None:

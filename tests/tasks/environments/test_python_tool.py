@@ -10,7 +10,7 @@ from shoal.tasks.environments.python_tool import may_differ
 from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
 
-SLEEPS = "import time\nbegan = time.time()\ntime.sleep(1.5)\nprint(began, time.time())"
+SLEEPS = "import time\nbegan = time.time()\ntime.sleep(3)\nprint(began, time.time())"
 
 
 @pytest.fixture(scope="module")
