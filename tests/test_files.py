@@ -67,7 +67,7 @@ def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
 
 
 def test_a_writer_killed_at_any_moment_never_leaves_a_torn_file(tmp_path: Path) -> None:
-    path, rng, seen = tmp_path / "file", random.Random(0), set()
+    path, rng, seen = tmp_path / "file", random.Random(0), set[bytes]()
     for kill in range(4):
         path.unlink(missing_ok=True)
         writer = subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)])

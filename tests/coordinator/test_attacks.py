@@ -378,8 +378,8 @@ def test_a_coordinator_that_is_busy_does_not_blame_the_sender(hasty: World, monk
 def test_a_connection_that_says_nothing_is_closed(hasty: World) -> None:
     for said in (b"", b"GET /v1/card HTT", b"GET /v1/card HTTP/1.1\r\nHost: x\r\nA: "):
         began = time.monotonic()
-        raw(hasty, said)
-        assert time.monotonic() - began < 3
+        raw(hasty, said, wait_s=20.0)
+        assert time.monotonic() - began < 8
 
 
 @pytest.mark.parametrize(

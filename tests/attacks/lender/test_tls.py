@@ -4,7 +4,6 @@ import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
