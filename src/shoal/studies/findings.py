@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ConfigError
-from shoal.files import parse_json, read_regular, write_whole
+from shoal.errors import ConfigError, StorageError
+from shoal.files import write_whole
 from shoal.studies.catalogue import STUDIES, find_study
+from shoal.studies.store import read_table
 from shoal.studies.study import Study
 
 BLOCK = re.compile(r"(<!-- study:([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -100,12 +101,9 @@ def _take(directory: Path, folder: Path) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        tree = parse_json(read_regular(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not a study's result ({error}); give the directory of a finished study") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: not a study's result; give the directory of a finished study")
-    return tree
+        return read_table(file)
+    except StorageError as error:
+        raise ConfigError(f"{file}: not a study's result; give the directory of a finished study") from error
 
 
 def _interval(claim: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ class StudyStore:
         make_directory(path / "runs")
         file = path / "study.json"
         if file.exists():
-            there = _read(file)
+            there = read_table(file)
             if there != json.loads(json.dumps(header)):
                 same = there.get("study") == study.name
                 what = "this study with another size or other settings" if same else f"study {there.get('study')!r}"
@@ -56,7 +56,7 @@ class StudyStore:
     def outcome(self, setting: Setting, seed: int) -> Outcome | None:
         """What a finished run said."""
         file = self._file(setting, seed)
-        return _read(file) if file.exists() else None
+        return read_table(file) if file.exists() else None
 
     def keep(self, setting: Setting, seed: int, outcome: Outcome) -> None:
         write_whole(self._file(setting, seed), json.dumps(outcome, allow_nan=False).encode())
@@ -86,7 +86,7 @@ class StudyStore:
 
     def probe(self) -> dict[str, float] | None:
         file = self.path / "probe.json"
-        return _read(file) if file.exists() else None
+        return read_table(file) if file.exists() else None
 
     def keep_probe(self, took: dict[str, float]) -> None:
         write_whole(self.path / "probe.json", json.dumps(took).encode())
@@ -95,7 +95,8 @@ class StudyStore:
         return self.path / "runs" / f"{setting.name}.{seed}.json"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_table(file: Path) -> dict[str, Any]:
+    """A study's file; a StorageError that names it if it is missing or not a table."""
     try:
         tree = parse_json(read_regular(file))
     except (OSError, ValueError, RecursionError) as error:
