@@ -26,8 +26,8 @@ test: install .openenv/.installed
 	-$(BIN)/python -m tests.support.servers.programs nginx anvil bwrap  # tests that need a missing one are skipped
 	-$(BIN)/python -m tests.support.browser  # Chromium, for the pages: as root, else those tests are skipped
 	PYTHONPATH=.openenv $(BIN)/python -m pytest --noconftest tests/tasks/environments/test_openenv.py
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone and not whole_run"
-	nice -n 10 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m whole_run  # a lent worker is at 10
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone and not whole_run"
+	nice -n 10 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m whole_run  # a lent worker is at 10
 	$(BIN)/python -m pytest -m alone
 
 # vLLM on a CPU, in an environment of its own of 2.5 GB: its tests are skipped by `make test`, and here a missing vLLM is an error.
