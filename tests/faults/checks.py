@@ -193,8 +193,12 @@ def verdict_faults(
     ]
 
 
-def counter_faults(records: Records, trainer: str, contents: Mapping[str, Content]) -> list[str]:
-    """Invariant 6: each accepted rollout counts exactly once for its node, as the files themselves have it."""
+def counter_faults(records: Records, trainer: str, contents: Mapping[str, Content], group_size: int) -> list[str]:
+    """Invariant 6: each accepted rollout counts exactly once for its node, as the files themselves have it.
+
+    A file that the trainer turned down may be removed before it is read here: it had whole groups, and the tokens that
+    the coordinator noted of it.
+    """
     want: dict[str, Counter[str]] = {row.address: Counter() for row in records.nodes}
     for row in records.named().values():
         if row.accept is None:
@@ -205,6 +209,8 @@ def counter_faults(records: Records, trainer: str, contents: Mapping[str, Conten
             mine += Counter(accepted=1)
             if content is not None:
                 mine += Counter(samples=content.samples, tokens=content.tokens)
+            elif not row.accept and not row.kept:
+                mine += Counter(samples=row.groups * group_size, tokens=row.tokens)
         else:
             mine += Counter(rejected=1)
     faults = []
@@ -349,7 +355,7 @@ class Checker:
             *lineage_faults(lineage, records, async_level),
             *lease_faults(records, async_level),
             *verdict_faults(records, self.people, self.contents, [*retracted, *self._retracted()]),
-            *counter_faults(records, self.people.trainer, self.contents),
+            *counter_faults(records, self.people.trainer, self.contents, self.run.config.sampling.group_size),
             *ledger_faults(records, self.people.trainer),
             *memory_faults(self.accepted, records, self.people),
             *store_faults(records, self.store),

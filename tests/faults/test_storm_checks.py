@@ -7,12 +7,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from shoal.config_io import check_config
 from shoal.coordinator import grants, leases, nodes, verdicts
@@ -309,6 +310,24 @@ def test_a_file_that_was_used_twice_is_found(history: History) -> None:
     first = next(history.uploads.glob("step-000000/0000-*.parquet")).stem.partition("-")[2]
     history.change(lambda db: db.execute(update(schema.submissions).where(ONE).values(sha256=first)))
     found(history.checker(), f"the file {first[:12]} was used 2 times")
+
+
+def test_a_file_that_was_turned_down_and_removed_before_anybody_looked_counts_once(history: History) -> None:
+    turned_down = schema.submissions.c.judge == TRAINER.address
+    taken_back = replace(GONE, finding=Finding("version", "version 0 is published", RETRACTED, None))
+
+    def remove(db: Connection) -> None:
+        row = db.execute(select(schema.submissions).where(turned_down)).one()
+        (history.uploads / object_name(row.step, row.submission, row.sha256)).unlink()
+        verdict = replace(taken_back, sha256=row.sha256).to_json()
+        db.execute(update(schema.submissions).where(turned_down).values(kept=False, verdict=verdict))
+
+    history.change(remove)
+    assert history.checker().faults() == []
+    for column in (schema.nodes.c.samples, schema.nodes.c.tokens):
+        more = update(schema.nodes).where(schema.nodes.c.address == HONEST.address).values({column: column + 1})
+        history.change(partial(Connection.execute, statement=more))
+        found(history.checker(), rf"worker-0: {column.name} is \d+, its files make \d+")
 
 
 def test_weights_that_are_not_what_was_announced_are_found(history: History) -> None:

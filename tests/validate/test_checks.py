@@ -54,7 +54,7 @@ def test_version(honest: Submission) -> None:
     assert said(check_version(replace(honest, version=-1), roots)) == ("version", None, -1, 1)
     for version in (0, 2):  # not too old for the step, and not the lease's
         assert said(check_version(replace(honest, version=version), roots)) == ("version", None, version, 1)
-    assert said(check_version(honest, lambda _: None)) == ("version", None, 1, None)
+    assert said(check_version(honest, lambda _: None)) == ("version", None, "a1" * 32, None)
     assert said(check_version(replace(honest, weights="a0" * 32), roots)) == ("version", None, "a0" * 32, "a1" * 32)
 
 

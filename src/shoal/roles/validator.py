@@ -242,10 +242,11 @@ class Validator:
         try:
             found = self.files.judge(upload, submission, sha256, suspect=suspect, seconds=seconds)
         except (WeightsError, ModelError) as error:
-            if all(self.channel.version(s.version) == Version(s.version, s.weights) for s in submission.spans):
+            gone = [s for s in submission.spans if self.channel.version(s.version) != Version(s.version, s.weights)]
+            if not gone:
                 return self._postpone(upload, UnreadError(str(error), again=True), began)
-            rule = "a file is made with a version that is published"
-            found = Judgement(Finding("version", rule, submission.version, str(error)), audited=False)
+            rule = f"version {gone[0].version}, which it was made with, is published"
+            found = Judgement(Finding("version", rule, gone[0].weights[:64], str(error)), audited=False)
         numbers = self._count(upload, found.weighed) if found.weighed is not None else None
         judged = Judged(
             upload, submission, sha256, found.finding, found.audited, began, numbers, found.weighed, found.computed

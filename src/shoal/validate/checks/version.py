@@ -16,7 +16,8 @@ def check_version(submission: Submission, root_of: Callable[[int], str | None]) 
     for span in submission.spans:
         root = root_of(span.version)
         if root is None:
-            return Finding(CHECK, "a file is made with a version that is published", span.version, None)
+            rule = f"version {span.version}, which it was made with, is published"
+            return Finding(CHECK, rule, span.weights[:64], None)
         if span.weights != root:
             rule = f"version {span.version} is what was published under that number"
             return Finding(CHECK, rule, span.weights[:64], root)
