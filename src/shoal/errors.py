@@ -58,6 +58,10 @@ class StorageError(ShoalError):
     """The disk refused: full, read-only or gone."""
 
 
+class LockedError(StorageError):
+    """Another process holds the lock of a file or directory."""
+
+
 class WaitError(ShoalError):
     """A wait reached its deadline; the message names what never came."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from shoal.errors import StorageError
+from shoal.errors import LockedError, StorageError
 from shoal.wait import wait_until
 
 STAGING = ".staging-"
@@ -205,12 +205,12 @@ def _staging(parent: Path, label: str = "") -> Path:
 
 @contextmanager
 def locked(path: Path, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds a lock that the system lets go when this process ends, however it ends; StorageError(refusal) if taken."""
+    """Holds a lock that the system lets go when this process ends, however it ends; LockedError(refusal) if taken."""
     make_directory(path.parent)
     with disk_errors(path):
         file = path.open("w")
     with file:
-        wait_until(lambda: _took(file), wait_s, refusal, error=StorageError)
+        wait_until(lambda: _took(file), wait_s, refusal, error=LockedError)
         yield
 
 

@@ -15,7 +15,7 @@ from shoal.studies.cheaters import setting as cheaters
 from shoal.studies.claims import Claim
 from shoal.studies.drawing import draw_study
 from shoal.studies.one_run import read_swarm
-from shoal.studies.stability import MOVED, collapse, lead
+from shoal.studies.stability import FIRST_LOOK, MOVED, collapse, lead
 from shoal.studies.study import Found, Outcome
 from shoal.studies.training_loop import SHOWN
 
@@ -104,12 +104,16 @@ def test_a_collapse_is_half_of_the_best_reward_of_five_steps_or_a_run_that_diver
 
 
 def test_a_collapse_without_a_sign_before_it_counts_as_no_lead() -> None:
-    fallen = [*rewards(*[0.8] * 10), *rewards(*[0.1] * 5)]
-    assert lead(run(curve=fallen, signs={"entropy": 4, "kl": 9})) == 8
-    assert lead(run(curve=fallen)) == lead(run(curve=fallen, signs={"kl": 14})) == 0
-    warned, silent = ({name: {"curve": fallen, "signs": signs} for name in MOVED} for signs in ({"kl": 4}, {}))
+    fallen = [*rewards(*[0.8] * 20), *rewards(*[0.1] * 5)]
+    assert lead(run(curve=fallen, signs={"entropy": 14, "kl": 19})) == 8
+    assert lead(run(curve=fallen)) == lead(run(curve=fallen, signs={"kl": 24})) == 0
+    warned, silent = ({name: {"curve": fallen, "signs": signs} for name in MOVED} for signs in ({"kl": 14}, {}))
     assert claims_of("stability", warned)[1].outcome == "held"
     assert claims_of("stability", silent)[1].outcome == "did not hold"
+    # At the first step at which a sign can show, none can be early.
+    early = {name: {"curve": fallen[20 - (FIRST_LOOK - 2) :], "signs": {}} for name in MOVED}
+    assert collapse(run(**early["recipe"])) == FIRST_LOOK
+    assert claims_of("stability", early)[1].outcome == "undecided"
     assert claims_of("stability", {})[1].outcome == "undecided"  # nothing collapsed
 
 

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +39,9 @@ class Coins:
     full = FULL
     quick = replace(FULL, steps=2, seeds=2)
 
-    def __init__(self, kill_at: int | None = None) -> None:
+    def __init__(self, kill_at: int | None = None, config: str = "one") -> None:
         self.done: list[tuple[str, int, int]] = []
-        self._kill_at = kill_at
+        self._kill_at, self._config = kill_at, config
 
     def settings(self) -> Sequence[Setting]:
         return [Setting("a"), Setting("b", {"train.lr": 1.0})]
@@ -50,7 +52,8 @@ class Coins:
         if len(self.done) == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.done.append((job.setting.name, job.seed, job.size.steps))
-        return {"final": job.seed + 0.1 * (job.setting.name == "b"), "curve": [{"step": 0, "reward": 0.5}]}
+        final = job.seed + 0.1 * (job.setting.name == "b")
+        return {"final": final, "curve": [{"step": 0, "reward": 0.5}], "config": self._config}
 
     def conclude(self, found: Found) -> Conclusion:
         first, second = ([run["final"] for run in found[side]] for side in ("a", "b"))
@@ -79,11 +82,10 @@ def test_a_study_says_its_budget_first_and_its_verdict_last(tmp_path: Path) -> N
 
 
 def test_a_study_that_is_killed_goes_on_with_the_run_that_it_was_in(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:  # three runs measure the budget, so this is the third run of the study
-        said(Coins(kill_at=5), tmp_path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    # Three runs measure the budget, so this is the third run of the study.
+    killed = f"from tests.studies.test_runner import *; said(Coins(kill_at=5), Path({str(tmp_path)!r}))"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", killed], cwd=root, check=False).returncode == -signal.SIGKILL
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a.1.json", "b.1.json"]
     resumed = Coins()
     assert "budget: 4 of 6 runs left" in said(resumed, tmp_path)
@@ -108,6 +110,19 @@ def test_another_size_or_study_is_not_mixed_into_a_directory(tmp_path: Path) -> 
     said(Coins(), tmp_path)
     with pytest.raises(ConfigError, match="another size or other settings"):
         said(Coins(), tmp_path, quick=True)
+
+
+def test_seeds_that_were_run_with_different_configs_are_not_averaged(tmp_path: Path) -> None:
+    said(Coins(), tmp_path)
+    with pytest.raises(ConfigError, match=r"run a, seed 4: its config two is not one, that of seed 1"):
+        said(Coins(config="two"), tmp_path, seeds=4)
+    assert not (tmp_path / "runs" / "a.4.json").exists()
+
+
+def test_a_disk_that_refuses_a_lock_is_not_another_process(tmp_path: Path) -> None:
+    store = StudyStore.open(tmp_path, Coins(), FULL)
+    with pytest.raises(StorageError, match="too long"), store.claim(Setting("a" * 300), 1):
+        pass
 
 
 def test_a_run_that_another_process_does_is_left_to_it(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_the_offline_filter_is_measured_once_for_all_seeds(tmp_path: Path, monke
     [offline] = [setting for setting in study.settings() if setting.name == OFFLINE]
     for seed in (1, 2):
         study.run(Job(offline, seed, study.full, tmp_path, tmp_path, lambda _: None))
-    assert made == [tmp_path / "kept.jsonl"]
+    assert len(made) == 1
     assert [config.tasks[0].source for config in trained_on] == [f"filtered/{made[0]}"] * 2
 
 

@@ -22,7 +22,7 @@ from shoal.studies.configs import changed, laptop_config
 from shoal.studies.drawing import COLORS, titled
 from shoal.studies.gains import bases, finals
 from shoal.studies.intervals import mean_of, paired, shared_confidence
-from shoal.studies.one_run import config_of, train_here
+from shoal.studies.one_run import config_of, fingerprint, train_here
 from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
 from shoal.tasks.sources.filtered import Header
 
@@ -71,7 +71,8 @@ class FiltersStudy:
 
     def _filtered(self, job: Job, config: RunConfig) -> Path:
         """The tasks that the base model solves sometimes; measured once for all seeds."""
-        kept, tasks = job.shared / "kept.jsonl", FILTERED_SMOKE if job.size.smoke else FILTERED
+        tasks = FILTERED_SMOKE if job.size.smoke else FILTERED
+        kept = job.shared / f"kept-{fingerprint(config)}.jsonl"
         keep = (0.0, 1.0) if job.size.smoke else KEEP
         header = Header(config.tasks, config.model.source, SAMPLES, keep, 1.0, 0)
         sampling = config.sampling

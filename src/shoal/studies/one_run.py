@@ -1,5 +1,6 @@
 """One run of a study: in this process, or as the processes of a swarm."""
 
+import hashlib
 import io
 import shutil
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal.config import RunConfig
+from shoal.crypto.signed import canonical
 from shoal.errors import ShoalError
 from shoal.models.base import ensure_base_model
 from shoal.roles.supervisor import run_swarm
@@ -48,11 +50,17 @@ def config_of(job: Job, config: RunConfig, common: Mapping[str, Any]) -> RunConf
     return changed(config, {**sizes, **common, **job.setting.changes})
 
 
+def fingerprint(*configs: RunConfig | None) -> str:
+    """Equal for runs that differ in nothing but their seed."""
+    trees = [one.model_dump(mode="json", exclude={"seed"}) for one in configs if one is not None]
+    return hashlib.sha256(canonical(trees).encode()).hexdigest()[:12]
+
+
 def train_here(job: Job, config: RunConfig, measured_on: RunConfig | None = None) -> Outcome:
     """Trains in this process; rollouts are as old as the setting says."""
     base = ensure_base_model(config, Console(file=io.StringIO()))
     loop = Loop(config, base, job.setting.lag, job.said, config.eval.tasks, config.eval.every, measured_on)
-    return loop.run().to_json()
+    return {**loop.run().to_json(), "config": fingerprint(config, measured_on)}
 
 
 def train_in_swarm(job: Job, config: RunConfig) -> Outcome:
@@ -76,6 +84,7 @@ def train_in_swarm(job: Job, config: RunConfig) -> Outcome:
     )
     workers = [one for one in read_contributions(path) if one.role == "worker"]
     found |= {
+        "config": fingerprint(config),
         "cheaters_banned": sum(one.state == "banned" for one in workers if one.name.startswith("cheater-")),
         "cheaters_accepted": sum(one.accepted for one in workers if one.name.startswith("cheater-")),
         "honest_rejected": sum(one.rejected for one in workers if not one.name.startswith("cheater-")),

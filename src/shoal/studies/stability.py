@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from shoal.config import WatchConfig
 from shoal.studies.claims import Claim
 from shoal.studies.configs import laptop_config
 from shoal.studies.drawing import COLORS, band, bars, titled
@@ -15,13 +16,14 @@ from shoal.studies.gains import finals
 from shoal.studies.intervals import UNKNOWN, mean_of, paired
 from shoal.studies.one_run import config_of, train_here
 from shoal.studies.study import Conclusion, Found, Job, Outcome, Setting, Size
+from shoal.train.watch import first_look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Fast: at three times this rate a run without gradient clip collapses within ten steps, before any sign can show.
 # Without the online filter, which would sample a collapsed policy for ever larger steps.
-COMMON = {
+COMMON: dict[str, Any] = {
     "train.old_logprobs": "sampled",
     "train.lr": 1e-4,
     "train.optimizer_steps": 4,
@@ -39,6 +41,7 @@ MOVED: dict[str, dict[str, Any]] = {
     "no-kl": {"train.loss.kl_coef": 0.0},
     "much-kl": {"train.loss.kl_coef": 0.1},
 }
+FIRST_LOOK = first_look(WatchConfig(window=COMMON["train.watch.window"], skip=COMMON["train.watch.skip"]))
 AVERAGED = 5
 FALLEN = 0.5
 
@@ -80,11 +83,12 @@ class StabilityStudy:
         ]
         runs = [run for name in MOVED for run in found[name]]
         calm = [run for run in runs if collapse(run) is None]
-        fallen = [run for run in runs if collapse(run) is not None]
+        fallen = [run for run in runs if watched(run)]
         figures: dict[str, float | str] = {f"pass@1, {name}": str(mean_of(finals(found[name]))) for name in MOVED}
         figures |= {
-            "runs that collapsed": f"{len(fallen)} of {len(runs)}",
-            "collapsed runs that showed a sign before": f"{sum(lead(run) > 0 for run in fallen)} of {len(fallen)}",
+            "runs that collapsed": f"{len(runs) - len(calm)} of {len(runs)}",
+            f"of these, before step {FIRST_LOOK}, when signs are first looked for": len(runs) - len(calm) - len(fallen),
+            "runs that collapsed later, and had shown a sign": f"{sum(lead(run) > 0 for run in fallen)} of {len(fallen)}",
             "other runs that showed a sign": f"{sum(bool(run['signs']) for run in calm)} of {len(calm)}",
         }
         return Conclusion(claims, figures)
@@ -113,6 +117,12 @@ def collapse(run: Outcome) -> int | None:
     return len(rewards) - 1 if run["diverged"] else None
 
 
+def watched(run: Outcome) -> bool:
+    """Whether a run collapsed after the first step at which a sign can show: only then can signs be early or late."""
+    fell = collapse(run)
+    return fell is not None and fell > FIRST_LOOK
+
+
 def lead(run: Outcome) -> int:
     """Steps from the first sign to the collapse of a run; 0 if nothing was shown before it."""
     fell = collapse(run)
@@ -120,7 +130,7 @@ def lead(run: Outcome) -> int:
 
 
 def leads_by_seed(found: Found) -> list[float]:
-    """Mean lead of each seed's runs that collapsed, for the seeds that have any."""
+    """Mean lead of each seed's runs that collapsed under watch, for the seeds that have any."""
     by_seed = zip(*(found[name] for name in MOVED), strict=True)
-    leads = [[lead(run) for run in runs if collapse(run) is not None] for runs in by_seed]
+    leads = [[lead(run) for run in runs if watched(run)] for runs in by_seed]
     return [fmean(one) for one in leads if one]

@@ -5,7 +5,8 @@
     DIR/probe.json            what a short run took
     DIR/result.json, figure.png   what all runs show
 
-Files are written whole. Several processes may work in one directory: each run is locked by the one that does it.
+Files are written whole. Several processes may work in one directory: each run is locked by the one that does it. A run
+names the config that it was made with, and seeds of one setting that differ in it are never averaged.
 """
 
 import json
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, LockedError, StorageError
 from shoal.files import locked, make_directory, parse_json, read_regular, write_whole
 from shoal.studies.study import Outcome, Setting, Size, Study
 
@@ -59,6 +60,15 @@ class StudyStore:
         return read_table(file) if file.exists() else None
 
     def keep(self, setting: Setting, seed: int, outcome: Outcome) -> None:
+        """Writes down a finished run; a ConfigError if another seed of its setting ran with another config."""
+        for other in self.seeds:
+            there = self.outcome(setting, other)
+            if there is not None and there.get("config") != outcome.get("config"):
+                raise ConfigError(
+                    f"study run {setting.name}, seed {seed}: its config {outcome.get('config')} is not {there.get('config')}, "
+                    f"that of seed {other} in {self.path / 'runs'}: the study or a file in configs/ changed in between. "
+                    "Give another --out, or remove that folder"
+                )
         write_whole(self._file(setting, seed), json.dumps(outcome, allow_nan=False).encode())
 
     def found(self) -> dict[str, list[Outcome]]:
@@ -76,7 +86,7 @@ class StudyStore:
         try:
             lock = locked(self.path / "locks" / name, f"run {name}: another process does it")
             lock.__enter__()
-        except StorageError:
+        except LockedError:
             yield False
             return
         try:

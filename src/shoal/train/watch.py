@@ -101,6 +101,11 @@ class Watch:
         return level / max(before if sign == "kl" else lowest, FLOORS[sign])
 
 
+def first_look(config: WatchConfig) -> int:
+    """The first step, counted from 0, whose metrics have a window before theirs: no sign can show earlier."""
+    return config.skip + 2 * config.window - 1
+
+
 def describe(sign: Sign, ratio: float, window: int) -> str:
     """A sign in words."""
     what = "window before" if sign == "kl" else "lowest before"
