@@ -111,9 +111,9 @@ def test_a_collapse_without_a_sign_before_it_counts_as_no_lead() -> None:
     assert claims_of("stability", warned)[1].outcome == "held"
     assert claims_of("stability", silent)[1].outcome == "did not hold"
     # At the first step at which a sign can show, none can be early.
-    early = {name: {"curve": fallen[20 - (FIRST_LOOK - 2) :], "signs": {}} for name in MOVED}
-    assert collapse(run(**early["recipe"])) == FIRST_LOOK
-    assert claims_of("stability", early)[1].outcome == "undecided"
+    soon = fallen[20 - (FIRST_LOOK - 2) :]
+    assert collapse(run(curve=soon)) == FIRST_LOOK
+    assert claims_of("stability", {name: {"curve": soon} for name in MOVED})[1].outcome == "undecided"
     assert claims_of("stability", {})[1].outcome == "undecided"  # nothing collapsed
 
 

@@ -88,7 +88,7 @@ class StabilityStudy:
         figures |= {
             "runs that collapsed": f"{len(runs) - len(calm)} of {len(runs)}",
             f"of these, before step {FIRST_LOOK}, when signs are first looked for": len(runs) - len(calm) - len(fallen),
-            "runs that collapsed later, and had shown a sign": f"{sum(lead(run) > 0 for run in fallen)} of {len(fallen)}",
+            "runs that collapsed later and had warned": f"{sum(lead(run) > 0 for run in fallen)} of {len(fallen)}",
             "other runs that showed a sign": f"{sum(bool(run['signs']) for run in calm)} of {len(calm)}",
         }
         return Conclusion(claims, figures)

@@ -63,11 +63,11 @@ class StudyStore:
         """Writes down a finished run; a ConfigError if another seed of its setting ran with another config."""
         for other in self.seeds:
             there = self.outcome(setting, other)
-            if there is not None and there.get("config") != outcome.get("config"):
+            if there is not None and (was := there.get("config")) != (now := outcome.get("config")):
                 raise ConfigError(
-                    f"study run {setting.name}, seed {seed}: its config {outcome.get('config')} is not {there.get('config')}, "
-                    f"that of seed {other} in {self.path / 'runs'}: the study or a file in configs/ changed in between. "
-                    "Give another --out, or remove that folder"
+                    f"study run {setting.name}, seed {seed}: its config {now} is not {was}, that of seed {other} in "
+                    f"{self.path / 'runs'}: the study or a file in configs/ changed in between. Give another --out, or "
+                    "remove that folder"
                 )
         write_whole(self._file(setting, seed), json.dumps(outcome, allow_nan=False).encode())
 
