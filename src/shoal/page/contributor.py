@@ -9,6 +9,7 @@ from shoal.coordinator.verdicts import evidence_against
 from shoal.crypto.keys import checksummed
 from shoal.ledger.balance_report import outlook, unit
 from shoal.ledger.state import Account, State, holdings, leases, status
+from shoal.page.ledger import contract_document
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.page.swarm import node_row
@@ -31,6 +32,8 @@ def node_document(db: Connection | None, files: RunFiles, address: str, page: in
         "checksummed": checksummed(address),
         "node": node_row(row, time.time()) if row is not None else None,
         "evidence": public_text(standing(against.nats, against.files, against.limit)) if against else "",
+        "contract": contract_document(files.path),
+        "ledger_is_here": state is not None,
         "account": _account(state, account) if state and account else None,
         "unit": unit(state) if state else "credits",
         "outlook": [public_text(line) for line in outlook(state, address, None)] if state and account else [],

@@ -8,10 +8,10 @@ from pathlib import Path
 from shoal.crypto.keys import checksummed
 from shoal.errors import LedgerError
 from shoal.ledger import chain
+from shoal.ledger.contract_file import is_on_chain, remembered
 from shoal.ledger.entry import Entry
 from shoal.ledger.explain import sentence
 from shoal.ledger.interface import totals_of
-from shoal.ledger.reader import is_on_chain
 from shoal.ledger.state import State
 from shoal.ledger.store import LEDGER_FILE, read_entries
 from shoal.page.privacy import public_text
@@ -83,13 +83,25 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sizes, times
 
 
+def contract_document(run_dir: Path) -> dict[str, object] | None:
+    """Which contract is the run's ledger, without the address of the chain's node; None where the ledger is a file."""
+    try:
+        known = remembered(run_dir)
+    except LedgerError as error:
+        return {"fault": public_text(error)}
+    if known is None:
+        return None
+    return {"run": known.run, "chain": known.chain, "address": known.contract, "created": known.created, "fault": ""}
+
+
 def ledger_document(follower: LedgerFollower, run_dir: Path) -> dict[str, object]:
-    """Head, signatures, sums and the newest entries, and by whom what was verified."""
-    if is_on_chain(run_dir):
+    """Head, signatures, sums and the newest entries, and by whom what was verified; of a contract, how to read it."""
+    if (contract := contract_document(run_dir)) is not None:
         return {
             "kind": "contract",
-            "why": "This run's ledger is a contract on a chain, which this page does not call.",
-            "command": "shoal ledger verify RUN",
+            "why": "This run's ledger is a contract on a chain, which this page neither calls nor verifies.",
+            "contract": contract,
+            "commands": ["shoal ledger verify RUN", "shoal ledger show RUN", "shoal earnings RUN"],
         }
     history = follower.history
     if history is None:
