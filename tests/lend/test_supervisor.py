@@ -135,6 +135,29 @@ def test_finish_hands_in_what_is_under_way_and_then_ends(lent: Lent) -> None:
     assert lent.owed() == 0
 
 
+def test_a_worker_that_dies_before_it_has_handed_in_is_not_said_to_have_finished(lent: Lent) -> None:
+    lent.start()
+    pid = lent.until_it_holds("0/0")
+    os.kill(pid, signal.SIGSTOP)  # it hears nothing any more
+    lent.folder.write_control("finish")
+    lent.until("finishing")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: lent.ended != "", SLOW_S)
+    assert lent.ended == "nothing more was handed in: the worker was killed by signal 9"
+    assert lent.leased() == 0, "what it held was handed back"
+    assert lent.owed() == 1
+
+
+def test_a_finish_of_a_machine_that_was_paused_does_not_claim_to_have_handed_in_anything(lent: Lent) -> None:
+    lent.start()
+    lent.until_it_holds("0/0")
+    lent.folder.write_control("pause")
+    lent.until("paused")
+    lent.folder.write_control("finish")
+    until(lambda: lent.ended != "", SLOW_S)
+    assert lent.ended == "nothing was under way"
+
+
 def test_a_supervisor_that_is_told_to_stop_hands_back_what_is_under_way(lent: Lent) -> None:
     lent.start()
     pid = lent.until_it_holds("0/0")

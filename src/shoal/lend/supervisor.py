@@ -54,7 +54,7 @@ class Supervisor:
         self.usage = Usage()
         self.stop = threading.Event()
         self._started_with: Settings | None = None
-        self._asked_to_finish = False
+        self._asked_to_finish = self._handed_in = False
         self._want: Want = "work"
         self._control_seen: object = None
         self._halted = self._failure = self._blocked = ""
@@ -101,6 +101,7 @@ class Supervisor:
             retry_in_s=self._retry_at - time.monotonic(),
             failure=self._failure,
             renew=self._started_with is not None and self._started_with != self.settings,
+            handed_in=self._handed_in,
         )
         self._do(found)
         self._tell(found)
@@ -162,6 +163,7 @@ class Supervisor:
     def _after_end(self, code: int) -> None:
         assert self.child is not None
         ended = after_end(code, self.child.last_words(), self._asked_to_finish)
+        self._handed_in = self._asked_to_finish and not ended.failure
         self.child.close()
         self.child, self._asked_to_finish, self.usage = None, False, Usage()
         self._started_with = None
@@ -207,7 +209,7 @@ class Supervisor:
             environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
             prefix=scope_command(bounds.memory, bounds.threads),
         )
-        self._started_with, self._holds_leases = settings, True
+        self._started_with, self._holds_leases, self._handed_in = settings, True, False
         lower(self.child.process.pid, bounds.threads)
 
     def _end_child(self) -> None:

@@ -164,9 +164,9 @@ def serve_run(run: RunDir, options: ServeOptions, listen: ListenOptions, console
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        newest = versions.find(None)
+        newest, url = versions.find(None), url_of(listener, tls=context is not None)
         console.print(
-            f"{versions.label(newest)} at {url_of(listener, tls=context is not None)}/v1, up to {prompts.max_len} tokens"
+            f"{versions.label(newest)} at {url}/v1, up to {prompts.max_len} tokens"
             f"{'' if versions.pinned is not None else '; follows new versions'}",
             highlight=False,
             soft_wrap=True,

@@ -21,7 +21,7 @@ def run_context(run: RunDir, command: str) -> ssl.SSLContext | None:
         return server_context(Key.create(), swarm.tls_cert, swarm.tls_key)  # which vouches for nothing then
     if not is_own(run.path):
         raise ConfigError(
-            f"{command} --public: {run.path} does not hold its coordinator's key, which signs its certificate; serve on "
-            "loopback behind a proxy that speaks https"
+            f"{command} --public: {run.path} does not hold its coordinator's key, which signs its certificate; serve "
+            "on loopback behind a proxy that speaks https"
         )
     return server_context(Key.load(key_path(run.path, "coordinator")))
