@@ -32,6 +32,7 @@ from shoal.limits import show_size
 from shoal.priority import give_way
 from shoal.process import Child
 from shoal.protocol.refusal import Refusal
+from shoal.roles.finish_signal import FINISH, held_back
 from shoal.rundir import RUN_FILE
 from shoal.telemetry.status import read_status
 
@@ -189,7 +190,7 @@ class Supervisor:
         elif found.act == "finish" and not self._asked_to_finish and self.child is not None:
             self._asked_to_finish = True
             with suppress(ProcessLookupError):
-                self.child.process.send_signal(signal.SIGUSR1)
+                self.child.process.send_signal(FINISH)
 
     def _start(self) -> None:
         settings, bounds, log = self.settings, self.settings.limits, self.folder.log
@@ -201,14 +202,16 @@ class Supervisor:
                 remove(other)  # of a run that this machine is no longer lent to; it can be fetched again
         key = ["--key", settings.key] if settings.key else []
         flags = [*bounds.flags(), *key, *settings.worker]
-        self.child = Child(
-            self.folder.name,
-            ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
-            bounds.threads or 1,
-            log,
-            environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
-            prefix=scope_command(bounds.memory, bounds.threads),
-        )
+        prefix = scope_command(bounds.memory, bounds.threads)
+        with held_back():
+            self.child = Child(
+                self.folder.name,
+                ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
+                bounds.threads or 1,
+                log,
+                environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
+                prefix=prefix,
+            )
         self._started_with, self._holds_leases, self._handed_in = settings, True, False
         lower(self.child.process.pid, bounds.threads)
 
