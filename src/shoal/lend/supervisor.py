@@ -25,9 +25,10 @@ from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.files import remove, tree_bytes
 from shoal.lend.decisions import HAND_BACK_AFTER, Next, after_end, decide, retry_after_s
 from shoal.lend.machine_state import MachineState
+from shoal.lend.owner_watch import OwnerWatch
 from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
-from shoal.lend.when import parse_when, why_not
+from shoal.lend.when import parse_when
 from shoal.limits import show_size
 from shoal.priority import give_way
 from shoal.process import Child
@@ -50,7 +51,7 @@ class Supervisor:
     def __init__(self, folder: LendFolder, machine: MachineState | None = None) -> None:
         self.folder = folder
         self.settings = folder.settings()
-        self.machine = machine or MachineState(lambda: self.usage.cpu_s)
+        self.owner = OwnerWatch(machine or MachineState(lambda: self.usage.cpu_s))
         self.child: Child | None = None
         self.usage = Usage()
         self.stop = threading.Event()
@@ -134,7 +135,7 @@ class Supervisor:
             settings, self._notes["settings"] = self.settings, f"goes on with the settings before: {error}"
         if settings != self.settings:
             self.settings, self._halted = settings, ""
-        self._blocked = why_not(parse_when(settings.when), self.machine.observe())
+        self._blocked = self.owner.why_not(parse_when(settings.when))
         self._disk = tree_bytes(self.folder.files_of(settings.join))
         if not self._holds_leases or self.child is not None:
             return
