@@ -58,7 +58,7 @@ def test_an_entry_tells_what_the_coordinator_answers_and_leads_from_a_list_to_it
     assert done.returncode == 0, done.stderr
     made = read_entry(out.read_bytes(), str(out), int(time.time())).entry
     assert (made.run, made.coordinator, made.url) == ("test", COORDINATOR.address, small_world.url)
-    assert (made.nodes, made.version, made.steps) == (2, 2, 20), "trainer and validator are no workers"
+    assert (made.nodes, made.version, made.steps) == (2, 2, 20), "trainer and validator do not count"
     assert (made.about, made.invite, made.expires - made.updated) == ("spelling backwards", False, 3 * DAY_S)
     assert done.stdout.rstrip().endswith(f"signed by {COORDINATOR.address}, in {out}")
 
@@ -141,7 +141,7 @@ def web(answer: Callable[[Web, BaseHTTPRequestHandler], None]) -> Iterator[Web]:
             found.headers.append({name.lower(): value for name, value in self.headers.items()})
             try:
                 found.answer(self)
-            except OSError:  # whoever asked has gone away
+            except OSError:  # the client has gone away
                 self.close_connection = True
 
         def log_message(self, *_: Any) -> None:
@@ -200,7 +200,7 @@ def test_plain_http_from_elsewhere_is_refused_before_anything_is_sent(monkeypatc
     def connect(*_: object, **__: object) -> None:
         raise AssertionError("it connected")
 
-    monkeypatch.setattr(run_directory.httpx2, "Client", connect)
+    monkeypatch.setattr("shoal.client.run_directory.httpx2.Client", connect)
     with pytest.raises(SwarmError, match="plain http, where anybody on the way can leave runs out; give https"):
         open_directory("http://198.51.100.7/runs.json")
 
@@ -223,7 +223,7 @@ def test_a_list_without_end_is_cut_off_at_4_mib_while_it_comes() -> None:
     with web(without_end) as served, pytest.raises(SwarmError, match=f"sends more than {MAX_LIST_BYTES} bytes"):
         open_directory(f"{served.url}/runs.json")
     assert MAX_LIST_BYTES == 4 << 20
-    assert served.sent < 32 << 20, "what lies in the buffers of two sockets, and no more"
+    assert served.sent < 32 << 20, "what the buffers of two sockets take, and no more"
 
 
 def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_anybody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def test_a_run_on_a_chain_is_joined_like_any_other_once_its_coordinator_has_star
     with serving_pages(run) as url:
         found = document(url, "join")
         assert found["line"] == f"shoal worker --join http://127.0.0.1:7000#{COORDINATOR.address}"
-        assert (found["why"], found["unit"]) == ("", "wei")
+        assert found["why"] == ""
+        assert found["pay"].endswith(" wei per accepted token")
     assert not (run / "keys").exists(), "whose address it is follows from what it signed, not from its key"
 
 
@@ -75,8 +76,12 @@ def test_the_ledger_page_names_the_contract_and_how_to_read_it_and_not_the_chain
     with serving_pages(run) as url:
         found = document(url, "ledger")
     assert found["kind"] == "contract"
-    shown = {"run": "test", "chain": 31337, "address": CONTRACT.contract, "created": CONTRACT.created, "fault": ""}
-    assert found["contract"] == shown
+    assert dict(found["pairs"]) == {
+        "contract": CONTRACT.contract,
+        "number of the chain": "31337",
+        "created by transaction": CONTRACT.created,
+        "run": "test",
+    }
     assert "shoal ledger verify RUN" in found["commands"]
     assert "203.0.113.77" not in json.dumps(found)
 
@@ -85,19 +90,21 @@ def test_a_node_of_a_run_on_a_chain_has_an_account_there_and_none_is_denied(run:
     with serving_pages(run) as url:
         found = document(url, f"node/{address(3)}")
         assert found["account"] is None
-        assert found["contract"]["address"] == CONTRACT.contract
+        assert dict(found["contract"]["pairs"])["contract"] == CONTRACT.contract
+        assert found["contract"]["commands"] == [f"shoal node {address(3)} RUN"]
         (run / CONTRACT_FILE).unlink()
     with serving_pages(run) as url:
         found = document(url, f"node/{address(3)}")
-        assert (found["contract"], found["ledger_is_here"]) == (None, False)
+        assert found["contract"] is None
+        assert found["no_account"].startswith("The ledger is not here")
 
 
 def test_a_contract_file_that_is_damaged_is_said_to_be_and_every_page_is_shown(run: Path) -> None:
     (run / CONTRACT_FILE).write_text("{")
     with serving_pages(run) as url:
-        for found in (document(url, "ledger"), document(url, f"node/{address(3)}")):
-            assert "does not say which contract the run's ledger is" in found["contract"]["fault"]
-            assert str(run) not in found["contract"]["fault"]
+        for found in (document(url, "ledger"), document(url, f"node/{address(3)}")["contract"]):
+            assert "does not say which contract the run's ledger is" in found["why"]
+            assert str(run) not in found["why"]
 
 
 SHOWN = {

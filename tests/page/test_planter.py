@@ -1,4 +1,4 @@
-"""Whoever looks at a run's pages does not see from any figure that there is a planter."""
+"""No figure on a run's pages shows that there is a planter."""
 
 from pathlib import Path
 

@@ -3,8 +3,8 @@
 A pause kills the worker: memory, GPU and line are free in the same moment, whatever the engine does just then. Its
 leases are then handed back in its name. A worker that was merely stopped (SIGSTOP) would keep its memory, and its
 leases until they expire; one that was asked to end would first finish a step of the engine. What is lost is the answers
-under way; a resumed worker starts from the files it has. `finish` loses nothing
-unless the worker fails or must be ended meanwhile, and takes as long as the leases do.
+under way; a resumed worker starts from the files it has. `finish` takes as long as the leases do, and loses nothing
+unless the worker fails or must be ended meanwhile.
 
 The child ends with the supervisor, however that ends. A supervisor that is started again after a kill finds its state
 in files, and the worker gets back the leases it held.

@@ -3,7 +3,7 @@
 from pathlib import PurePath
 
 from shoal.client.join_line import coordinator_port
-from shoal.config import RunConfig
+from shoal.config import LedgerConfig, RunConfig
 from shoal.coordinator.archive import coordinator_of
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
@@ -62,9 +62,13 @@ def _needs(config: RunConfig) -> dict[str, object]:
         "prompt_tokens": sampling.max_prompt_tokens,
         "group_size": sampling.group_size,
         "async_level": config.async_level,
-        "rate": config.ledger.rate,
-        "unit": "wei" if config.ledger.rpc else "credit",
+        "pay": _pay(config.ledger),
         "code": CODE if any(code_of(task) for task in config.tasks) else "",
         "may": MAY,
         "never": NEVER,
     }
+
+
+def _pay(ledger: LedgerConfig) -> str:
+    unit = "wei" if ledger.rpc else "credit" if ledger.rate == 1 else "credits"
+    return f"{ledger.rate:,} {unit} per accepted token"

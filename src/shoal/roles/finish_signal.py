@@ -1,8 +1,8 @@
 """SIGUSR1: how a lent worker is told to finish what is under way, and to end.
 
 A worker takes seconds until it can listen, and minutes if it fetches task files first; the signal would end it before
-that. So whoever starts one has the signal blocked meanwhile (`held_back`), which a new program inherits with what is
-pending: the worker hears it as soon as it listens (`told_to_finish`). One that comes too late ends nobody either.
+that. So the process that starts one has the signal blocked meanwhile (`held_back`), which a new program inherits with
+what is pending: the worker hears it as soon as it listens (`told_to_finish`). One that comes too late ends nobody.
 """
 
 import signal

@@ -76,7 +76,7 @@ class History:
 
     @property
     def workers(self) -> int:
-        """Workers that have handed in. The planter is none of them: its work is in no figure, nor is it counted."""
+        """Workers that have handed in. The planter does not count: its work is in no figure either."""
         return sum(role not in HIDDEN_ROLES for role in self.submissions)
 
     @property

@@ -6,19 +6,14 @@ import { useDocument } from "./store.js";
 
 const CHECKS = ["each entry names the hash of the one before", "its author's signature", "the coordinator's seal", "the rules: who may enter what, and what it does to every account", "heads that validators signed are this history's own"];
 
-function Contract({ why, contract, commands }) {
-  const where = contract.fault ? html`<p class="bad-text" role="alert"><bdi>${contract.fault}</bdi></p>` : html`<${ContractPairs} contract=${contract}/>`;
-  return html`<${Section} title="A contract" id="contract"><p>${why}</p>${where}
-    <p>Read it from the chain yourself. RUN is the run's directory; to show entries and earnings, the coordinator's URL will do:</p>
-    ${commands.map((text) => html`<${Copy} text=${text} label="command that reads the contract: ${text}"/>`)}</${Section}>`;
-}
-
-export const ContractPairs = ({ contract }) => html`<dl class="pairs wide"><div><dt>contract</dt><dd><code class="hash">${contract.address}</code></dd></div><div><dt>chain</dt><dd>number ${contract.chain}</dd></div><div><dt>created by transaction</dt><dd><code class="hash">${contract.created}</code></dd></div><div><dt>run</dt><dd><bdi>${contract.run}</bdi></dd></div></dl>`;
+export const Contract = ({ why, pairs, commands }) => html`<p>${why}</p>
+  <dl class="pairs wide">${pairs.map(([name, text]) => html`<div><dt>${name}</dt><dd><code class="hash">${text}</code></dd></div>`)}</dl>
+  ${commands.map((text) => html`<${Copy} text=${text} label="command ${text}"/>`)}`;
 
 export default function Ledger() {
   const { data, error } = useDocument("/data/ledger");
   if (!data) return html`<h1>Ledger</h1>${error ? html`<${Problem} error=${error}/>` : html`<${Loading}/>`}`;
-  if (data.kind === "contract") return html`<h1>Ledger</h1><${Contract} ...${data}/>`;
+  if (data.kind === "contract") return html`<h1>Ledger</h1><${Section} title="A contract" id="contract"><${Contract} ...${data}/></${Section}>`;
   if (data.kind !== "file") return html`<h1>Ledger</h1><${Empty}>${data.why}</${Empty}>`;
   const { totals } = data;
   const columns = [
