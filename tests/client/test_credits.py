@@ -10,6 +10,7 @@ import pytest
 from shoal.client.voting import Juror
 from shoal.coordinator import ledger_writer
 from shoal.crypto.keys import checksummed
+from shoal.ledger.contract_file import remembered
 from shoal.ledger.evm import deployed
 from shoal.rundir import write_run_file
 from shoal.validate.evidence.vote_log import Votes
@@ -144,7 +145,7 @@ def test_a_node_gets_all_its_money_out_after_the_coordinator_is_gone(
         world.stop()
         juror.work()  # nobody settles that
     write_run_file(tmp_path / "joined", config, time.time())
-    known = deployed.remembered(tmp_path / "run")
+    known = remembered(tmp_path / "run")
     assert known is not None
     by_hand = ("--run", "test", "--rpc", chain.url, "--contract", known.contract, "--created", known.created)
     joined = ("--run", str(tmp_path / "joined"))

@@ -23,6 +23,7 @@ from shoal.coordinator.ledger_writer import LedgerWriter
 from shoal.coordinator.policy import Terms
 from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
+from shoal.ledger.contract_file import remembered
 from shoal.ledger.evm import deployed
 from shoal.ledger.evm.ledger import EvmLedger
 from shoal.ledger.evm.rpc import ChainError, NoGasError
@@ -73,7 +74,7 @@ def juror(world: World, votes: Votes, tmp_path: Path) -> Juror:
 
 def contract(world: World) -> EvmLedger:
     """The contract as a stranger finds it."""
-    known = deployed.remembered(world.path)
+    known = remembered(world.path)
     assert known is not None
     return deployed.reading(known)
 
@@ -311,7 +312,7 @@ def test_a_coordinator_without_gas_says_whom_to_give_it(chain: Anvil, tmp_path: 
     terms = Terms.of(config, "", frozenset([VALIDATOR.address]))
     with pytest.raises(NoGasError, match=r"(?i)" + poor.address + " has 0 wei"):
         LedgerWriter.open(tmp_path / "ledger.db", poor, config, terms)
-    assert deployed.remembered(tmp_path) is None
+    assert remembered(tmp_path) is None
 
 
 def test_a_run_keeps_the_kind_of_ledger_that_it_began_with(chain: Anvil, world: World, tmp_path: Path) -> None:

@@ -35,6 +35,24 @@ def test_finish_lets_the_worker_hand_in_what_it_has_and_then_ends() -> None:
     assert decide("finish", "", "", running=False, retry_in_s=0).act == "exit"
 
 
+@pytest.mark.parametrize(
+    ("blocked", "halted", "failure", "handed_in", "reason"),
+    [
+        ("", "", "", True, "the leases were handed in"),
+        ("it is 12:30", "", "", True, "the leases were handed in"),
+        ("", "", "the worker ended with 1", False, "nothing more was handed in: the worker ended with 1"),
+        ("", "--memory 1 GB: used 2 GB", "", False, "nothing more was handed in: --memory 1 GB: used 2 GB"),
+        ("it is 12:30", "", "", False, "nothing more was handed in: it is 12:30"),
+        ("", "", "", False, "nothing was under way"),
+    ],
+)
+def test_a_finish_says_that_leases_were_handed_in_only_if_they_were(
+    blocked: str, halted: str, failure: str, handed_in: bool, reason: str
+) -> None:
+    found = decide("finish", blocked, halted, running=False, retry_in_s=9.0, failure=failure, handed_in=handed_in)
+    assert (found.act, found.state, found.reason) == ("exit", "ended", reason)
+
+
 def test_other_limits_wait_for_the_leases_under_way() -> None:
     assert decide("work", "", "", running=True, retry_in_s=0, renew=True).act == "finish"
     assert decide("work", "", "", running=False, retry_in_s=0, renew=True).act == "start"

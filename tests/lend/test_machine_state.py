@@ -1,11 +1,13 @@
 """What is seen of a machine: its power supplies, its terminals, its desktop, and what other programs compute."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from shoal.lend.machine_state import ASK_S, TICKS, MachineState, desktop_in_use, said_by
+from shoal.lend.when import Hours, When
 
 GRAPHICAL = "Type=wayland\nIdleHint={}\n\nType=tty\nIdleHint=no\n"
 
@@ -119,7 +121,22 @@ def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
     assert said_by(["false"]) == ""
 
 
+@pytest.mark.parametrize("when", [When(), When(hours=(Hours(0, 60),)), When(plugged=True)])
+def test_no_program_is_asked_about_what_no_condition_needs(when: When, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str]) -> str:
+        asked.append(command)
+        return ""
+
+    looked = MachineState(lambda: 0.0, tmp_path, tmp_path, tmp_path, run=run)
+    assert looked.observe(when).input_s is None
+    assert asked == [] or sys.platform == "darwin"
+    looked.observe(When(idle=True))
+    assert asked != []
+
+
 def test_this_machine_can_be_looked_at() -> None:
-    seen = MachineState(lambda: 0.0).observe()
+    seen = MachineState(lambda: 0.0).observe(When(idle=True, plugged=True))
     assert 0 <= seen.minute < 24 * 60
     assert seen.cpus >= 1

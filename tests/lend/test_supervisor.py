@@ -28,6 +28,7 @@ from tests.support.coordinator_in_process import World
 from tests.support.until import until
 
 STAND_IN = Path(__file__).parents[1] / "support" / "lent_worker.py"
+OWN_CODE = ("--allow-code",)  # tasks need not be tried in a confined process first, which takes seconds
 SLOW_S = 240.0  # for a process to start on a busy machine
 
 
@@ -44,8 +45,11 @@ class Lent:
         self.supervisor: Supervisor | None = None
         self.ended = ""
 
-    def agree(self, when: tuple[str, ...] = (), limits: MachineLimits | None = None) -> None:
-        settings = Settings(join=self.world.url, when=when, limits=limits or MachineLimits(), key=str(self.key))
+    def agree(
+        self, when: tuple[str, ...] = (), limits: MachineLimits | None = None, worker: tuple[str, ...] = ()
+    ) -> None:
+        bounds, key = limits or MachineLimits(), str(self.key)
+        settings = Settings(join=self.world.url, when=when, limits=bounds, key=key, worker=worker)
         self.folder.write_settings(settings)
 
     def start(self) -> Supervisor:
@@ -133,6 +137,29 @@ def test_finish_hands_in_what_is_under_way_and_then_ends(lent: Lent) -> None:
     assert lent.ended == "the leases were handed in"
     assert [upload.submission for upload in lent.world.validator.waiting(0, 0)] == [0]
     assert lent.owed() == 0
+
+
+def test_a_worker_that_dies_before_it_has_handed_in_is_not_said_to_have_finished(lent: Lent) -> None:
+    lent.start()
+    pid = lent.until_it_holds("0/0")
+    os.kill(pid, signal.SIGSTOP)  # it hears nothing any more
+    lent.folder.write_control("finish")
+    lent.until("finishing")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: lent.ended != "", SLOW_S)
+    assert lent.ended == "nothing more was handed in: the worker was killed by signal 9"
+    assert lent.leased() == 0, "what it held was handed back"
+    assert lent.owed() == 1
+
+
+def test_a_finish_of_a_machine_that_was_paused_does_not_claim_to_have_handed_in_anything(lent: Lent) -> None:
+    lent.start()
+    lent.until_it_holds("0/0")
+    lent.folder.write_control("pause")
+    lent.until("paused")
+    lent.folder.write_control("finish")
+    until(lambda: lent.ended != "", SLOW_S)
+    assert lent.ended == "nothing was under way"
 
 
 def test_a_supervisor_that_is_told_to_stop_hands_back_what_is_under_way(lent: Lent) -> None:
@@ -396,3 +423,31 @@ def test_a_lent_process_never_gets_a_higher_priority_than_its_owner_gave_it(monk
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def really_lent(small_world: World, tmp_path: Path) -> Iterator[Lent]:
+    """A machine whose worker is `shoal worker` itself; it joins, and finds no relay."""
+    small_world.announce()
+    lent = Lent(small_world, tmp_path)
+    lent.agree(worker=OWN_CODE)
+    yield lent
+    lent.stop()
+
+
+def test_a_worker_that_is_told_to_finish_while_it_starts_is_not_killed_by_that(really_lent: Lent) -> None:
+    supervisor = really_lent.start()
+    until(lambda: supervisor.child is not None, SLOW_S)
+    really_lent.folder.write_control("finish")
+    until(lambda: really_lent.ended != "", SLOW_S)
+    assert really_lent.ended == "the leases were handed in", really_lent.folder.log.read_text()
+
+
+def test_other_limits_while_a_worker_starts_do_not_count_as_its_failure(really_lent: Lent) -> None:
+    supervisor = really_lent.start()
+    until(lambda: supervisor.child is not None, SLOW_S)
+    first = supervisor.child
+    really_lent.agree(limits=MachineLimits(threads=1), worker=OWN_CODE)
+    until(lambda: supervisor.child not in (None, first), SLOW_S)
+    assert supervisor._failures == 0
+    assert supervisor._started_with == supervisor.settings

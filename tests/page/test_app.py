@@ -16,12 +16,14 @@ from shoal.coordinator.http.loopback import is_loopback_name
 from shoal.errors import ConfigError, SwarmError
 from shoal.page.app import HEADERS, MAX_STREAMS
 from shoal.page.data_routes import ELSEWHERE, NO_DATABASE
+from shoal.page.documents import MAX_WAITING
 from shoal.page.pages import Pages
 from shoal.page.serve import serve_page
 from shoal.page.source import NO_CONFIG, RunFiles
 from shoal.rundir import RUN_FILE
 from tests.support.large_run import HOSTILE, SECRET, address, append_step, write_large_run
 from tests.support.page_in_process import serving_pages
+from tests.support.until import until
 
 DOCUMENTS = (
     "run",
@@ -210,6 +212,38 @@ def test_a_new_step_is_told_to_open_pages_within_two_seconds(tmp_path: Path) -> 
             assert next(news["done"] for news in told if news["done"] == 4) == 4
             assert time.monotonic() - began < 2
         assert document(f"{url}/data/run")["done"] == 4
+
+
+def test_rollouts_that_take_long_to_decode_delay_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for at once: neither the live part of open pages nor another document."""
+    decoded = threading.Event()
+
+    def slow(*_: object) -> dict[str, object]:
+        decoded.wait(60)
+        return {"steps": [], "step": None}
+
+    for module in ("pages", "data_routes"):
+        monkeypatch.setattr(f"shoal.page.{module}.rollouts_document", slow)
+    with serving_pages(run) as url, httpx2.Client(trust_env=False, timeout=30) as client:
+        answers: list[int] = []
+        asking = [
+            threading.Thread(target=lambda n=n: answers.append(get(f"{url}/data/rollouts?step={n}").status_code))
+            for n in range(MAX_WAITING + 6)
+        ]
+        try:
+            for one in asking:
+                one.start()
+            until(lambda: 503 in answers)  # their queue is full
+            with client.stream("GET", f"{url}/events") as stream:
+                assert next(stream.iter_lines()) == "event: news"
+            for name in ("run", "swarm", "verdicts", "ledger", "join"):
+                assert get(f"{url}/data/{name}").status_code == 200, name
+            assert 200 not in answers, "none of them is ready yet"
+        finally:
+            decoded.set()
+            for one in asking:
+                one.join(60)
+        assert answers.count(200) == MAX_WAITING - 1, "beside the newest step's, which nobody has to ask for"
 
 
 def test_streams_are_bounded_and_a_closed_one_gives_its_place_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ load for ever.
 
 import itertools
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from shoal.client.client import CoordinatorClient
 from shoal.client.rollout_store import SwarmStore
 from shoal.crypto.keys import Key
 from shoal.process import EXIT_LIMIT, die_with_parent, say_last_words
+from shoal.roles.finish_signal import told_to_finish
 from shoal.rundir import RUN_FILE
 
 STEP = 1 << 20
@@ -25,8 +25,11 @@ STEP = 1 << 20
 def main(arguments: list[str]) -> int:
     die_with_parent()
     flags = dict(itertools.pairwise(arguments))
-    finish = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: finish.set())
+    with told_to_finish() as finish:
+        return work(flags, finish)
+
+
+def work(flags: dict[str, str], finish: threading.Event) -> int:
     mode = os.environ.get("LENT_WORKER", "hold")
     if mode == "crash":
         return 1

@@ -82,6 +82,11 @@ def worker(
         from shoal.protocol.profile import Profile
 
         options = replace(options, profile=Profile.parse(profile).name)
+    from shoal.roles.finish_signal import came_early
+
+    if came_early():  # before an engine is imported and a model loaded, of which nothing would be used
+        options.say("told to finish before it had begun")
+        return
     from shoal.roles.worker import start_worker
 
     start_worker(located, name, options, attack)

@@ -12,11 +12,12 @@ from shoal.crypto.keys import checked_address, checksummed, short
 from shoal.errors import LedgerError
 from shoal.ledger.acts import Act, Settle, Work
 from shoal.ledger.chain import find_fork, verify
+from shoal.ledger.contract_file import is_on_chain, remembered
 from shoal.ledger.entry import Entry, Statement, parsed
 from shoal.ledger.explain import OUTCOMES, PLANTED, sentence
 from shoal.ledger.export import export, read_file, verify_file
 from shoal.ledger.interface import Line
-from shoal.ledger.reader import Record, is_on_chain, ledger_file
+from shoal.ledger.reader import Record, ledger_file
 from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 from shoal.text import one_line
 
@@ -53,7 +54,7 @@ def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other:
 
 def verify_contract(run: Path, coordinator: str | None, console: Console) -> None:
     """Folds the contract's log by the rules, and compares every balance with what the contract itself has."""
-    from shoal.ledger.evm.deployed import reading, remembered
+    from shoal.ledger.evm.deployed import reading
 
     known = remembered(run)
     assert known is not None

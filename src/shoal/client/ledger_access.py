@@ -10,7 +10,7 @@ from shoal.client.known_coordinators import PUBLIC, trusted
 from shoal.client.ledger import ASK_S, Access, OnChain, access
 from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, LedgerError, WaitError
-from shoal.ledger.reader import is_on_chain
+from shoal.ledger.contract_file import Deployed, is_on_chain, remembered
 from shoal.rundir import RUN_FILE, is_own, open_run
 from shoal.shardcast.fetch.http import distance_to
 
@@ -65,7 +65,7 @@ def _contract(where: Where, run: str, key: Key) -> OnChain:
         return _joined(Path(run), where.rpc, key)
     from pydantic import ValidationError
 
-    from shoal.ledger.evm.deployed import Deployed, chain_at, remembered
+    from shoal.ledger.evm.deployed import chain_at
     from shoal.ledger.evm.ledger import EvmLedger
 
     if where.contract is None:

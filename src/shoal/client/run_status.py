@@ -16,8 +16,9 @@ from shoal.client.known_coordinators import trusted
 from shoal.crypto.keys import Key, checksummed, short
 from shoal.errors import LedgerError, ShoalError, SwarmError
 from shoal.extras import require
+from shoal.ledger.contract_file import is_on_chain
 from shoal.ledger.explain import explain as sentences
-from shoal.ledger.reader import is_on_chain, read_record
+from shoal.ledger.reader import read_record
 from shoal.ledger.store import LEDGER_FILE
 from shoal.protocol import messages as m
 from shoal.protocol.numeric_evidence import NumericEvidence, standing

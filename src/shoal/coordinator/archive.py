@@ -133,6 +133,16 @@ def rates_of(run: RunDir) -> RatesTable | None:
     return SignedRates.model_validate_json(stored).rates if stored is not None else None
 
 
+def coordinator_of(run: RunDir) -> str | None:
+    """The coordinator's address, which its signature under the honest rates shows; None where its records are not, or
+    it has not started yet. Its key is not needed for that."""
+    if not has_records(run):
+        return None
+    with reading(run) as db:
+        stored = read_fact(db, FACT)
+    return SignedRates.model_validate_json(stored).signer if stored is not None else None
+
+
 def kept_steps(db: Connection) -> list[int]:
     """Steps of which files are still there."""
     query = select(submissions.c.step).where(submissions.c.kept).distinct().order_by(submissions.c.step)

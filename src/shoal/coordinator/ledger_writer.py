@@ -26,11 +26,11 @@ from shoal.errors import LedgerError, StorageError
 from shoal.files import write_whole
 from shoal.ledger.acts import NO_HASH, Act, Close, Fund, Leaf, Refund, Settle, Work, beacons, plants_hash
 from shoal.ledger.acts import Terms as LedgerTerms
+from shoal.ledger.contract_file import is_on_chain
 from shoal.ledger.court import is_due
 from shoal.ledger.entry import Statement
 from shoal.ledger.interface import Ledger, Standing, standing_of
 from shoal.ledger.jury import draw
-from shoal.ledger.reader import is_on_chain
 from shoal.ledger.state import State, in_standing
 from shoal.ledger.store import SqliteLedger
 

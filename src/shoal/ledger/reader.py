@@ -6,13 +6,12 @@ from pathlib import Path
 
 from shoal.errors import LedgerError
 from shoal.ledger.chain import History, verify
+from shoal.ledger.contract_file import CONTRACT_FILE, is_on_chain, remembered
 from shoal.ledger.entry import Entry
 from shoal.ledger.export import read_file
 from shoal.ledger.interface import Line
 from shoal.ledger.state import State
 from shoal.ledger.store import LEDGER_FILE
-
-CONTRACT_FILE = "contract.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +22,6 @@ class Record:
     lines: Sequence[Line]
     time_of: Callable[[Line], int]
     """Milliseconds since 1970."""
-
-
-def is_on_chain(path: Path) -> bool:
-    """Whether a run's directory names a contract. Its package is asked for only then: a file needs none."""
-    return (path / CONTRACT_FILE).is_file()
 
 
 def ledger_file(path: Path) -> Path:
@@ -43,7 +37,7 @@ def ledger_file(path: Path) -> Path:
 def read_record(path: Path) -> Record:
     """Of a run's directory, a ledger.db or an export."""
     if is_on_chain(path):
-        from shoal.ledger.evm.deployed import reading, remembered
+        from shoal.ledger.evm.deployed import reading
 
         known = remembered(path)
         assert known is not None

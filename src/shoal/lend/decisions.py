@@ -23,20 +23,32 @@ class Next:
 
 
 def decide(
-    want: Want, blocked: str, halted: str, *, running: bool, retry_in_s: float, failure: str = "", renew: bool = False
+    want: Want,
+    blocked: str,
+    halted: str,
+    *,
+    running: bool,
+    retry_in_s: float,
+    failure: str = "",
+    renew: bool = False,
+    handed_in: bool = False,
 ) -> Next:
-    """`blocked` is why the machine may not work now, `halted` why the worker cannot; `renew`: its limits changed."""
+    """`blocked` is why the machine may not work now, `halted` why the worker cannot, `failure` how the last one ended.
+
+    `renew`: its limits changed; `handed_in`: the last worker was asked to finish, and ended as one that has.
+    """
     if want == "stop":
         return Next("end at once" if running else "exit", "ended", "its owner ended it")
     if want == "pause":
         return Next("end at once" if running else "rest", "paused", "its owner paused it; shoal lend resume")
+    if want == "finish" and not running:
+        why = blocked or halted or failure
+        said = f"nothing more was handed in: {why}" if why else "nothing was under way"
+        return Next("exit", "ended", "the leases were handed in" if handed_in else said)
     if blocked:
-        idle: Act = "exit" if want == "finish" else "rest"
-        return Next("end at once" if running else idle, "ended" if idle == "exit" else "waiting", blocked)
+        return Next("end at once" if running else "rest", "ended" if want == "finish" else "waiting", blocked)
     if want == "finish":
-        if running:
-            return Next("finish", "finishing", "ends when the leases under way are handed in")
-        return Next("exit", "ended", "the leases were handed in")
+        return Next("finish", "finishing", "ends when the leases under way are handed in")
     if running:
         return (
             Next("finish", "finishing", "other limits after the leases under way")

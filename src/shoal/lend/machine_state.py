@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.lend.when import Observed
+from shoal.lend.when import Observed, When
 
 ASK_S = 5.0  # between questions that start a program
 SHORTEST_S = 2.0  # over which CPU time is measured
@@ -43,15 +43,20 @@ class MachineState:
         self._cpu: tuple[float, float, float] | None = None
         self._others: float | None = None
 
-    def observe(self) -> Observed:
-        local = time.localtime(self._wall())
+    def observe(self, when: When) -> Observed:
+        """What these conditions need to know, and nothing else: programs that are asked may take seconds."""
         return Observed(
-            minute=60 * local.tm_hour + local.tm_min,
-            plugged=self.plugged(),
-            input_s=self.input_s(),
-            others_cpus=self.others_cpus(),
+            minute=self.minute(),
+            plugged=self.plugged() if when.plugged else True,
+            input_s=self.input_s() if when.idle else None,
+            others_cpus=self.others_cpus() if when.idle else None,
             cpus=os.cpu_count() or 1,
         )
+
+    def minute(self) -> int:
+        """Of the local day, since midnight."""
+        local = time.localtime(self._wall())
+        return 60 * local.tm_hour + local.tm_min
 
     def plugged(self) -> bool:
         """Whether the machine runs on mains; one that has no battery does."""

@@ -3,7 +3,8 @@
 A pause kills the worker: memory, GPU and line are free in the same moment, whatever the engine does just then. Its
 leases are then handed back in its name. A worker that was merely stopped (SIGSTOP) would keep its memory, and its
 leases until they expire; one that was asked to end would first finish a step of the engine. What is lost is the answers
-under way; a resumed worker starts from the files it has. `finish` loses nothing, and takes as long as the leases do.
+under way; a resumed worker starts from the files it has. `finish` takes as long as the leases do, and loses nothing
+unless the worker fails or must be ended meanwhile.
 
 The child ends with the supervisor, however that ends. A supervisor that is started again after a kill finds its state
 in files, and the worker gets back the leases it held.
@@ -25,13 +26,15 @@ from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.files import remove, tree_bytes
 from shoal.lend.decisions import HAND_BACK_AFTER, Next, after_end, decide, retry_after_s
 from shoal.lend.machine_state import MachineState
+from shoal.lend.owner_watch import OwnerWatch
 from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
-from shoal.lend.when import parse_when, why_not
+from shoal.lend.when import parse_when
 from shoal.limits import show_size
 from shoal.priority import give_way
 from shoal.process import Child
 from shoal.protocol.refusal import Refusal
+from shoal.roles.finish_signal import FINISH, held_back
 from shoal.rundir import RUN_FILE
 from shoal.telemetry.status import read_status
 
@@ -49,12 +52,12 @@ class Supervisor:
     def __init__(self, folder: LendFolder, machine: MachineState | None = None) -> None:
         self.folder = folder
         self.settings = folder.settings()
-        self.machine = machine or MachineState(lambda: self.usage.cpu_s)
+        self.owner = OwnerWatch(machine or MachineState(lambda: self.usage.cpu_s))
         self.child: Child | None = None
         self.usage = Usage()
         self.stop = threading.Event()
         self._started_with: Settings | None = None
-        self._asked_to_finish = False
+        self._asked_to_finish = self._handed_in = False
         self._want: Want = "work"
         self._control_seen: object = None
         self._halted = self._failure = self._blocked = ""
@@ -101,6 +104,7 @@ class Supervisor:
             retry_in_s=self._retry_at - time.monotonic(),
             failure=self._failure,
             renew=self._started_with is not None and self._started_with != self.settings,
+            handed_in=self._handed_in,
         )
         self._do(found)
         self._tell(found)
@@ -132,7 +136,7 @@ class Supervisor:
             settings, self._notes["settings"] = self.settings, f"goes on with the settings before: {error}"
         if settings != self.settings:
             self.settings, self._halted = settings, ""
-        self._blocked = why_not(parse_when(settings.when), self.machine.observe())
+        self._blocked = self.owner.why_not(parse_when(settings.when))
         self._disk = tree_bytes(self.folder.files_of(settings.join))
         if not self._holds_leases or self.child is not None:
             return
@@ -162,6 +166,7 @@ class Supervisor:
     def _after_end(self, code: int) -> None:
         assert self.child is not None
         ended = after_end(code, self.child.last_words(), self._asked_to_finish)
+        self._handed_in = self._asked_to_finish and not ended.failure
         self.child.close()
         self.child, self._asked_to_finish, self.usage = None, False, Usage()
         self._started_with = None
@@ -187,7 +192,7 @@ class Supervisor:
         elif found.act == "finish" and not self._asked_to_finish and self.child is not None:
             self._asked_to_finish = True
             with suppress(ProcessLookupError):
-                self.child.process.send_signal(signal.SIGUSR1)
+                self.child.process.send_signal(FINISH)
 
     def _start(self) -> None:
         settings, bounds, log = self.settings, self.settings.limits, self.folder.log
@@ -199,15 +204,17 @@ class Supervisor:
                 remove(other)  # of a run that this machine is no longer lent to; it can be fetched again
         key = ["--key", settings.key] if settings.key else []
         flags = [*bounds.flags(), *key, *settings.worker]
-        self.child = Child(
-            self.folder.name,
-            ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
-            bounds.threads or 1,
-            log,
-            environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
-            prefix=scope_command(bounds.memory, bounds.threads),
-        )
-        self._started_with, self._holds_leases = settings, True
+        prefix = scope_command(bounds.memory, bounds.threads)
+        with held_back():
+            self.child = Child(
+                self.folder.name,
+                ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
+                bounds.threads or 1,
+                log,
+                environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
+                prefix=prefix,
+            )
+        self._started_with, self._holds_leases, self._handed_in = settings, True, False
         lower(self.child.process.pid, bounds.threads)
 
     def _end_child(self) -> None:

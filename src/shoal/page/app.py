@@ -65,6 +65,7 @@ def make_app(pages: Pages) -> Starlette:
             for task in tasks:
                 task.cancel()
             pages.documents.close()
+            pages.decoded.close()
 
     shell = _shell(pages)
     routes = [

@@ -9,11 +9,19 @@ from shoal.coordinator.verdicts import evidence_against
 from shoal.crypto.keys import checksummed
 from shoal.ledger.balance_report import outlook, unit
 from shoal.ledger.state import Account, State, holdings, leases, status
+from shoal.page.ledger import contract_document
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.page.swarm import node_row
 from shoal.page.verdicts import PER_PAGE, listed
 from shoal.protocol.numeric_evidence import standing
+
+ON_CHAIN = (
+    "This run's ledger is a contract on a chain, which this page does not call: what the node earned, has locked and "
+    "lost is there."
+)
+NO_ACCOUNT = "No account: the first accepted file or a deposit opens one."
+NO_LEDGER = "The ledger is not here, or has no entry yet: what this node earned is not known."
 
 
 def node_document(db: Connection | None, files: RunFiles, address: str, page: int) -> dict[str, object] | None:
@@ -31,6 +39,8 @@ def node_document(db: Connection | None, files: RunFiles, address: str, page: in
         "checksummed": checksummed(address),
         "node": node_row(row, time.time()) if row is not None else None,
         "evidence": public_text(standing(against.nats, against.files, against.limit)) if against else "",
+        "contract": contract_document(files.path, ON_CHAIN, f"shoal node {address} RUN"),
+        "no_account": NO_LEDGER if state is None else NO_ACCOUNT,
         "account": _account(state, account) if state and account else None,
         "unit": unit(state) if state else "credits",
         "outlook": [public_text(line) for line in outlook(state, address, None)] if state and account else [],

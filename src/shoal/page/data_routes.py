@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.page.contributor import node_document
-from shoal.page.documents import Busy
+from shoal.page.documents import Busy, Documents
 from shoal.page.joining import join_document
 from shoal.page.ledger import ledger_document
 from shoal.page.pages import Document, Missing, Pages
@@ -55,7 +55,10 @@ register_url_convertor("whole", WholeNumber())
 def data_handlers(pages: Pages) -> dict[str, Handler]:
     """A handler per document, by its address."""
     private = _Private()
-    return {path: _document(pages, revision, asked, private) for path, (revision, asked) in DOCUMENTS.items()}
+    return {
+        path: _document(pages, revision, asked, private, pages.decoded if path in DECODED else pages.documents)
+        for path, (revision, asked) in DOCUMENTS.items()
+    }
 
 
 def problem(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -150,7 +153,11 @@ DOCUMENTS: dict[str, tuple[Revision, Asked]] = {
 }
 
 
-def _document(pages: Pages, revision: Revision, asked: Asked, private: "_Private") -> Handler:
+DECODED = {path for path in DOCUMENTS if path.startswith(("rollouts", "verdicts/"))}
+"""Documents that are made of rollout files and bundles of evidence, and not of records alone."""
+
+
+def _document(pages: Pages, revision: Revision, asked: Asked, private: "_Private", documents: Documents) -> Handler:
     async def handler(request: Request) -> Response:
         query = str(request.query_params)
         if len(query) > MAX_QUERY:
@@ -160,7 +167,7 @@ def _document(pages: Pages, revision: Revision, asked: Asked, private: "_Private
         except ConfigError as error:
             return problem(422, public_text(error))
         try:
-            data = await pages.documents.get(f"{request.url.path}?{query}", revision(pages), make)
+            data = await documents.get(f"{request.url.path}?{query}", revision(pages), make)
         except Missing as error:
             return problem(404, str(error))
         except Refusal as error:

@@ -1,7 +1,8 @@
 """Single-flight cache of documents: each is made once per revision, by one thread, however many people ask.
 
 What is asked for is bounded: so many documents are kept, so many requests wait, and one thread makes them all. A page
-that many look at costs a run as much as a page that one looks at.
+that many look at costs a run as much as a page that one looks at. Documents that take long have a cache, and with it a
+thread and a queue, of their own.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ class Busy(Exception):
 class Documents:
     """Documents as bytes of JSON, by what was asked for and the revision that it was made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "page-documents") -> None:
         self._kept: OrderedDict[Hashable, tuple[Hashable, bytes]] = OrderedDict()
         self._size = 0
         self._making: dict[Hashable, asyncio.Task[bytes]] = {}
-        self._thread = ThreadPoolExecutor(1, "page-documents")
+        self._thread = ThreadPoolExecutor(1, name)
 
     async def get(self, key: Hashable, revision: Hashable, make: Callable[[], object]) -> bytes:
         """The document, made now if none of this revision is kept; Busy if too many wait already."""

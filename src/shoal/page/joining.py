@@ -3,7 +3,8 @@
 from pathlib import PurePath
 
 from shoal.client.join_line import coordinator_port
-from shoal.config import RunConfig
+from shoal.config import LedgerConfig, RunConfig
+from shoal.coordinator.archive import coordinator_of
 from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.tasks.files import code_of
@@ -31,17 +32,20 @@ def join_document(files: RunFiles) -> dict[str, object]:
         return {"line": "", "why": files.refused or "The run's config is not here.", "may": MAY, "never": NEVER}
     config, state = files.run.config, files.ledger.state
     port = coordinator_port(files.run)
-    if state is None or port is None:
+    # A contract is not called, and a ledger may not be here: then the coordinator's records say who it is.
+    coordinator = state.coordinator if state is not None else coordinator_of(files.run)
+    if coordinator is None or port is None:
         return {"line": "", "why": "The coordinator has not started yet.", **_needs(config)}
     swarm = config.swarm
     url = f"{swarm.scheme}://{swarm.public_host}:{port}"
-    is_over = state.closed or (files.history.total_steps or config.steps) <= files.history.steps_done
+    is_closed = state is not None and state.closed
+    is_over = is_closed or (files.history.total_steps or config.steps) <= files.history.steps_done
     return {
-        "line": f"shoal worker --join {url}#{state.coordinator}",
+        "line": f"shoal worker --join {url}#{coordinator}",
         "install": install_line(config.tasks),
         "why": "The run is over: there are no more leases." if is_over else "",
         "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
-        "coordinator": state.coordinator,
+        "coordinator": coordinator,
         "closed": swarm.is_closed,
         **_needs(config),
     }
@@ -58,8 +62,13 @@ def _needs(config: RunConfig) -> dict[str, object]:
         "prompt_tokens": sampling.max_prompt_tokens,
         "group_size": sampling.group_size,
         "async_level": config.async_level,
-        "rate": config.ledger.rate,
+        "pay": _pay(config.ledger),
         "code": CODE if any(code_of(task) for task in config.tasks) else "",
         "may": MAY,
         "never": NEVER,
     }
+
+
+def _pay(ledger: LedgerConfig) -> str:
+    unit = "wei" if ledger.rpc else "credit" if ledger.rate == 1 else "credits"
+    return f"{ledger.rate:,} {unit} per accepted token"

@@ -8,10 +8,10 @@ from pathlib import Path
 from shoal.crypto.keys import checksummed
 from shoal.errors import LedgerError
 from shoal.ledger import chain
+from shoal.ledger.contract_file import is_on_chain, remembered
 from shoal.ledger.entry import Entry
 from shoal.ledger.explain import sentence
 from shoal.ledger.interface import totals_of
-from shoal.ledger.reader import is_on_chain
 from shoal.ledger.state import State
 from shoal.ledger.store import LEDGER_FILE, read_entries
 from shoal.page.privacy import public_text
@@ -83,14 +83,37 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sizes, times
 
 
+READ_IT = (
+    "This run's ledger is a contract on a chain, which this page neither calls nor verifies. Read it from there: RUN "
+    "is the run's directory; to show entries and earnings, the coordinator's URL will do."
+)
+
+
+def contract_document(run_dir: Path, why: str, *commands: str) -> dict[str, object] | None:
+    """Which contract is the run's ledger, without the address of the chain's node; None where the ledger is a file.
+
+    `why`: what this page does not say, and the contract does; `commands` read it.
+    """
+    try:
+        known = remembered(run_dir)
+    except LedgerError as error:
+        return {"why": f"{why} {public_text(error)}", "pairs": [], "commands": commands}
+    if known is None:
+        return None
+    pairs = {
+        "contract": known.contract,
+        "number of the chain": str(known.chain),
+        "created by transaction": known.created,
+        "run": public_text(known.run),
+    }
+    return {"why": why, "pairs": list(pairs.items()), "commands": commands}
+
+
 def ledger_document(follower: LedgerFollower, run_dir: Path) -> dict[str, object]:
-    """Head, signatures, sums and the newest entries, and by whom what was verified."""
-    if is_on_chain(run_dir):
-        return {
-            "kind": "contract",
-            "why": "This run's ledger is a contract on a chain, which this page does not call.",
-            "command": "shoal ledger verify RUN",
-        }
+    """Head, signatures, sums and the newest entries, and by whom what was verified; of a contract, how to read it."""
+    commands = "shoal ledger verify RUN", "shoal ledger show RUN", "shoal earnings RUN"
+    if (contract := contract_document(run_dir, READ_IT, *commands)) is not None:
+        return {"kind": "contract", **contract}
     history = follower.history
     if history is None:
         return {"kind": "none", "why": follower.fault or "Nothing is entered yet: the first step is still open."}

@@ -41,6 +41,8 @@ class Pages:
         self.files = files
         self.public = public
         self.documents = Documents()
+        self.decoded = Documents("page-decoded")
+        """Made of rollout files: decoding those of a step takes seconds, for which no other document waits."""
         self.index = StepIndex()
         self.streams = 0
         self.rates = Rates(REQUESTS_PER_S, BURST)
@@ -64,7 +66,7 @@ class Pages:
         """Reads the newest rollouts before anybody asks: the process that decodes them takes seconds to start."""
         make = self.recorded(lambda db: rollouts_document(db, self.files, self.index, RolloutQuery()))
         with suppress(ShoalError, Busy):
-            await self.documents.get("/data/rollouts?", self.revision[2], make)
+            await self.decoded.get("/data/rollouts?", self.revision[2], make)
 
     @property
     def revision(self) -> tuple[int, int, int]:

@@ -116,9 +116,10 @@ class RunFiles:
                     self.started = when
                     self.step_times.clear()  # a pause between two sessions says nothing about the pace
                     changed = True
-                case {"event": "submission", "step": int(step)} if (share := number(entry, "wait_share")) is not None:
-                    waits = self.waits.setdefault(step, Waits())
-                    waits.total, waits.count = waits.total + share, waits.count + 1
+                case {"event": "submission", "step": int(step)} if role not in HIDDEN_ROLES:
+                    if (share := number(entry, "wait_share")) is not None:
+                        waits = self.waits.setdefault(step, Waits())
+                        waits.total, waits.count = waits.total + share, waits.count + 1
             text = note_of(role, entry)
             if text is not None and role not in HIDDEN_ROLES:
                 self.notes.append((when, public_text(text)))

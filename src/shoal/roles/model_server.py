@@ -27,7 +27,7 @@ from shoal.models.load import Policy, load_as, outline
 from shoal.models.version_reader import VersionReader
 from shoal.priority import give_way
 from shoal.roles.worker_engine import chosen_engine
-from shoal.rundir import RunDir, is_own, role_key
+from shoal.rundir import RunDir
 from shoal.serve.desk import Desk
 from shoal.serve.prompts import Prompts
 from shoal.serve.terminal import Chat
@@ -147,20 +147,13 @@ def desk_of(run: RunDir, options: ServeOptions, console: Console) -> Iterator[tu
 
 def serve_run(run: RunDir, options: ServeOptions, listen: ListenOptions, console: Console) -> None:
     """Serves until SIGINT or SIGTERM."""
+    from shoal.coordinator.http.run_certificate import run_context
     from shoal.coordinator.http.server import bind, url_of, uvicorn_server
-    from shoal.crypto.tls import server_context
     from shoal.serve.app import Serving, make_app
 
     listen.check()
+    context = run_context(run, "serve") if listen.public else None
     listener = bind(listen.host, listen.port, "serve", "give another --host or --port")
-    swarm = run.config.swarm
-    tls = listen.public and swarm.scheme == "https"
-    if tls and not swarm.tls_cert and not is_own(run.path):
-        raise ConfigError(
-            f"serve --public: {run.path} does not hold its coordinator's key, which signs its certificate; serve on "
-            "loopback behind a proxy that speaks https"
-        )
-    context = server_context(role_key(run.path, "coordinator"), swarm.tls_cert, swarm.tls_key) if tls else None
     with desk_of(run, options, console) as (desk, versions, prompts), ThreadPoolExecutor(1) as tokenizing:
         serving = Serving(desk, versions, prompts, tokenizing)
         app = make_app(serving, public=listen.public, api_key=listen.api_key)
@@ -171,9 +164,9 @@ def serve_run(run: RunDir, options: ServeOptions, listen: ListenOptions, console
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        newest = versions.find(None)
+        newest, url = versions.find(None), url_of(listener, tls=context is not None)
         console.print(
-            f"{versions.label(newest)} at {url_of(listener, tls=tls)}/v1, up to {prompts.max_len} tokens"
+            f"{versions.label(newest)} at {url}/v1, up to {prompts.max_len} tokens"
             f"{'' if versions.pinned is not None else '; follows new versions'}",
             highlight=False,
             soft_wrap=True,

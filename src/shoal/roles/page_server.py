@@ -1,7 +1,8 @@
 """The run's web pages in a process of their own: nothing waits for it, and its end ends nothing.
 
 Serving pages inside the coordinator would put strangers' reading beside nodes' leases, in one process. A process of
-its own has its own memory, a low priority, and no key, lock or connection that a role needs.
+its own has its own memory, a low priority, and no lock or connection that a role needs. Of keys it loads the
+coordinator's alone, and that only to serve others over TLS.
 """
 
 import json

@@ -4,11 +4,9 @@
 between for what came: a version, a lease, a file that was handed in. All else is done in threads (`roles/beside.py`).
 """
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 
@@ -21,6 +19,7 @@ from shoal.generate.pipeline import Pipeline, can_be_met
 from shoal.generate.submission_builder import Asked, Maker
 from shoal.protocol.stores import Version
 from shoal.roles.beside import Beside, Refused
+from shoal.roles.finish_signal import told_to_finish
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.roles.turns import TurnWorker
 from shoal.roles.worker_base import LOOK_FOR_LEASES_S, POLL_S, WorkerBase, not_here, now, places
@@ -266,20 +265,6 @@ class Worker(WorkerBase):
         self.beside.wait(POLL_S)
 
 
-@contextmanager
-def told_to_finish() -> Iterator[threading.Event]:
-    """An event that SIGUSR1 sets: finish what is under way, and end. `shoal lend finish` sends it."""
-    finish = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
-        yield finish
-        return
-    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: finish.set())
-    try:
-        yield finish
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | None = None) -> None:
     """Runs one worker of a run in this process until the run is done; with an attack's name, one that cheats."""
     check_worker_name(name)
@@ -298,6 +283,9 @@ def start_worker(run: RunDir, name: str, options: JoinOptions, attack: str | Non
         options.session(run, "worker", name, status, metrics, profile) as session,
         memory_bound(bound),
     ):
+        if finish.is_set():
+            status.done("it was told to finish before it had begun")
+            return
         channel = session.weights
         status.working("loading the newest version")
         if bound is not None:

@@ -75,6 +75,11 @@ class History:
         return max(self.steps, default=-1) + 1
 
     @property
+    def workers(self) -> int:
+        """Workers that have handed in. The planter does not count: its work is in no figure either."""
+        return sum(role not in HIDDEN_ROLES for role in self.submissions)
+
+    @property
     def wall_s(self) -> float:
         """From the first entry of any role to the last step; the time in which a run was stopped counts."""
         ended = number(self.last_step, "time")

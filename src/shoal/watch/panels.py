@@ -114,7 +114,7 @@ def computed(history: History) -> list[tuple[str, str]]:
         return []
     rows = [
         ("training", "train", "1", 1),
-        ("generation", "generate", f"{total.generate / total.train:.2f}", len(history.submissions)),
+        ("generation", "generate", f"{total.generate / total.train:.2f}", history.workers),
         ("validation", "validate", f"{total.validate / total.train:.2f}", len(history.judges)),
     ]
     found = [

@@ -1,16 +1,14 @@
-"""Which contract is the ledger of a run, recorded in the run's directory."""
+"""The contract that is a run's ledger: deployed or found again by its coordinator, and read by others."""
 
 import os
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from shoal.crypto.keys import Key
 from shoal.errors import LedgerError
 from shoal.extras import require
 from shoal.files import write_whole
-from shoal.ledger.acts import Address, Record, Terms, TxHash
-from shoal.ledger.reader import CONTRACT_FILE
+from shoal.ledger.acts import Terms
+from shoal.ledger.contract_file import CONTRACT_FILE, Deployed, remembered
 from shoal.ledger.store import LEDGER_FILE
 
 try:
@@ -27,17 +25,6 @@ OWN_RPC = "SHOAL_RPC"
 WAIT_S, ANSWER_S = 15.0, 5.0
 
 
-class Deployed(Record):
-    """A contract and where it is."""
-
-    run: str
-    chain: int
-    contract: Address
-    created: TxHash
-    """The transaction that created it."""
-    rpc: str
-
-
 def way_to(rpc: str) -> str:
     """The address that is asked where a run names this one."""
     return os.environ.get(OWN_RPC) or rpc
@@ -46,17 +33,6 @@ def way_to(rpc: str) -> str:
 def chain_at(rpc: str, journal: Path | None = None, confirmations: int = 1, max_fee: int | None = None) -> Chain:
     """A run's chain with short waits, for roles that have other things to do."""
     return Chain(way_to(rpc), journal, wait_s=WAIT_S, answer_s=ANSWER_S, confirmations=confirmations, max_fee=max_fee)
-
-
-def remembered(run_dir: Path) -> Deployed | None:
-    """The contract that a run's directory names; None where the ledger is a file."""
-    file = run_dir / CONTRACT_FILE
-    try:
-        return Deployed.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise LedgerError(f"{file}: does not say which contract the run's ledger is ({error}); restore it") from None
 
 
 def contract_of(

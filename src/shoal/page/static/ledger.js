@@ -6,10 +6,15 @@ import { useDocument } from "./store.js";
 
 const CHECKS = ["each entry names the hash of the one before", "its author's signature", "the coordinator's seal", "the rules: who may enter what, and what it does to every account", "heads that validators signed are this history's own"];
 
+export const Contract = ({ why, pairs, commands }) => html`<p>${why}</p>
+  <dl class="pairs wide">${pairs.map(([name, text]) => html`<div><dt>${name}</dt><dd><code class="hash">${text}</code></dd></div>`)}</dl>
+  ${commands.map((text) => html`<${Copy} text=${text} label="command ${text}"/>`)}`;
+
 export default function Ledger() {
   const { data, error } = useDocument("/data/ledger");
   if (!data) return html`<h1>Ledger</h1>${error ? html`<${Problem} error=${error}/>` : html`<${Loading}/>`}`;
-  if (data.kind !== "file") return html`<h1>Ledger</h1><${Empty}>${data.why}</${Empty}>${data.command ? html`<${Copy} text=${data.command} label="command that verifies the ledger"/>` : null}`;
+  if (data.kind === "contract") return html`<h1>Ledger</h1><${Section} title="A contract" id="contract"><${Contract} ...${data}/></${Section}>`;
+  if (data.kind !== "file") return html`<h1>Ledger</h1><${Empty}>${data.why}</${Empty}>`;
   const { totals } = data;
   const columns = [
     { head: "entry", right: true, cell: (one) => int(one.number) },

@@ -2,6 +2,7 @@
 import { html } from "./htm-preact.js";
 import { compact, duration, int, moment, plural } from "./format.js";
 import { Badge, Copy, Empty, Loading, Pager, Problem, Section, Table, Tile, Tiles } from "./parts.js";
+import { Contract } from "./ledger.js";
 import { fileColumns } from "./verdicts.js";
 import { query, useDocument, useQuery } from "./store.js";
 
@@ -20,7 +21,7 @@ export default function Node({ parts }) {
     </${Tiles}>
     <${Section} title="Submissions" id="submissions">${data.files.length ? html`<${Table} label="list of submissions" columns=${fileColumns(false)} rows=${data.files} keyed=${(one) => `${one.step}/${one.submission}`}/>` : html`<${Empty}>This node has handed in no file.</${Empty}>`}<${Pager} ...${data} set=${set} what="files"/></${Section}>
     ${account ? html`<${Section} title="Account" id="account"><dl class="pairs"><div><dt>standing</dt><dd><${Badge} word=${account.status}/></dd></div><div><dt>leases at once</dt><dd>${int(account.leases)}</dd></div><div><dt>stake</dt><dd>${int(account.stake)}</dd></div><div><dt>welcome credits</dt><dd>${int(account.gift)}</dd></div><div><dt>leaving</dt><dd>${int(account.leaving)}</dd></div><div><dt>paid out</dt><dd>${int(account.paid)}</dd></div><div><dt>bad files</dt><dd>${int(account.offences)}</dd></div></dl>
-      <ul class="sentences">${data.outlook.map((line) => html`<li><bdi>${line}</bdi></li>`)}</ul></${Section}>` : html`<${Section} title="Account" id="account"><${Empty}>No account: the first accepted file or a deposit opens one.</${Empty}></${Section}>`}
+      <ul class="sentences">${data.outlook.map((line) => html`<li><bdi>${line}</bdi></li>`)}</ul></${Section}>` : html`<${Section} title="Account" id="account">${data.contract ? html`<${Contract} ...${data.contract}/>` : html`<${Empty}>${data.no_account}</${Empty}>`}</${Section}>`}
     ${judge ? html`<${Section} title="As a validator" id="judge"><dl class="pairs"><div><dt>standing</dt><dd>${int(judge.standing)}</dd></div><div><dt>judged</dt><dd>${int(judge.judged)}</dd></div><div><dt>refuted</dt><dd>${int(judge.refuted)}</dd></div><div><dt>misjudged planted files</dt><dd>${int(judge.misjudged)}</dd></div><div><dt>missed batches</dt><dd>${int(judge.missed)}</dd></div></dl></${Section}>` : null}
     <${Section} title="Record" id="record"><dl class="pairs">${node ? html`<div><dt>joined</dt><dd>${moment(node.joined)}</dd></div><div><dt>profile</dt><dd><bdi>${node.profile || "not declared"}</bdi></dd></div><div><dt>has version</dt><dd>${int(node.version)}</dd></div>` : null}</dl><p class="unit">In a terminal:</p><${Copy} text=${`shoal node ${data.address} RUN`} label="command that shows this node"/></${Section}>`;
 }

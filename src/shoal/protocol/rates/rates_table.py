@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from shoal.config import RUN_NAME, AuditConfig
-from shoal.crypto.keys import Key
+from shoal.crypto.keys import Key, signer_of
 from shoal.crypto.signed import canonical, check_signed, message
 from shoal.errors import ConfigError, SwarmError
 from shoal.protocol.profile import NAME
@@ -142,6 +142,11 @@ class SignedRates(BaseModel):
     def sign(cls, run: str, rates: RatesTable, key: Key) -> Self:
         signature = key.sign(_message(run, rates))
         return cls(run=run, version=rates.version, rates=rates, signature=signature)
+
+    @property
+    def signer(self) -> str:
+        """The address whose key signed the table."""
+        return signer_of(_message(self.run, self.rates), self.signature)
 
     def check(self, run: str, coordinator: str) -> None:
         """A SwarmError unless the run's coordinator signed it."""
