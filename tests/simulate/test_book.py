@@ -143,9 +143,7 @@ class Both:
     def listed(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Files that wait for a verdict, in the order in which they are to be judged."""
         first, last = self.book.newest, self.book.newest + self.terms.async_level
-        found = self.database.ask(
-            lambda db: judging.filed(db, self.terms, VALIDATOR.address, first, last, accept=None)
-        )
+        found = self.database.ask(lambda db: judging.filed(db, self.terms, VALIDATOR.address, first, last, accept=None))
         return (
             [(file.lease.step, file.lease.submission) for file in found],
             [file.place for file in judging_order(file for _, file in self.files)],
@@ -205,7 +203,9 @@ def test_files_wait_in_the_order_in_which_the_coordinator_lists_them(both: Both,
     for _ in range(200):
         name, event = rng.choice(NODES), rng.random()
         if event < 0.4:
-            both.ask(name, max(0, version - rng.randrange(2)), [(row.step, row.submission) for _, row in both.held[name]])
+            both.ask(
+                name, max(0, version - rng.randrange(2)), [(row.step, row.submission) for _, row in both.held[name]]
+            )
         elif event < 0.8 and both.held[name]:
             both.hand_in(name, rng.randrange(5))
         elif event < 0.93 and both.files:

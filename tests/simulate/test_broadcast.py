@@ -16,6 +16,7 @@ from shoal.simulate.inputs import Kind, Services, Training
 
 pytest.importorskip("shoal.shardcast.delta.delta")
 
+
 def random_bits() -> torch.Tensor:
     return torch.randint(-(1 << 15), 1 << 15, (1 << 16,), dtype=torch.int16)
 

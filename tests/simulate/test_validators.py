@@ -132,7 +132,9 @@ def test_of_a_small_file_as_many_answers_are_computed_again_as_a_validator_draws
 def test_there_are_no_more_validators_than_a_run_may_have_and_twice_the_draws_take_more_of_them() -> None:
     def validators(nodes: int, groups: int) -> int:
         workers = {"groups_per_submission": groups}
-        config = make_config(model={"source": "tiny", "dtype": "bfloat16"}, workers=workers, sampling={"group_size": 16})
+        config = make_config(
+            model={"source": "tiny", "dtype": "bfloat16"}, workers=workers, sampling={"group_size": 16}
+        )
         chosen = Chosen(nodes=nodes, steps=2)
         return inputs_of(config, assumptions(config), chosen, model_named("32b")).services.validators
 

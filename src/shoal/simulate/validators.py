@@ -1,9 +1,9 @@
 """The validators: who judges which file next, and how long it takes. Every decision is a real run's own.
 
 The coordinator's list is in the order of `book.judging_order`. One validator is given all of it; of several, each is
-dealt a file at a time by `coordinator.judging_turns`, which also gives a file to the next one when its first is late. In
-what a validator was given it chooses by `validate.queue`, with the version that it has loaded. Which files are computed
-again whole, and how many answers of the others, is drawn by `validate.audit`.
+dealt a file at a time by `coordinator.judging_turns`, which also gives a file to the next one when its first is late.
+In what a validator was given it chooses by `validate.queue`, with the version that it has loaded. Which files are
+computed again whole, and how many answers of the others, is drawn by `validate.audit`.
 
 A real validator judges for half a second before it asks for better files. Here it asks after each.
 """
