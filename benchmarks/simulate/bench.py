@@ -108,4 +108,5 @@ def _large(quick: bool, progress: Progress) -> dict[str, Figure]:
         "events": report.events,
         "large_step_min": report.step_s / 60,
         "large_limit": report.limit,
+        "large_warning": report.warning,
     }

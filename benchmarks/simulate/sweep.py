@@ -128,7 +128,8 @@ def table_row(case: Case, report: Report) -> str:
     }[case.sweep]
     minutes = (_minutes(seconds) for seconds in (report.step_s, report.training_s, report.broadcast_half_s))
     shares = (f"{100 * share:.0f} %" for share in (report.relays_busy, report.tokens_lost))
-    cells = (f"{case.chosen.nodes:,}", case.kind, changed_to, *minutes, *shares, report.limit.partition(":")[0])
+    limits = "; ".join(said.partition(":")[0] for said in (report.limit, report.warning) if said)
+    cells = (f"{case.chosen.nodes:,}", case.kind, changed_to, *minutes, *shares, limits)
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.coordinator.judging_turns import FIRST_S, LATE, MIN_S, Pace, Place, Turns, ranking
+from shoal.coordinator.judging_turns import (
+    FIRST_S,
+    LATE,
+    MIN_S,
+    PROVEN_PER_NEWCOMER,
+    Pace,
+    Place,
+    Turns,
+    mixed,
+    ranking,
+)
 
 NAMES = st.sets(st.text("abcdef0123456789", min_size=1, max_size=8), min_size=1, max_size=8)
 PLACES = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))
@@ -26,6 +36,25 @@ def test_a_validator_that_leaves_moves_its_own_files_alone(secret: bytes, place:
     first, *rest = ranking(secret, place, names)
     for gone in names:
         assert ranking(secret, place, names - {gone})[:1] == (rest[:1] if gone == first else [first])
+
+
+@given(SECRETS, PLACES, st.lists(NAMES, min_size=1, max_size=5))
+def test_what_is_remembered_of_a_ranking_is_the_ranking_whoever_is_there(
+    secret: bytes, place: Place, there: list[set[str]]
+) -> None:
+    remembered = Turns(secret, Pace(LONGEST_S), 1, steals=True)
+    for names in there:
+        assert remembered.ranked(place, names) == ranking(secret, place, names)
+        assert remembered.ranked(place, names, 1) == ranking(secret, place, names)[:1]
+
+
+@given(st.lists(st.integers(0, 99), max_size=30), st.lists(st.integers(100, 199), max_size=30))
+def test_of_eight_files_of_a_list_one_is_a_newcomers_while_there_are_both(proven: list[int], others: list[int]) -> None:
+    found = mixed(proven, others)
+    assert [file for file in found if file < 100] == proven
+    assert [file for file in found if file >= 100] == others
+    both = min(len(proven) // PROVEN_PER_NEWCOMER, len(others))
+    assert [at for at, file in enumerate(found) if file >= 100][:both] == [8 * n + 7 for n in range(both)]
 
 
 def test_files_are_ranked_evenly() -> None:

@@ -127,6 +127,17 @@ def test_version_k_plus_1_is_what_step_k_left_and_the_export_is_the_last(tmp_pat
     assert all(torch.equal(exported[name], tensor) for name, tensor in versions[-1].items())
 
 
+def test_the_trainer_says_of_each_file_of_a_step_what_it_took_to_generate(tmp_path: Path, tiny_dir: Path) -> None:
+    run, _ = completed(tmp_path / "run", tiny_dir, steps=2, train={"groups_per_step": 8})
+    told = {entry["step"]: entry["generated"] for entry in entries(run, "trainer", "collected")}
+    assert len(told) == 2
+    for entry in steps_of(run):
+        made = told[entry["step"]]
+        assert made.keys() == {str(number) for number in entry["submissions"]}
+        drawn = sum(work["drawn"] for work in made.values())
+        assert drawn == pytest.approx(entry["samples_seen"] * entry["completion_tokens_mean"])
+
+
 def test_a_step_trains_only_on_groups_with_signal_and_says_how_many_had_none(tmp_path: Path, tiny_dir: Path) -> None:
     run, _ = completed(tmp_path / "run", tiny_dir, steps=2, train={"groups_per_step": 8})
     for entry in steps_of(run):

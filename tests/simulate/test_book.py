@@ -20,7 +20,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.signed_lease import SignedLease
 from shoal.protocol.verdict import Verdict
-from shoal.simulate.book import Book, File, LeaseRow, NodeRow
+from shoal.simulate.book import Book, File, LeaseRow, NodeRow, judging_order
 from shoal.simulate.events import Events
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, VALIDATOR, key_of, make_config
 
@@ -140,6 +140,15 @@ class Both:
         self.database.ask(work)
         self.book.accept(file)
 
+    def listed(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Files that wait for a verdict, in the order in which they are to be judged."""
+        first, last = self.book.newest, self.book.newest + self.terms.async_level
+        found = self.database.ask(lambda db: judging.filed(db, self.terms, VALIDATOR.address, first, last, accept=None))
+        return (
+            [(file.lease.step, file.lease.submission) for file in found],
+            [file.place for file in judging_order(file for _, file in self.files)],
+        )
+
     def counts(self) -> tuple[object, object]:
         step = self.book.newest
         return self.database.ask(lambda db: leasing.count_of(db, self.terms, step, self.now)), self.book.count_of(step)
@@ -184,6 +193,34 @@ def test_a_simulation_grants_what_the_coordinator_grants(both: Both, seed: int) 
         assert our_count == real_count
     assert granted > 10
     assert refused > 5
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4, 5, 6])
+def test_files_wait_in_the_order_in_which_the_coordinator_lists_them(both: Both, seed: int) -> None:
+    """Many files and few verdicts, so that files of several steps, versions and records wait at once."""
+    rng = random.Random(seed)
+    version, seen = 0, set[tuple[int, int, int]]()
+    for _ in range(200):
+        name, event = rng.choice(NODES), rng.random()
+        if event < 0.4:
+            both.ask(
+                name, max(0, version - rng.randrange(2)), [(row.step, row.submission) for _, row in both.held[name]]
+            )
+        elif event < 0.8 and both.held[name]:
+            both.hand_in(name, rng.randrange(5))
+        elif event < 0.93 and both.files:
+            both.judge()
+        elif event > 0.93 and len(both.files) > 2:
+            version += 1
+            both.announce(version)
+            both.files = [(lease, file) for lease, file in both.files if lease.step >= version]
+        both.pass_time(1.0)
+        real, ours = both.listed()
+        assert ours == real
+        if len(ours) > 1:
+            seen |= {(file.lease.node.record, file.lease.step, file.lease.version) for _, file in both.files}
+    for values in zip(*seen, strict=True):
+        assert len(set(values)) > 1, "only one record, step or version waited"
 
 
 def test_a_node_that_falls_silent_holds_nothing_up_in_either(both: Both) -> None:

@@ -102,3 +102,16 @@ def test_more_steps_than_a_config_has_are_simulated_if_asked_for() -> None:
     config = make_config(model={"source": "tiny", "dtype": "bfloat16"})
     inputs = inputs_of(config, assumptions(config), Chosen(steps=config.steps + 5), model_named("7b"))
     assert inputs.terms.steps == config.steps + 5
+
+
+def test_a_coordinator_that_is_asked_too_much_is_a_warning_beside_what_limits_the_simulated_run() -> None:
+    inputs = small()
+    slow = replace(inputs, training=replace(inputs.training, step_s=3600.0))
+    asked = replace(slow, services=replace(slow.services, coordinator_requests=0.1))
+    before, after = (run(one)[1] for one in (slow, asked))
+    assert before.warning == ""
+    assert after.limit == before.limit
+    assert after.limit.startswith("the trainer")
+    assert after.step_s == before.step_s
+    assert f"asked {after.requests_busy:.1f} times what it answers" in after.warning
+    assert "the coordinator is asked" in _printed(after, "not simulated")

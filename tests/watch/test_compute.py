@@ -15,7 +15,7 @@ from shoal.models.load import Policy
 from shoal.protocol.work import Work, group_work, work_of
 from shoal.roles.training_flops import TrainingFlops
 from shoal.sinks.rows import Rows
-from shoal.telemetry.compute import ComputeLedger, Costs
+from shoal.telemetry.compute import MEMORY, ComputeLedger, Costs
 from shoal.telemetry.metrics import Entry
 from shoal.train.batch import Group, pack
 from shoal.watch import panels
@@ -95,6 +95,65 @@ def test_parts_add_up_by_step_and_in_all_and_rejected_files_were_generated_too()
     assert total.rate("train") == 500.0
     assert total.rate("generate") == pytest.approx(one)
     assert (ledger.steps[0].broadcast, ledger.steps[1].broadcast) == (1000, 500)
+
+
+ONE = 50 * 100.0 + 20 * 10.0 + 100
+WORK = {"fed": 50, "drawn": 20, "pairs": 100}
+
+
+def verdict(number: int, **more: object) -> Entry:
+    return {"event": "verdict", "step": 0, "submission": number, "generated": WORK, "file_bytes": 10, **more}
+
+
+def collected(*numbers: int) -> Entry:
+    return {"event": "collected", "step": 0, "generated": {str(number): WORK for number in numbers}}
+
+
+def taken(*told: Entry) -> ComputeLedger:
+    ledger = ComputeLedger()
+    for entry in (MODEL, *told):
+        ledger.take(entry)
+    return ledger
+
+
+def test_a_file_is_counted_once_whoever_judged_it() -> None:
+    """Two validators of the owner judged file 0, one file 1, which was rejected; only strangers judged file 2."""
+    ledger = taken(verdict(0, checked=WORK), verdict(0, checked=WORK), verdict(1, accept=False), collected(0, 2))
+    assert ledger.total.generate == 3 * ONE
+    assert ledger.total.validate == 2 * ONE
+    assert ledger.total.uploaded == 20
+
+
+def test_a_step_that_is_made_again_has_its_files_once() -> None:
+    assert taken(verdict(0), collected(0, 1), collected(0, 1)).total.generate == 2 * ONE
+
+
+def test_a_file_that_could_not_be_read_here_is_counted_when_a_step_was_trained_on_it() -> None:
+    assert taken(verdict(0, generated={}, accept=False), collected(0)).total.generate == ONE
+
+
+def test_a_ledger_says_when_others_judge_files_too_and_only_then() -> None:
+    assert not taken(verdict(0), verdict(1), collected(0)).is_partial
+    assert not taken(collected(0), verdict(0)).is_partial
+    assert taken(verdict(0), collected(0, 1)).is_partial
+
+
+def test_what_is_forgotten_of_old_steps_keeps_a_ledger_partial_and_its_memory_bounded() -> None:
+    ledger = taken(collected(0), *({**verdict(0), "step": step} for step in range(1, 2 * MEMORY)))
+    assert ledger.is_partial
+    assert len(ledger._files) == MEMORY
+
+
+def test_figures_of_generation_are_lower_bounds_where_others_judge_files_too(tmp_path: Path) -> None:
+    others: Entry = {"event": "collected", "step": 0, "generated": {"7": WORK}}
+    for number, (role, entry) in enumerate([*entries(), ("trainer", others)]):
+        append(tmp_path / "metrics" / f"{role}.jsonl", {"time": float(number + 1), **entry})
+    history = History(tmp_path)
+    history.refresh()
+    assert dict(panels.latest(history))["generate : train"] == "at least 7.95 FLOP per FLOP"
+    said = dict(panels.computed(history))
+    assert said["generation"].startswith("at least 1.59e+04 FLOP, 7.95 x training")
+    assert not said["validation"].startswith("at least")
 
 
 def test_what_strangers_or_older_releases_write_costs_nothing() -> None:

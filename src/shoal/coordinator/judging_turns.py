@@ -14,15 +14,18 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from shoal.coordinator.db.database import read_fact, write_fact
 
 Place = tuple[int, int]
+T = TypeVar("T")
 SECRET = "judging turns"
 # A validator with a file in hand is late after so many times the longest that one of the last files took, within these
 # bounds; the first before anything was measured, when models are still being loaded.
@@ -30,6 +33,7 @@ LATE = 4.0
 RECENT = 32
 FIRST_S, MIN_S = 120.0, 20.0
 MAX_HELD = 10_000
+PROVEN_PER_NEWCOMER = 7
 
 
 def opened_secret(db: Connection) -> bytes:
@@ -50,6 +54,16 @@ def ranking(secret: bytes, place: Place, validators: Collection[str]) -> list[st
     return sorted(validators, key=score)
 
 
+def mixed(proven: Sequence[T], others: Sequence[T]) -> list[T]:
+    """Files in the order of judging, with one of a node without a record after every few of nodes with one: a hand of
+    files holds some of both, and who is new does not wait for ever."""
+    rest = iter(others)
+    found: list[T] = []
+    for start in range(0, len(proven), PROVEN_PER_NEWCOMER):
+        found += [*proven[start : start + PROVEN_PER_NEWCOMER], *islice(rest, 1)]
+    return [*found, *rest]
+
+
 @dataclass(slots=True)
 class Pace:
     """How long validators take for a file, from their verdicts; it is measured again after a restart."""
@@ -57,18 +71,19 @@ class Pace:
     longest_s: float
     """Nobody may hold a file for longer."""
     _last: dict[str, float] = field(default_factory=dict)
+    _allowed_s: float = FIRST_S
     _took: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def judged(self, who: str, since: float, now: float) -> None:
         """Notes a verdict on a file that was held since then."""
         self._took.append(max(0.0, now - max(since, self._last.get(who, since))))
+        self._allowed_s = max(MIN_S, LATE * max(self._took))
         self._last[who] = now
 
     @property
     def late_s(self) -> float:
         """Seconds for which a validator may hold a file without giving a verdict on any."""
-        allowed = max(MIN_S, LATE * max(self._took)) if self._took else FIRST_S
-        return min(allowed, self.longest_s)
+        return min(self._allowed_s, self.longest_s)
 
     def is_late(self, who: str, since: float, now: float) -> bool:
         """Whether a validator that holds a file since then gives no verdicts, or passes this one over."""
@@ -90,6 +105,20 @@ class Turns:
     """Since when each file is held by whom; for ever by one that has given its verdict."""
     _hands: dict[str, int] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
+    _ranked: dict[Place, dict[str, None]] = field(default_factory=dict)
+    """Rankings of files that wait, so that each validator's hash is made once per file and not with every question."""
+
+    def ranked(self, place: Place, validators: Set[str], most: int | None = None) -> list[str]:
+        """The first of `ranking` under this run's secret; all, unless it is said how many."""
+        known = self._ranked.get(place)
+        if known is None or not known.keys() >= validators:
+            known = dict.fromkeys(ranking(self.secret, place, {*(known or ()), *validators}))
+            self._ranked[place] = known
+        return list(islice((who for who in known if who in validators), most))
+
+    def asks(self, who: str, hand: int, now: float) -> None:
+        """Notes that a validator is there to judge so many files at a time."""
+        self._hands[who], self._asked[who] = hand, now
 
     def deal(self, who: str, waiting: Sequence[Place], there: Collection[str], hand: int, now: float) -> list[Place]:
         """Files that `who` is to judge now, at most `hand` of them but for those that it held before.
@@ -97,22 +126,22 @@ class Turns:
         `waiting` are those that it has not judged, in the order in which they are to be judged, and `there` the
         validators whose heartbeats come, itself among them.
         """
-        self._hands[who], self._asked[who] = hand, now
+        self.asks(who, hand, now)
         self._tidy(waiting)
         holding = Counter(other for place in waiting for other in self._held.get(place, ()))
-        there = self._active(waiting, there, now)
+        at_work = self._active(waiting, there, now)
         mine = [place for place in waiting if who in self._held.get(place, ())]
         own: list[Place] = []
         late: list[Place] = []
         spare: list[Place] = []
         for place in waiting:
             held = self._held.get(place, {})
-            if who in held or sum(self._on_time(other, held, there, now) for other in held) >= self.seats:
+            if who in held or sum(self._on_time(other, held, at_work, now) for other in held) >= self.seats:
                 continue
-            first = ranking(self.secret, place, there)[: self.seats]
+            first = self.ranked(place, at_work, self.seats)
             if who in first:
                 own.append(place)
-            elif held and self._is_next(who, place, there, held, now):
+            elif held and self._is_next(who, place, at_work, held, now):
                 late.append(place)
             elif self.steals and holding[first[0]] >= self._hands.get(first[0], 1):
                 spare.append(place)
@@ -125,6 +154,7 @@ class Turns:
     def judged(self, who: str, place: Place, received: float, now: float) -> None:
         """Notes a verdict, also one on a file that its validator was not dealt."""
         held = self._held.setdefault(place, {})
+        self._ranked.pop(place, None)
         since = held.get(who, received)
         self.pace.judged(who, received if since == inf else since, now)
         held[who] = inf
@@ -138,13 +168,14 @@ class Turns:
     def _on_time(self, who: str, held: dict[str, float], there: Collection[str], now: float) -> bool:
         return held[who] == inf or (who in there and not self.pace.is_late(who, held[who], now))
 
-    def _is_next(self, who: str, place: Place, there: Collection[str], held: dict[str, float], now: float) -> bool:
+    def _is_next(self, who: str, place: Place, there: Set[str], held: dict[str, float], now: float) -> bool:
         """Whether all ranked before `who`, but for as many as still judge it, have had the file and were late."""
-        ranked = ranking(self.secret, place, there)
+        ranked = self.ranked(place, there)
         ahead = ranked[: ranked.index(who)]
         return sum(other not in held or self._on_time(other, held, there, now) for other in ahead) < self.seats
 
     def _tidy(self, waiting: Sequence[Place]) -> None:
-        if len(self._held) > MAX_HELD:
+        if max(len(self._held), len(self._ranked)) > MAX_HELD:
             first = min((step for step, _ in waiting), default=0)
             self._held = {place: held for place, held in self._held.items() if place[0] >= first}
+            self._ranked = {place: ranked for place, ranked in self._ranked.items() if place[0] >= first}

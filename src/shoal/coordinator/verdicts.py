@@ -14,7 +14,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from shoal.coordinator import draws
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import LeaseStatus, evidence, leases, nodes, notes, submissions, votes
-from shoal.coordinator.judging_turns import Turns
+from shoal.coordinator.judging_turns import Turns, mixed
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.nodes import Node, must_judge, validators_at_work
 from shoal.coordinator.policy import Terms
@@ -29,7 +29,6 @@ from shoal.protocol.verdict import Verdict
 MAX_LISTED = 1000
 MAX_NOTES = 500
 MAX_WHY = 500  # characters
-PROVEN_PER_NEWCOMER = 7
 _LISTED = [submissions.c[name] for name in ("step", "submission", "sha256", "size", "received", "ordinal")]
 
 
@@ -110,19 +109,9 @@ def filed_for(
     if len(there) <= terms.seats:
         return filed(db, terms, who, first, last, None)
     waiting = filed(db, terms, who, first, last, None, MAX_LISTED * len(there))
-    by_place = {(file.lease.step, file.lease.submission): file for file in _mixed(waiting)}
-    return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
-
-
-def _mixed(waiting: list[Filed]) -> list[Filed]:
-    """In the order of judging, with one file of a node without a record after every few of nodes with one: a hand of
-    files holds some of both, and who is new does not wait for ever."""
     proven, others = [f for f in waiting if f.record >= PROVEN], [f for f in waiting if f.record < PROVEN]
-    mixed = list[Filed]()
-    for start in range(0, len(proven), PROVEN_PER_NEWCOMER):
-        mixed += proven[start : start + PROVEN_PER_NEWCOMER] + others[:1]
-        others = others[1:]
-    return mixed + others
+    by_place = {(file.lease.step, file.lease.submission): file for file in mixed(proven, others)}
+    return [by_place[place] for place in turns.deal(who, list(by_place), there, hand, now)]
 
 
 def _judging_order(

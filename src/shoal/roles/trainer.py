@@ -22,6 +22,7 @@ from shoal.protocol.pacing import is_collected
 from shoal.protocol.stores import RolloutStore, WeightChannel
 from shoal.protocol.submission import Submission
 from shoal.protocol.version_directory import TABLE
+from shoal.protocol.work import work_of
 from shoal.roles.session import JoinOptions, OpenStore
 from shoal.roles.trainer_rank import Ranks
 from shoal.roles.training_flops import TrainingFlops
@@ -219,6 +220,9 @@ class Trainer:
         samples = [s for g in chosen for s in g.samples]
         lag = staleness(step, chosen)
         everything = [r for s in submissions for r in s.rollouts]
+        # Beside the step's own entry, which pages and sinks show: with many files it is long.
+        made = {str(s.lease.submission): work_of(s.rollouts).to_json() for s in submissions}
+        self.metrics.write("collected", step=step, generated=made)
         self.metrics.write(
             "step",
             step=step,

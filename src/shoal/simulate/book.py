@@ -5,8 +5,9 @@ they do for `coordinator/grants.py`; here numbers are kept up to date where the 
 is a network of its own, has no stake, and its files are honest. `tests/simulate` puts both before the same requests.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Literal
 
 from shoal.coordinator import lease_rules as rules
@@ -27,6 +28,7 @@ from shoal.protocol.pacing import StepCount
 from shoal.protocol.stores import PROVEN
 from shoal.simulate.events import Events
 
+Place = tuple[int, int]
 Status = Literal["open", "expired", "used", "void", "again", "lost"]
 # Why there is no lease: for nobody with this version, or for this node alone.
 PROVIDED, OWN = "provided", "own"
@@ -67,6 +69,23 @@ class File:
         self.lease, self.signal, self.tokens, self.received = lease, signal, tokens, received
         self.previous = lease.node.received
         """When its node's file before it came."""
+
+    @property
+    def place(self) -> Place:
+        return self.lease.step, self.lease.submission
+
+
+def judging_order(files: Iterable[File]) -> list[File]:
+    """Files that wait for a verdict in the order in which the coordinator lists them (`coordinator/verdicts.py`): those
+    of nodes that have shown that they work step by step and version by version, then newcomers' node by node."""
+    turns: Counter[int] = Counter()
+    keyed = []
+    for file in sorted(files, key=lambda file: (file.lease.step, file.received, file.lease.submission)):
+        row, node = file.lease, file.lease.node
+        by = (row.step, row.version) if node.record == PROVEN else (0, 0)
+        turns[node.number] += 1
+        keyed.append(((-node.record, *by, turns[node.number], *file.place), file))
+    return [file for _, file in sorted(keyed, key=itemgetter(0))]
 
 
 class NodeRow:

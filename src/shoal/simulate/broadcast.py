@@ -1,8 +1,8 @@
 """Versions on their way: from the origin to relays, and from relays to classes of machines that are about equally fast.
 
 What to fetch is decided by `package_plan.route`, from which relay by `selection.choose` with beliefs that are updated
-as the client updates its own, and how often a full version goes out beside deltas by `versions.FULL_EVERY`. Relays pass
-on what they have while the rest is still coming.
+as the client updates its own, and which versions go out as a delta, whole or both by `versions.delta_room` and
+`versions.full_is_due`. Relays pass on what they have while the rest is still coming.
 
 Machines with neighbouring download rates form a class, which fetches as one machine does and takes as much of the
 relays as all of its machines together: up to `CLASSES` machines each is a class of its own, and nothing is lost.
@@ -15,7 +15,7 @@ from typing import Literal
 from shoal.shardcast.fetch.selection import Belief, choose
 from shoal.shardcast.format.package_plan import retained, route
 from shoal.shardcast.format.records import Base, Entry
-from shoal.shardcast.origin.versions import FULL_EVERY, PAYS
+from shoal.shardcast.origin.versions import delta_room, full_is_due
 from shoal.simulate.events import Events
 from shoal.simulate.inputs import Services, Training
 from shoal.simulate.link import Link
@@ -48,16 +48,15 @@ class Origin:
         self._ways: dict[tuple[int | None, int], list[Entry]] = {}
 
     def publish(self, version: int) -> None:
-        """Offers a version as `Versions.publish` does: a delta where it pays, and a full one now and then."""
+        """Offers a version as `Versions.publish` does: a delta where it pays, and a full one where it is due."""
         training, entries = self.training, []
-        pays = training.kind == "delta" and training.update_bytes <= PAYS * training.version_bytes
-        if pays:
+        has_delta = training.kind == "delta" and training.update_bytes <= delta_room(int(training.version_bytes))
+        if has_delta:
             entries.append(self._entry(version, "delta", training.update_bytes, version - 1))
         self._since_full += 1
-        if training.kind == "lora":
-            entries.append(self._entry(version, "full", training.update_bytes))
-        elif not pays or self._since_full >= FULL_EVERY:
-            entries.append(self._entry(version, "full", training.version_bytes))
+        if full_is_due(has_delta, self._since_full):
+            size = training.update_bytes if training.kind == "lora" else training.version_bytes
+            entries.append(self._entry(version, "full", size))
             self._since_full = 0
         self.newest = version
         self.entries = retained([*self.entries, *entries], self.training.keep)

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shoal.config import RunConfig
+from shoal.config import MOST_VALIDATORS, RunConfig
 from shoal.coordinator.policy import Terms
 from shoal.errors import ConfigError
 from shoal.simulate.inputs import Inputs, Kind, Machines, Services, Spread, Training
 from shoal.simulate.models import Model, model_named
+from shoal.validate.audit import spot_rate
 
 if TYPE_CHECKING:  # they import torch, and nothing here computes
     from shoal.plan.assumptions import Assumptions
@@ -50,7 +51,7 @@ def model_of(shape: "ModelShape", name: str, width: int) -> Model:
 
 def inputs_of(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: Model) -> Inputs:
     """All inputs. A worker is as many devices as hold the model; the trainer has the config's ranks unless told
-    otherwise; validators are as many as keep up once no node is a newcomer any more."""
+    otherwise; validators are as many as keep up once no node is a newcomer any more, if a run may have so many."""
     nodes = chosen.nodes or config.workers.count
     terms = replace(Terms.of(config, "trainer", frozenset({"validator"})), steps=chosen.steps or config.steps)
     if nodes > terms.max_nodes:
@@ -76,7 +77,8 @@ def inputs_of(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: 
             relay_rate=chosen.relay_link * MBIT,
             origin_rate=chosen.relay_link * MBIT,
             coordinator_rate=chosen.relay_link * MBIT,
-            validators=chosen.validators or max(1, math.ceil(_checked(config) * needed_s)),
+            validators=chosen.validators or min(MOST_VALIDATORS, max(1, math.ceil(_checked(config) * needed_s))),
+            hold_s=config.patience_s,
             judge_s=0.5,
             judge_token_s=forward_s,
             verdict_s=1.0,
@@ -132,7 +134,8 @@ def _passes(config: RunConfig) -> int:
 
 def _checked(config: RunConfig) -> float:
     """Share of tokens that are computed again by validators, once nodes have a record."""
-    return min(1.0, config.audit.rate + config.audit.spot_share) if config.audit.rate > 0 else 0.0
+    answers = config.workers.groups_per_submission * config.sampling.group_size
+    return min(1.0, config.audit.rate + spot_rate(config.audit, answers))
 
 
 def _kind(config: RunConfig) -> Kind:
@@ -170,7 +173,7 @@ def check_chosen(chosen: Chosen) -> None:
         ("--spread", chosen.spread, 0, 2),
         ("--relays", chosen.relays, 1, 64),
         ("--relay-link", chosen.relay_link, 0.001, 1e7),
-        ("--validators", 1 if chosen.validators is None else chosen.validators, 1, 100_000),
+        ("--validators", 1 if chosen.validators is None else chosen.validators, 1, MOST_VALIDATORS),
         ("--steps", 1 if chosen.steps is None else chosen.steps, 1, 1_000_000),
     ]
     for flag, value, least, most in bounds:

@@ -69,6 +69,9 @@ class Services:
     coordinator_requests: float = 1000.0
     """Requests per second that it answers; what is asked of it is compared with that, and not delayed."""
     validators: int = 1
+    """They share the files, and trust each other."""
+    hold_s: float = math.inf
+    """For which a validator may have a file before another one is given it too (`patience_s` of a config)."""
     judge_s: float = 0.0
     """Of one file, before anything in it is computed again."""
     judge_token_s: float = 0.0

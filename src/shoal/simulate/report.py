@@ -71,7 +71,10 @@ class Report:
     wall_s: float
     events: int
     limit: str
-    """What limits the run, in a sentence."""
+    """What limits the simulated run, in a sentence."""
+    warning: str
+    """What would hold up a real run and holds up nothing here: a coordinator that is asked more than it answers. Empty
+    if there is nothing."""
 
     def to_json(self) -> str:
         values = asdict(self).items()
@@ -119,6 +122,7 @@ def report_of(simulation: Simulation, wall_s: float) -> Report:
         wall_s=wall_s,
         events=simulation.events.count,
         limit=_limit(inputs, busy, half_s, step_s, done),
+        warning=_warning(busy["requests"]),
     )
 
 
@@ -147,8 +151,6 @@ def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, step_s: float,
     """The part that is busiest, where one is; otherwise what the time between two steps is spent on."""
     if done < inputs.terms.steps:
         return f"the run stops after {done} of {inputs.terms.steps} steps: too few groups come in time"
-    if busy["requests"] > 1:
-        return f"the coordinator is asked {busy['requests']:.1f} times what it answers: nodes would count as silent"
     if busy["coordinator"] > BUSY:
         return "uploads fill the coordinator's link"
     if busy["trainer"] > BUSY:
@@ -162,6 +164,12 @@ def _limit(inputs: Inputs, busy: dict[str, float], half_s: float, step_s: float,
     if half_s > step_s * inputs.terms.async_level:
         return "the way of a version: half of the machines get it when steps take it no more, or never"
     return "latency: version, generation, verdict and training one after the other"
+
+
+def _warning(requests: float) -> str:
+    if requests <= 1:
+        return ""
+    return f"the coordinator is asked {requests:.1f} times what it answers: nodes would count as silent"
 
 
 def _time(begin: float, end: float) -> float:
@@ -182,6 +190,8 @@ def print_report(report: Report, console: Console) -> None:
         table.add_row(name, text)
     console.print(table)
     console.print(f"what limits it: {report.limit}", highlight=False, soft_wrap=True)
+    if report.warning:
+        console.print(f"not simulated: {report.warning}", highlight=False, soft_wrap=True)
     console.print(
         f"{report.nodes:,} nodes, {report.steps} steps, {report.events:,} events: "
         f"{seconds(report.simulated_s)} simulated in {report.wall_s:.1f} s",

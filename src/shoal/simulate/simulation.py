@@ -15,8 +15,9 @@ from shoal.simulate.events import Events
 from shoal.simulate.inputs import Inputs
 from shoal.simulate.log import Log, StepTimes, Totals, VersionTimes
 from shoal.simulate.processor import Processor
-from shoal.simulate.roles import Trainer, Validators
 from shoal.simulate.seekers import Seekers
+from shoal.simulate.trainer import Trainer
+from shoal.simulate.validators import Validators
 from shoal.simulate.worker import Worker
 
 # Newcomers of this many seconds fetch their first version as one.

@@ -36,6 +36,11 @@ def spot_draws(config: AuditConfig, answers: int) -> tuple[int, int]:
     return (count + 1) // 2, count // 2
 
 
+def spot_rate(config: AuditConfig, answers: int) -> float:
+    """Share of the answers of a file of so many that are drawn, at most: two draws may be of one answer."""
+    return min(1.0, sum(spot_draws(config, answers)) / answers)
+
+
 class Audits:
     """Draws files to audit with a secret that never leaves this process; the first files of each node are all drawn."""
 

@@ -104,7 +104,12 @@ def latest(history: History) -> list[tuple[str, str]]:
 def _ratio(history: History) -> str:
     """FLOPs of generation per FLOP of training, over the whole run."""
     found = history.compute.total.ratio
-    return NONE if found is None else f"{found:.2f} FLOP per FLOP"
+    return NONE if found is None else f"{_least(history)}{found:.2f} FLOP per FLOP"
+
+
+def _least(history: History) -> str:
+    """Before a figure of generation: files that only others judge are counted if they are trained on, not otherwise."""
+    return "at least " if history.compute.is_partial else ""
 
 
 def computed(history: History) -> list[tuple[str, str]]:
@@ -113,13 +118,13 @@ def computed(history: History) -> list[tuple[str, str]]:
     if not total.train:
         return []
     rows = [
-        ("training", "train", "1", 1),
-        ("generation", "generate", f"{total.generate / total.train:.2f}", history.workers),
-        ("validation", "validate", f"{total.validate / total.train:.2f}", len(history.judges)),
+        ("training", "train", "1", 1, ""),
+        ("generation", "generate", f"{total.generate / total.train:.2f}", history.workers, _least(history)),
+        ("validation", "validate", f"{total.validate / total.train:.2f}", len(history.judges), ""),
     ]
     found = [
-        (name, f"{getattr(total, part):.3g} FLOP, {share} x training{_at_work(history, part, roles)}")
-        for name, part, share, roles in rows
+        (name, f"{least}{getattr(total, part):.3g} FLOP, {share} x training{_at_work(history, part, roles)}")
+        for name, part, share, roles, least in rows
     ]
     done = max(1, history.steps_done)
     return [

@@ -24,6 +24,17 @@ PAYS = 0.5  # of the full size: a larger delta is not worth its chain
 WEIGHTS = ".safetensors"
 
 
+def delta_room(size: int) -> int:
+    """Most bytes of a delta that is published for a version of this size."""
+    return int(PAYS * size)
+
+
+def full_is_due(has_delta: bool, since_full: int, full_every: int = FULL_EVERY) -> bool:
+    """Whether a version goes out whole: one without a delta, and the last of `full_every` versions for newcomers.
+    `since_full` counts the versions since the last that did, this one included."""
+    return not has_delta or since_full >= full_every
+
+
 @dataclass(frozen=True, slots=True)
 class _Last:
     number: int
@@ -63,7 +74,7 @@ class Versions:
         if last is not None and last.is_base_of(number, piece_size, files.keys()):
             sent = self._publish_delta(number, directory, content, last, size)
         self._since_full += 1
-        if not sent or self._since_full >= self._full_every:
+        if full_is_due(sent, self._since_full, self._full_every):
             with self.publisher.publish(number, size=size) as package:
                 package.add_directory(directory, content)
             self._since_full = 0
@@ -81,7 +92,7 @@ class Versions:
         """Publishes what changed since the last version while it is being encoded; False if it does not pay."""
         base = Base(number=last.number, root=last.root)
         changed = [name for name in sorted(content) if content[name] != last.content.get(name)]
-        room = _Room(int(PAYS * size))
+        room = _Room(delta_room(size))
         try:
             with self.publisher.publish(number, base=base, piece_size=last.piece_size) as package:
                 package.stands_for(content)
