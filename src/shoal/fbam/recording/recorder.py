@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from shoal.fbam.recording.actions import ActionTable, common_words
-from shoal.fbam.recording.keystrokes import LeftOut, find_edits, record_change
+from shoal.fbam.recording.keystrokes import Edit, LeftOut, find_edits, record_change
 from shoal.fbam.recording.recording_file import Change, Recording, text_hash, write_recording
 from shoal.fbam.recording.repository import FileChange, Limits, Repository
 
@@ -34,6 +34,7 @@ class TextChange:
     path: str
     before: bytes
     after: bytes
+    edits: list[Edit] | LeftOut
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ def record_repository(
     changes: list[Change] = []
     for number, text in enumerate(texts):
         progress(f"change {number + 1} of {len(texts)}")
-        actions = record_change(text.before, text.after, table, options.max_actions)
+        actions = _keystrokes(text, table, options.max_actions)
         if isinstance(actions, LeftOut):
             report.left_out[actions.reason] += 1
             continue
@@ -92,7 +93,7 @@ def _texts(source: Repository, listed: Iterator[FileChange], report: RecordRepor
                 report.not_text += 1
                 continue
             report.eligible += 1
-            yield TextChange(change.commit, change.path, before, after)
+            yield TextChange(change.commit, change.path, before, after, find_edits(before, after))
 
 
 def is_text(data: bytes) -> bool:
@@ -105,8 +106,13 @@ def is_text(data: bytes) -> bool:
 
 
 def _typed_text(change: TextChange) -> bytes:
-    edits = find_edits(change.before, change.after)
-    return b"" if isinstance(edits, LeftOut) else b"\n".join(edit.new for edit in edits)
+    return b"" if isinstance(change.edits, LeftOut) else b"\n".join(edit.new for edit in change.edits)
+
+
+def _keystrokes(change: TextChange, table: ActionTable, max_actions: int) -> list[int] | LeftOut:
+    if isinstance(change.edits, LeftOut):
+        return change.edits
+    return record_change(change.before, change.after, change.edits, table, max_actions)
 
 
 def _groups(listed: Iterator[FileChange]) -> Iterator[list[FileChange]]:
