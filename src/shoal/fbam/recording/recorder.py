@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from shoal.errors import FbamError
 from shoal.fbam.recording.actions import ActionTable, common_words
+from shoal.fbam.recording.editor import MAX_TEXT_BYTES
 from shoal.fbam.recording.keystrokes import Edit, LeftOut, find_edits, record_change
-from shoal.fbam.recording.recording_file import Change, Recording, text_hash, write_recording
+from shoal.fbam.recording.recording_file import MAX_ACTIONS, Change, Recording, text_hash, write_recording
 from shoal.fbam.recording.repository import FileChange, Limits, Repository
 
 GROUP = 256  # changes whose blobs are read at once
@@ -20,10 +22,18 @@ class RecordOptions:
 
     limits: Limits = field(default_factory=Limits)
     max_changes: int = 2000
-    max_actions: int = 8192
+    max_actions: int = MAX_ACTIONS
     """Of one change; longer ones are left out."""
     words: int = 2000
     """Size of the vocabulary of words, learned from what the changes type."""
+
+    def __post_init__(self) -> None:
+        for what, value, limit in (
+            ("blob_bytes", self.limits.blob_bytes, MAX_TEXT_BYTES),
+            ("max_actions", self.max_actions, MAX_ACTIONS),
+        ):
+            if value > limit:
+                raise FbamError(f"{what} {value:,}: a recording has at most {limit:,}; give that or less")
 
 
 @dataclass(frozen=True, slots=True)
