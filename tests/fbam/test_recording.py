@@ -301,6 +301,36 @@ def test_the_objects_of_linked_bare_and_packed_repositories_are_found(history: P
     assert record(tmp_path / "shallow", tmp_path / "r.jsonl").kept == 1, "the one commit adds the file as it is"
 
 
+BRANCHES = (
+    "fix#12",
+    "fix(x)",
+    "größe",
+    "a,b=c;d%e&f'g\"h!i$j{k}l|m<n>o",
+    "a\u2028b",
+    "end\u00a0",
+    os.fsdecode(b"caf\xe9"),
+)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_any_branch_that_git_allows_can_be_recorded(tmp_path: Path, branch: str, packed: bool) -> None:
+    repository = make_repository(tmp_path / "named", {"a": b"text\n"})
+    git(repository, "checkout", "--quiet", "-b", branch)
+    if packed:
+        git(repository, "pack-refs", "--all")
+    assert record(repository, tmp_path / "r.jsonl").kept == 1
+
+
+@pytest.mark.parametrize("name", ["refs/../../../private/.git/refs/heads/main", "refs/heads/a\0b", "elsewhere"])
+def test_a_head_that_names_no_branch_is_not_followed(private: Path, tmp_path: Path, name: str) -> None:
+    repository = make_repository(tmp_path / "named", {"a": b"text\n"})
+    (repository / ".git" / "elsewhere").write_text(git(repository, "rev-parse", "main"))
+    (repository / ".git" / "HEAD").write_text(f"ref: {name}\n")
+    with pytest.raises(FbamError, match="HEAD names no SHA-1 commit"):
+        record(repository, tmp_path / "r.jsonl")
+
+
 def test_what_is_not_a_repository_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FbamError, match=r"repository .*: not a git repository; give the directory that has .git"):
         record(tmp_path, tmp_path / "r.jsonl")
