@@ -11,12 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.fbam.tasks import S5, Frjt, FrjtLive, Task
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Values = Mapping[str, float]
 COLOURS = {"lstm": "C0", "transformer": "C1", "scan": "C2"}
-TASKS = {"frjt": ("FRJT", 16), "live": ("frjt-live", 32), "s5": ("S5", 32)}
+TASKS: Mapping[str, tuple[str, Task, int]] = {  # by the first part of their figures' names; up to what is trained
+    "frjt": ("FRJT", Frjt(), 16),
+    "live": ("frjt-live", FrjtLive(), 32),
+    "s5": ("S5", S5(), 32),
+}
 LAYER_SHADES = ("#fdd0a2", "#fdae6b", "#e6550d", "#7f2704")
 LOSSES = {
     "raw": "exact, own length",
@@ -37,13 +43,15 @@ def draw_accuracy(values: Values, out: Path) -> None:
 
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex="col")
-    for column, (task, (title, trained)) in enumerate(TASKS.items()):
+    for column, (short, (title, task, trained)) in enumerate(TASKS.items()):
         accuracy, window = panels[0][column], panels[1][column]
         for kind, colour in COLOURS.items():
-            _line(accuracy, points(values, rf"{task}_{kind}_(\d+)"), kind, colour)
-            _line(window, points(values, rf"{task}_{kind}_(\d+)_window"), kind, colour)
-        lengths = [length for length, _ in points(values, rf"{task}_lstm_(\d+)")]
-        window.plot(lengths, [length + 1 for length in lengths], color="0.6", linestyle=":", label="all frames")
+            _line(accuracy, points(values, rf"{short}_{kind}_(\d+)"), kind, colour)
+            _line(window, points(values, rf"{short}_{kind}_(\d+)_window"), kind, colour)
+        lengths = [length for length, _ in points(values, rf"{short}_lstm_(\d+)")]
+        window.plot(
+            lengths, [task.frames(length) for length in lengths], color="0.6", linestyle=":", label="all frames"
+        )
         first, last = lengths[0] / 1.2, lengths[-1] * 1.2
         for axes in (accuracy, window):
             axes.set(xscale="log", xlim=(first, last))

@@ -2,24 +2,28 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import FbamError
 from shoal.fbam import ModelConfig
 from shoal.fbam.frames import IGNORED
-from shoal.fbam.tasks import Frjt, build_task
-from shoal.fbam.training.evaluation import LastFrame, accuracy_at, report_length
+from shoal.fbam.tasks import TASKS, Frjt, build_task, equivalent_window
+from shoal.fbam.training.evaluate_run import print_reports
+from shoal.fbam.training.evaluation import LastFrame, LengthReport, accuracy_at, report_length
 from shoal.fbam.training.run_directory import RunDirectory
 from shoal.fbam.training.settings import TrainSettings, parse_settings
 from shoal.fbam.training.trainer import Trainer
@@ -114,6 +118,25 @@ def test_a_run_is_evaluated_by_length_with_floor_and_window(tmp_path: Path) -> N
     assert [report["length"] for report in found] == [2, 5]
     assert all(0 <= report["accuracy"] <= 1 and report["floor"] >= 0.5 for report in found)
     assert "equivalent window" in shoal("eval", str(run), "--lengths", "2", "--sequences", "40")
+
+
+def perfect_report(name: str, length: int) -> LengthReport:
+    task = build_task(name)
+    window = equivalent_window(task, length, 1.0, 1024)
+    return LengthReport(length, task.frames(length), 1.0, task.window_floor(length, 0), window)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_perfect_result_on_short_sequences_used_all_frames(name: str) -> None:
+    out = StringIO()
+    print_reports([perfect_report(name, 9)], Console(file=out, width=100))
+    assert "all frames" in out.getvalue()
+
+
+def test_a_perfect_result_on_long_sequences_that_are_forgotten_is_told_as_a_window() -> None:
+    out = StringIO()
+    print_reports([perfect_report("frjt", 128)], Console(file=out, width=100))
+    assert re.search(r"last \d\d ", out.getvalue())
 
 
 def test_a_recording_is_made_watched_trained_on_and_evaluated(tmp_path: Path) -> None:
