@@ -15,6 +15,7 @@ from shoal.fbam.tasks import S5, Frjt, FrjtLive, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Values = Mapping[str, float]
 COLOURS = {"lstm": "C0", "transformer": "C1", "scan": "C2"}
@@ -23,6 +24,7 @@ TASKS: Mapping[str, tuple[str, Task, int]] = {  # by the first part of their fig
     "live": ("frjt-live", FrjtLive(), 32),
     "s5": ("S5", S5(), 32),
 }
+DPI = 110
 LAYER_SHADES = ("#fdd0a2", "#fdae6b", "#e6550d", "#7f2704")
 LOSSES = {
     "raw": "exact, own length",
@@ -37,7 +39,7 @@ def points(values: Values, pattern: str) -> list[tuple[int, float]]:
     return sorted((int(match[1]), value) for match, value in found if match)
 
 
-def draw_accuracy(values: Values, out: Path) -> None:
+def draw_accuracy(values: Values) -> "Figure":
     """Accuracy against length per task and model; below it the window of last frames that explains its lower bound."""
     from matplotlib.figure import Figure
 
@@ -66,10 +68,10 @@ def draw_accuracy(values: Values, out: Path) -> None:
     panels[1][0].set(ylabel="equivalent window, frames")
     panels[0][0].legend()
     panels[1][1].legend(loc="center right")  # between the lines, where it covers no point
-    figure.savefig(out, dpi=110)
+    return figure
 
 
-def draw_cost(values: Values, law: Values, out: Path) -> None:
+def draw_cost(values: Values, law: Values) -> "Figure":
     """Accuracy and critical length by layers, memory of a gradient against length, loss against trained length."""
     from matplotlib.figure import Figure
 
@@ -102,7 +104,7 @@ def draw_cost(values: Values, law: Values, out: Path) -> None:
         axes.legend()
         axes.xaxis.set_major_formatter("{x:g}")
     critical.yaxis.set_major_formatter("{x:g}")
-    figure.savefig(out, dpi=110)
+    return figure
 
 
 def _line(axes: "Axes", found: list[tuple[int, float]], label: str, colour: str | None) -> None:
@@ -115,8 +117,8 @@ def _values(path: str) -> Values:
 
 
 def main(fbam: str, length: str, directory: str) -> None:
-    draw_accuracy(_values(fbam), Path(directory) / "fbam-accuracy.png")
-    draw_cost(_values(fbam), _values(length), Path(directory) / "fbam-cost.png")
+    draw_accuracy(_values(fbam)).savefig(Path(directory) / "fbam-accuracy.png", dpi=DPI)
+    draw_cost(_values(fbam), _values(length)).savefig(Path(directory) / "fbam-cost.png", dpi=DPI)
 
 
 if __name__ == "__main__":

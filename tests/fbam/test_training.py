@@ -149,7 +149,7 @@ class Noting:
 
 
 def test_no_sequence_that_is_evaluated_was_trained_on() -> None:
-    """With as many products as there are, two draws of one length meet by chance once in a million times."""
+    """Of 3^24 sequences, so few that are drawn would meet by chance in less than one of a million runs."""
     task, length = build_task("s5"), 24
     trained, evaluated = Noting(task), Noting(task)
     model = ModelConfig(shape=task.shape, actions=task.actions, head_width=8, width=16)
