@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import IO, Any
@@ -21,6 +24,8 @@ from shoal.process import role_environment
 
 SIDE_BY_SIDE = 2
 MAX_STDERR_LINES = 20
+MAX_SILENCE_S = 900.0
+LAST_WORDS_S = 10.0  # to read what a process that has ended said
 
 Answer = Mapping[str, float]
 
@@ -78,38 +83,64 @@ def ask_child(
     tell: Callable[[str], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
-    """Runs a module in a fresh process with one thread: JSON goes in and comes out, lines on stderr are passed on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**role_environment(1), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    lines: list[str] = []
-    reader = threading.Thread(target=_pass_on, args=(process.stderr, lines, tell), daemon=True)
-    reader.start()
-    with process:
+    """Runs a module in a fresh process with one thread: JSON goes in and comes out, lines on stderr are passed on.
+
+    Question and answer are files: a process that ends at once leaves its error, not a broken pipe. One that is silent
+    for MAX_SILENCE_S is ended; trainings tell how far they are every few seconds, however long they take.
+    """
+    heard = Heard(module, tell)
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as answered:
+        json.dump(told, asked)
+        asked.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=asked,
+            stdout=answered,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**role_environment(1), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})},
+        )
+        reader = threading.Thread(target=heard.listen, args=(process.stderr,), daemon=True)
+        reader.start()
         try:
-            with process.stdin as stdin:
-                json.dump(told, stdin)
-            said = process.stdout.read()
-        except BaseException:
+            heard.wait_for(process)
+        finally:
             process.kill()
-            raise
-    reader.join()
-    if process.returncode != 0:
-        raise BenchError(f"{module}: {' '.join(lines)[-500:]}")
-    answer: dict[str, float] = json.loads(said)
-    return answer
+            process.wait()
+            reader.join(LAST_WORDS_S)
+        if process.returncode != 0:
+            raise BenchError(f"{module}: {heard.last_words()}")
+        answered.seek(0)
+        answer: dict[str, float] = json.load(answered)
+        return answer
 
 
-def _pass_on(stderr: IO[str], lines: list[str], tell: Callable[[str], None]) -> None:
-    for line in stderr:
-        lines.append(line.strip())
-        del lines[:-MAX_STDERR_LINES]
-        tell(line.strip())
+class Heard:
+    """What a process said on stderr, and when it last did."""
+
+    def __init__(self, module: str, tell: Callable[[str], None]) -> None:
+        self.module, self._tell = module, tell
+        self._lines: deque[str] = deque(maxlen=MAX_STDERR_LINES)
+        self._last = time.monotonic()
+
+    def listen(self, stderr: IO[str]) -> None:
+        """Passes lines on until the process closes its stderr."""
+        with stderr:
+            for line in stderr:
+                self._lines.append(line.strip())
+                self._last = time.monotonic()
+                self._tell(line.strip())
+
+    def last_words(self) -> str:
+        return " ".join(self._lines)[-500:]
+
+    def wait_for(self, process: subprocess.Popen[str]) -> None:
+        """Until the process ends; BenchError if it is silent for too long."""
+        while (left := self._last + MAX_SILENCE_S - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(left)
+                return
+        raise BenchError(
+            f"{self.module}: silent for {MAX_SILENCE_S:g} s, so it was ended; the last it said: {self.last_words()}"
+        )

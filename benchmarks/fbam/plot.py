@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.fbam.tasks import S5, Frjt, FrjtLive, Task
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Values = Mapping[str, float]
 COLOURS = {"lstm": "C0", "transformer": "C1", "scan": "C2"}
-TASKS = {"frjt": ("FRJT", 16), "live": ("frjt-live", 32), "s5": ("S5", 32)}
+TASKS: Mapping[str, tuple[str, Task, int]] = {  # by the first part of their figures' names; up to what is trained
+    "frjt": ("FRJT", Frjt(), 16),
+    "live": ("frjt-live", FrjtLive(), 32),
+    "s5": ("S5", S5(), 32),
+}
+DPI = 110
 LAYER_SHADES = ("#fdd0a2", "#fdae6b", "#e6550d", "#7f2704")
 LOSSES = {
     "raw": "exact, own length",
@@ -31,19 +39,21 @@ def points(values: Values, pattern: str) -> list[tuple[int, float]]:
     return sorted((int(match[1]), value) for match, value in found if match)
 
 
-def draw_accuracy(values: Values, out: Path) -> None:
+def draw_accuracy(values: Values) -> "Figure":
     """Accuracy against length per task and model; below it the window of last frames that explains its lower bound."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex="col")
-    for column, (task, (title, trained)) in enumerate(TASKS.items()):
+    for column, (short, (title, task, trained)) in enumerate(TASKS.items()):
         accuracy, window = panels[0][column], panels[1][column]
         for kind, colour in COLOURS.items():
-            _line(accuracy, points(values, rf"{task}_{kind}_(\d+)"), kind, colour)
-            _line(window, points(values, rf"{task}_{kind}_(\d+)_window"), kind, colour)
-        lengths = [length for length, _ in points(values, rf"{task}_lstm_(\d+)")]
-        window.plot(lengths, [length + 1 for length in lengths], color="0.6", linestyle=":", label="all frames")
+            _line(accuracy, points(values, rf"{short}_{kind}_(\d+)"), kind, colour)
+            _line(window, points(values, rf"{short}_{kind}_(\d+)_window"), kind, colour)
+        lengths = [length for length, _ in points(values, rf"{short}_lstm_(\d+)")]
+        window.plot(
+            lengths, [task.frames(length) for length in lengths], color="0.6", linestyle=":", label="all frames"
+        )
         first, last = lengths[0] / 1.2, lengths[-1] * 1.2
         for axes in (accuracy, window):
             axes.set(xscale="log", xlim=(first, last))
@@ -58,10 +68,10 @@ def draw_accuracy(values: Values, out: Path) -> None:
     panels[1][0].set(ylabel="equivalent window, frames")
     panels[0][0].legend()
     panels[1][1].legend(loc="center right")  # between the lines, where it covers no point
-    figure.savefig(out, dpi=110)
+    return figure
 
 
-def draw_cost(values: Values, law: Values, out: Path) -> None:
+def draw_cost(values: Values, law: Values) -> "Figure":
     """Accuracy and critical length by layers, memory of a gradient against length, loss against trained length."""
     from matplotlib.figure import Figure
 
@@ -94,7 +104,7 @@ def draw_cost(values: Values, law: Values, out: Path) -> None:
         axes.legend()
         axes.xaxis.set_major_formatter("{x:g}")
     critical.yaxis.set_major_formatter("{x:g}")
-    figure.savefig(out, dpi=110)
+    return figure
 
 
 def _line(axes: "Axes", found: list[tuple[int, float]], label: str, colour: str | None) -> None:
@@ -107,8 +117,8 @@ def _values(path: str) -> Values:
 
 
 def main(fbam: str, length: str, directory: str) -> None:
-    draw_accuracy(_values(fbam), Path(directory) / "fbam-accuracy.png")
-    draw_cost(_values(fbam), _values(length), Path(directory) / "fbam-cost.png")
+    draw_accuracy(_values(fbam)).savefig(Path(directory) / "fbam-accuracy.png", dpi=DPI)
+    draw_cost(_values(fbam), _values(length)).savefig(Path(directory) / "fbam-cost.png", dpi=DPI)
 
 
 if __name__ == "__main__":

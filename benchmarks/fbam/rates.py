@@ -21,10 +21,10 @@ from shoal.fbam.model_config import IntegratorKind
 
 SEED = 1000
 SHARE = 3  # of the steps of a contest, and of its curriculum: one in so many
-RATES: Mapping[IntegratorKind, tuple[float, float]] = {
+RATES: Mapping[IntegratorKind, tuple[float, ...]] = {
     "lstm": (2e-3, 5e-3),
-    "transformer": (1e-3, 3e-3),
-    "scan": (1e-3, 3e-3),
+    "transformer": (3e-4, 1e-3, 3e-3),
+    "scan": (3e-4, 1e-3, 3e-3),
 }
 CONTESTS = ((LIVE, LIVE.models), (DEEP, (LSTM, TRANSFORMER)))
 

@@ -31,6 +31,8 @@ MEMORY_SIDES: Mapping[str, tuple[Sequence[int], int | None, Mapping[str, str]]] 
     "full": ((256, 512, 1024), None, RETURNING),
     "keeping": ((256, 4096), CHUNK, {}),
 }
+TIME_LENGTHS = {"full": 512, "short": 256, "long": 4096}
+TIME_NAMES = {"full": "full_512", "streamed": "streamed_512", "short": "streamed_256", "long": "streamed_4096"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,12 @@ def measure_time(quick: bool, progress: Progress) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     for repeat in range(1 if quick else REPEATS):
         progress.detail(f"repeat {repeat + 1}")
-        for name, seconds in ask_child("benchmarks.fbam.time_child", {}).items():
+        for name, seconds in ask_child("benchmarks.fbam.time_child", TIME_LENGTHS).items():
             times.setdefault(name, []).append(seconds)
     spent = {name: median(seconds) for name, seconds in times.items()}
-    values = {f"ms_per_frame_{name}": 1000 * seconds for name, seconds in spent.items()}
-    values["time_streamed_vs_full"] = spent["streamed_512"] / spent["full_512"]
-    values["time_4096_vs_256"] = spent["streamed_4096"] / spent["streamed_256"]
+    values = {f"ms_per_frame_{TIME_NAMES[name]}": 1000 * seconds for name, seconds in spent.items()}
+    values["time_streamed_vs_full"] = spent["streamed"] / spent["full"]
+    values["time_4096_vs_256"] = spent["long"] / spent["short"]
     return values
 
 

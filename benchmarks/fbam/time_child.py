@@ -14,6 +14,7 @@ WARM_UP = 128
 
 def main() -> None:
     torch.set_num_threads(1)
+    told = json.load(sys.stdin)
     model = build_model(MODEL, seed=0)
 
     def seconds_per_frame(length: int, chunk: int) -> float:
@@ -21,12 +22,12 @@ def main() -> None:
         streamed_gradient(model, PatternStream(length), chunk)
         return (time.process_time() - began) / (length * BATCH)
 
-    seconds_per_frame(WARM_UP, CHUNK)
+    seconds_per_frame(WARM_UP, CHUNK)  # loads kernels
     found = {
-        "full_512": seconds_per_frame(512, 512),
-        "streamed_512": seconds_per_frame(512, CHUNK),
-        "streamed_256": seconds_per_frame(256, CHUNK),
-        "streamed_4096": seconds_per_frame(4096, CHUNK),
+        "full": seconds_per_frame(told["full"], told["full"]),
+        "streamed": seconds_per_frame(told["full"], CHUNK),
+        "short": seconds_per_frame(told["short"], CHUNK),
+        "long": seconds_per_frame(told["long"], CHUNK),
     }
     sys.stdout.write(json.dumps(found))
 

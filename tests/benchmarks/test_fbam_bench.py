@@ -1,30 +1,36 @@
 """The benchmarks of action models: equal sides, meters that see what they should, and conclusions as documented."""
 
+import importlib
 import io
 import json
 import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from rich.console import Console
 
+from benchmarks import ROOT
 from benchmarks.common.parts import Parts
 from benchmarks.common.progress import Progress
-from benchmarks.fbam import child, depth, jobs, length_law, streaming
+from benchmarks.fbam import bench, child, depth, jobs, length_law, streaming
 from benchmarks.fbam.bench import BARS, bench_fbam
 from benchmarks.fbam.history import make_history
-from benchmarks.fbam.jobs import Job, run_jobs
+from benchmarks.fbam.jobs import Job, ask_child, run_jobs
 from benchmarks.fbam.length_law import Plan, Side, bench_length_law, conclude, sides_of, slope
-from benchmarks.fbam.models import lstm_config, matched_config
 from benchmarks.fbam.plot import draw_accuracy, draw_cost, points
-from benchmarks.fbam.rates import rate_jobs
+from benchmarks.fbam.rates import RATES, rate_job, rate_jobs
 from benchmarks.run import find_benchmark
 from shoal.errors import BenchError
 from shoal.fbam import ActionModel, Stream, count_parameters, streamed_gradient
 from shoal.fbam.recording import RecordOptions, record_repository
-from shoal.fbam.tasks import Frjt
 from shoal.fbam.training.trainer import StepReport, Trainer
 
 QUIET = Progress(Console(quiet=True))
@@ -41,18 +47,33 @@ def test_they_are_found_by_name() -> None:
     assert find_benchmark("fbam-length") is bench_length_law
 
 
-@pytest.mark.parametrize("model", [*depth.FRJT.models[1:], *depth.LAYERS[1:]])
-def test_models_that_are_compared_have_the_same_head_and_as_many_parameters(model: depth.Model) -> None:
-    reference = lstm_config(Frjt(), 128)
-    other = matched_config(reference, model.kind, model.layers)
-    assert count_parameters(other) == pytest.approx(count_parameters(reference), rel=0.1)
-    assert (other.head_width, other.shape) == (reference.head_width, reference.shape)
+CONTESTS = pytest.mark.parametrize(
+    "contest", [*depth.contests_of(quick=False).values(), depth.DEEP], ids=lambda one: f"{one.task}-{one.max_length}"
+)
+# Settings that may differ between models that are compared; all others decide what they see and how they learn.
+OWN_SETTINGS = {"model", "lr"}
 
 
-def test_models_that_are_compared_see_the_same_frames() -> None:
-    trainings = [depth.LIVE.job(model, 0, quick=False).settings for model in depth.LIVE.models]
-    seen = {(one.steps, one.batch, one.max_length, one.curriculum_steps, one.seed) for one in trainings}
-    assert len(seen) == 1
+@CONTESTS
+def test_models_that_are_compared_have_the_same_head_and_as_many_parameters(contest: depth.Contest) -> None:
+    reference = contest.job(depth.LSTM, 0, quick=False).settings.model
+    head = {name: value for name, value in reference if name.startswith(("head", "conv", "shape", "actions"))}
+    assert len(head) >= 5
+    for model in contest.models:
+        other = contest.job(model, 0, quick=False).settings.model
+        assert count_parameters(other) == pytest.approx(count_parameters(reference), rel=0.1)
+        assert (other.integrator, other.layers) == model
+        assert {name: value for name, value in other if name in head} == head
+
+
+@CONTESTS
+def test_models_that_are_compared_see_the_same_frames(contest: depth.Contest) -> None:
+    for seed in contest.seeds:
+        trainings = [contest.job(model, seed, quick=False).settings for model in contest.models]
+        seen = [one.model_dump(exclude=OWN_SETTINGS) for one in trainings]
+        assert len(seen) > 1
+        assert all(one == seen[0] for one in seen), contest.task
+        assert seen[0]["seed"] == seed
 
 
 def test_the_critical_length_ends_at_the_first_miss() -> None:
@@ -84,8 +105,9 @@ def test_frames_of_the_pattern_do_not_depend_on_the_chunk_that_is_read() -> None
     assert not torch.equal(stream.frames(0, 1), stream.frames(1, 2))
 
 
-def test_every_bar_names_a_figure_that_is_measured() -> None:
-    """A bar without a figure would never be missed; depth's names follow from its contests."""
+def test_every_bar_on_accuracy_names_a_figure_of_the_whole_benchmark() -> None:
+    """A bar without a figure would never be missed; depth's names follow from its contests. The others' names are
+    those of a quick run, below."""
     perfect = {
         job.name: dict.fromkeys(map(str, job.questions["lengths"]), 1.0) for job in depth.depth_jobs(quick=False)
     }
@@ -99,7 +121,28 @@ def test_learning_rates_are_tried_on_a_seed_that_is_not_shown() -> None:
     shown = {job.settings.seed for job in depth.depth_jobs(quick=False)}
     tried = rate_jobs()
     assert {job.settings.seed for job in tried}.isdisjoint(shown)
-    assert {job.settings.lr for job in tried} >= {job.settings.lr for job in depth.depth_jobs(quick=False)}
+
+
+def rate_of(contest: depth.Contest, model: depth.Model) -> float:
+    """The rate with the lower loss, of those that were tried and kept with the page on action models."""
+    parts = Parts(ROOT / "docs" / "fbam")
+    losses = {}
+    for lr in RATES[model.kind]:
+        job = rate_job(contest, model, lr)
+        kept = parts.find(job.name, job.asked())
+        assert kept is not None, job.name
+        losses[lr] = kept["loss"]
+    return min(losses, key=lambda lr: losses[lr])
+
+
+def test_each_model_learns_at_the_rate_that_was_better_when_it_was_tried() -> None:
+    """FRJT has the rates of frjt-live, S5 those of the longer contest in it, and every depth that of two layers."""
+    for contest, tried in ((depth.FRJT, depth.LIVE), (depth.LIVE, depth.LIVE), (depth.S5, depth.DEEP)):
+        assert contest.lrs == {model: rate_of(tried, model) for model in contest.models}
+    expected = {
+        model: rate_of(depth.DEEP, depth.LSTM if model == depth.LSTM else depth.TRANSFORMER) for model in depth.LAYERS
+    }
+    assert expected == depth.DEEP.lrs
 
 
 def test_the_critical_length_rises_only_if_it_never_falls_and_does_not_stay() -> None:
@@ -210,11 +253,125 @@ def test_truncated_is_trained_where_it_differs_and_frames_per_step_are_equal() -
     assert {length_law.Plan().frames_per_step % side.length for side in sides} == {0}
 
 
-def test_figures_are_drawn_from_the_values(tmp_path: Path) -> None:
-    values = {f"{task}_lstm_{length}": 1.0 for task in ("frjt", "live", "s5") for length in (16, 128)}
-    values |= {"frjt_lstm_16_window": 3.0, "critical_lstm_1": 64.0, "critical_transformer_2": 4.0, "full_256_mb": 3.0}
-    values |= {"deep_lstm_1_at_2": 1.0, "deep_transformer_8_at_64": 0.1}
-    assert points(values, r"frjt_lstm_(\d+)") == [(16, 1.0), (128, 1.0)]
-    draw_accuracy(values, tmp_path / "accuracy.png")
-    draw_cost(values, {"loss_raw_16": 2.0}, tmp_path / "cost.png")
-    assert min(file.stat().st_size for file in tmp_path.iterdir()) > 1000
+def drawn(axes: Axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of an axes' lines, by their labels."""
+    return {
+        str(line.get_label()): [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())] for line in axes.lines
+    }
+
+
+def test_accuracies_and_windows_are_drawn_as_they_are_measured() -> None:
+    values = {f"{task}_lstm_{length}": 0.9 for task in ("frjt", "live", "s5") for length in (16, 128)}
+    values |= {"frjt_transformer_16": 0.6, "live_scan_16": 0.5, "frjt_lstm_16_window": 3.0, "s5_lstm_128_window": 7.0}
+    assert points(values, r"frjt_lstm_(\d+)") == [(16, 0.9), (128, 0.9)]
+    accuracy, windows = ([drawn(axes) for axes in row] for row in np.split(np.array(draw_accuracy(values).axes), 2))
+    assert [panel["lstm"] for panel in accuracy] == [[(16, 0.9), (128, 0.9)]] * 3
+    assert (accuracy[0]["transformer"], accuracy[1]["scan"]) == ([(16, 0.6)], [(16, 0.5)])
+    assert (windows[0]["lstm"], windows[2]["lstm"]) == ([(16, 3)], [(128, 7)])
+    frames = [panel["all frames"] for panel in windows]
+    assert frames == [[(16, 17), (128, 129)], [(16, 17), (128, 129)], [(16, 16), (128, 128)]], "S5 has no first frame"
+
+
+def test_depth_memory_and_the_length_law_are_drawn_as_they_are_measured() -> None:
+    values = {"critical_lstm_1": 64.0, "critical_transformer_2": 4.0, "full_256_mb": 3.0, "keeping_256_mb": 2.0}
+    values |= {"deep_lstm_1_at_2": 1.0, "deep_transformer_8_at_64": 0.1, "full_256_mb_most": 9.0}
+    deep, critical, memory, loss = map(drawn, draw_cost(values, {"loss_raw_16": 2.0, "loss_truncated_64": 3.0}).axes)
+    assert (deep["LSTM, 1 layer"], deep["transformer, 8"], deep["transformer, 1"]) == ([(2, 1)], [(64, 0.1)], [])
+    assert (critical["transformer"], {y for _, y in critical["LSTM, 1 layer"]}) == ([(2, 4)], {64})
+    assert (memory["whole"], memory["streamed, allocator keeps freed blocks"]) == ([(256, 3)], [(256, 2)])
+    assert (loss["exact, own length"], loss["truncated at 16, same frames"]) == ([(16, 2)], [(64, 3)])
+
+
+def test_a_child_that_ends_before_it_reads_its_question_leaves_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hasty.py").write_text("raise SystemExit('no room')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BenchError, match="hasty: no room"):
+        ask_child("hasty", "a question that no pipe holds" * 10_000)
+
+
+def test_a_child_that_is_silent_for_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stalled.py").write_text(
+        "import sys, time\nprint('loading', file=sys.stderr, flush=True)\ntime.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(jobs, "MAX_SILENCE_S", 3.0)
+    with pytest.raises(BenchError, match="stalled: silent for 3 s, so it was ended; the last it said: loading"):
+        ask_child("stalled", {})
+
+
+def test_the_memory_meter_sees_a_gradient_that_grows() -> None:
+    """In processes of their own, as in the benchmark: four times the frames at once need far more memory."""
+    short, long = (
+        ask_child("benchmarks.fbam.memory_child", {"length": length, "chunk": None}, environment=streaming.RETURNING)
+        for length in (64, 256)
+    )
+    assert long["bytes"] > 2 * short["bytes"] > 0
+
+
+def growing(told: dict[str, int]) -> dict[str, float]:
+    """What a memory meter would see of a gradient whose memory is that of its chunk."""
+    return {"bytes": 1e6 * (told["chunk"] or told["length"])}
+
+
+@pytest.fixture
+def children_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Children of benchmarks in this process, as starting each costs seconds; which were asked, and how often.
+
+    The memory meter is the exception: it says nothing about a process that did other work before.
+    """
+    asked, threads = Counter[str](), torch.get_num_threads()
+
+    def ask(module: str, told: dict[str, Any], *_: object, **__: object) -> dict[str, float]:
+        asked[module] += 1
+        if module == "benchmarks.fbam.memory_child":
+            return growing(told)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(json.dumps(told)))
+            patch.setattr(sys, "stdout", said := io.StringIO())
+            importlib.import_module(module).main()
+        answer: dict[str, float] = json.loads(said.getvalue())
+        return answer
+
+    for caller in (jobs, streaming):
+        monkeypatch.setattr(caller, "ask_child", ask)
+    monkeypatch.setattr(jobs, "SIDE_BY_SIDE", 1)
+    yield asked
+    torch.set_num_threads(threads)
+
+
+def test_the_benchmark_runs_from_end_to_end_and_measures_every_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children_here: Counter[str]
+) -> None:
+    monkeypatch.setattr(streaming, "ERROR_LENGTH", 8)
+    monkeypatch.setattr(streaming, "CHUNKS", (3, 64))
+    monkeypatch.setattr(streaming, "TIME_LENGTHS", {"full": 8, "short": 4, "long": 16})
+    monkeypatch.setattr(bench, "QUICK_CHANGES", 5)
+    monkeypatch.setattr(depth, "QUICK_STEPS", 1)
+    monkeypatch.setattr(depth, "QUICK_SEQUENCES", 2)
+    result = bench_fbam(quick=True, progress=QUIET, out=tmp_path)
+    assert BARS.keys() <= result.values.keys()
+    assert all(math.isfinite(value) for value in result.values.values() if not isinstance(value, str))
+    exact = ("gradient_error_float64", "gradient_error_float32", "parameters_off", "replay_equal")
+    assert all(result.met(name) for name in exact), "what does not depend on the size of the run"
+    assert (result.values["memory_4096_vs_256"], result.values["full_memory_1024_vs_256"]) == (1, 4)
+    assert children_here == {
+        "benchmarks.fbam.memory_child": 8,
+        "benchmarks.fbam.time_child": 1,
+        "benchmarks.fbam.train_child": len(depth.depth_jobs(quick=True)),
+    }
+    asked = children_here.copy()
+    assert bench_fbam(quick=True, progress=QUIET, out=tmp_path).values == result.values
+    assert children_here == asked, "all parts were kept"
+
+
+def test_the_length_law_runs_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children_here: Counter[str]
+) -> None:
+    monkeypatch.setattr(length_law, "QUICK", replace(length_law.QUICK, lengths=(2, 4), steps=1, changes=20))
+    result = bench_length_law(quick=True, progress=QUIET, out=tmp_path)
+    assert children_here == {"benchmarks.fbam.length_child": len(sides_of(length_law.QUICK))}
+    for name in ("loss_raw_2", "loss_position_4", "loss_truncated_4", "exponent_raw", "exponent_truncated_ci"):
+        assert math.isfinite(float(result.values[name])), name
+    assert {result.values[f"exponent_{kind}_excludes_0"] for kind in ("raw", "position", "truncated")} <= {0, 1}

@@ -1,7 +1,7 @@
 """Frame workers: two of them train the weights of one process, and one that answers falsely is caught."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from shoal.fbam.frame_workers import Auditor, FrameWorker, Gradients, LocalFrame
 from tests.fbam.support import random_stream, small_config
 
 STREAM = random_stream(17)
+Change = Callable[[Tensor], Tensor]
 RECORDING, OTHER = "1a" * 32, "2b" * 32  # hashes
 STEPS = 5
 
@@ -108,14 +109,115 @@ def test_answers_of_the_wrong_form_are_refused() -> None:
     auditor, lease = Auditor(own, 1.0, secret=0), SpanLease(RECORDING, 0, 0, 3)
     with pytest.raises(FbamError, match=r"embeddings of \(2, 2, 8\), not \(2, 3, 8\)"):
         auditor.check_embeddings(0, lease, own.embed(lease)[:, :2])
-    with pytest.raises(FbamError, match="embeddings differ by nan"):
+    with pytest.raises(FbamError, match="embeddings with a number that is not finite"):
         auditor.check_embeddings(0, lease, own.embed(lease) * torch.nan)
     with pytest.raises(FbamError, match="gradients of other parameters"):
         auditor.check_gradients(0, lease, own.embed(lease), {})
 
 
-def test_a_share_of_answers_is_audited_and_the_draw_is_the_auditors_own() -> None:
-    """With a rate of a half, a cheat in every span is caught within a few; without audits it is not."""
+class Malformed(LocalFrameWorker):
+    """Changes the form of what it answers, or puts numbers in that are not finite."""
+
+    def __init__(self, model: ActionModel, embeddings: Change, gradient: Change) -> None:
+        super().__init__(model, STREAM, RECORDING, 0)
+        self.change_embeddings, self.change_gradient = embeddings, gradient
+
+    def embed(self, lease: SpanLease) -> Tensor:
+        return self.change_embeddings(super().embed(lease))
+
+    def backpropagate(self, lease: SpanLease, gradient_BTD: Tensor) -> Gradients:
+        gradients = super().backpropagate(lease, gradient_BTD)
+        return {name: self.change_gradient(gradient) for name, gradient in gradients.items()}
+
+
+def unchanged(answer: Tensor) -> Tensor:
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "gradient", "said"),
+    [
+        (lambda answer: answer[:, :1], unchanged, r"embeddings of \(2, 1, 8\), not \(2, 4, 8\)"),
+        (lambda answer: answer * torch.nan, unchanged, "embeddings with a number that is not finite"),
+        (lambda answer: answer.double(), unchanged, r"embeddings of torch\.float64, not torch\.float32"),
+        (unchanged, lambda answer: answer.sum(), r"gradient of position_RWD of \(\), not \(4, 6, 8\)"),
+        (unchanged, lambda answer: answer / 0, "gradient of position_RWD with a number that is not finite"),
+        (unchanged, lambda answer: answer.half(), r"gradient of position_RWD of torch\.float16, not torch\.float32"),
+    ],
+)
+def test_the_form_of_every_answer_is_checked_though_none_is_audited(
+    embeddings: Change, gradient: Change, said: str
+) -> None:
+    model = build_model(small_config(), seed=1)
+    workers = [LocalFrameWorker(model, STREAM, RECORDING, 0), Malformed(model, embeddings, gradient)]
+    with pytest.raises(FbamError, match=f"frame worker 1: lease of .*, frames 4 .. 7: {said}"):
+        step_with(model, workers, rate=0.0)
+
+
+def test_gradients_of_other_parameters_are_refused_though_none_is_audited() -> None:
+    class Silent(LocalFrameWorker):
+        def backpropagate(self, lease: SpanLease, gradient_BTD: Tensor) -> Gradients:
+            gradients = super().backpropagate(lease, gradient_BTD)
+            return {name: gradient for name, gradient in gradients.items() if name != "norm.weight"}
+
+    model = build_model(small_config(), seed=1)
+    with pytest.raises(FbamError, match=r"frame worker 0: .*: gradients of other parameters than .*: norm\.weight on"):
+        step_with(model, [Silent(model, STREAM, RECORDING, 0)], rate=0.0)
+
+
+def test_a_gradient_that_cancels_makes_no_honest_worker_a_cheat_and_a_lie_in_it_is_caught() -> None:
+    """The last norm's gradient is a sum over frames, made to vanish; what is left of it is each machine's rounding."""
+    model, lease = build_model(small_config(), seed=1), SpanLease(RECORDING, 0, 0, STREAM.length)
+    own = LocalFrameWorker(model, STREAM, RECORDING, 0)
+    other = LocalFrameWorker(copy.deepcopy(model).double(), STREAM, RECORDING, 0)
+    normed_BTD, gradient_BTD = own.embed(lease), torch.randn(2, STREAM.length, 8, generator=torch.manual_seed(0))
+    gradient_BTD -= normed_BTD * (gradient_BTD * normed_BTD).sum((0, 1)) / (normed_BTD**2).sum((0, 1))
+    exact = other.backpropagate(lease, gradient_BTD.double())
+    honest = {name: gradient.float() for name, gradient in exact.items()}
+    expected = own.backpropagate(lease, gradient_BTD)["norm.weight"]
+    assert (honest["norm.weight"] - expected).norm() > 0.01 * expected.norm(), "relative to itself it is another one"
+    auditor = Auditor(own, 1.0, secret=0)
+    auditor.check_gradients(0, lease, gradient_BTD, honest)
+    whole = torch.cat([gradient.flatten() for gradient in honest.values()]).norm()
+    for name, gradient in honest.items():
+        lie = torch.full_like(gradient, float(whole) * 1e-3 / gradient.numel() ** 0.5)
+        with pytest.raises(FbamError, match=f"frame worker 0: .*: gradient of {name} differ by"):
+            auditor.check_gradients(0, lease, gradient_BTD, {**honest, name: gradient + lie})
+
+
+class Watched(LocalFrameWorker):
+    """Notes whose embeddings are computed, and when."""
+
+    def __init__(self, model: ActionModel, name: str, seen: list[tuple[str, int]]) -> None:
+        super().__init__(model, STREAM, RECORDING, 0)
+        self.name, self.seen = name, seen
+
+    def embed(self, lease: SpanLease) -> Tensor:
+        self.seen.append((self.name, lease.begin))
+        return super().embed(lease)
+
+
+def audited(secret: int) -> list[tuple[str, int]]:
+    model, seen = build_model(small_config(), seed=1), list[tuple[str, int]]()
+    auditor = Auditor(Watched(model, "auditor", seen), 0.5, secret)
+    for _ in range(4):
+        gradient_with_workers(model, STREAM, RECORDING, [Watched(model, "worker", seen)], 2, 0, auditor)
+    return seen
+
+
+def test_the_draw_is_the_auditors_own_and_comes_after_the_answer() -> None:
+    """Which answers are computed again follows from the auditor's secret alone: a worker sees no sign of it."""
+    draws = [[begin for name, begin in audited(secret) if name == "auditor"] for secret in (7, 8)]
+    assert draws[0] != draws[1]
+    seen = audited(7)
+    assert [begin for name, begin in seen if name == "auditor"] == draws[0], "the same secret draws the same"
+    assert 0.25 < len(draws[0]) / seen.count(("worker", 0)) / 9 < 0.75
+    for at, (name, begin) in enumerate(seen):
+        if name == "auditor":
+            assert seen[at - 1] == ("worker", begin), "the answer had come"
+
+
+def test_a_cheat_in_every_answer_is_caught_within_a_few_and_without_audits_it_is_not() -> None:
     model = build_model(small_config(), seed=1)
     cheats = [Scaled(model, STREAM, RECORDING, 0)]
     step_with(model, cheats, rate=0.0)

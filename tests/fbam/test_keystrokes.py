@@ -1,5 +1,7 @@
 """Keystrokes: whatever two texts are, recorded actions give the second one byte for byte, or nothing is recorded."""
 
+from difflib import Match, SequenceMatcher
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,15 @@ from shoal.fbam.recording.actions import (
     moving,
 )
 from shoal.fbam.recording.editor import Arrow, Editor
-from shoal.fbam.recording.keystrokes import MAX_LINE_PAIRS, LeftOut, record_change, replayed
+from shoal.fbam.recording.keystrokes import (
+    MAX_LINE_PAIRS,
+    MAX_LOOKS,
+    BoundedMatcher,
+    LeftOut,
+    find_edits,
+    record_change,
+    replayed,
+)
 
 TABLE = ActionTable([b"return", b"    "])
 # Few different lines, so that changes share some; bytes that keys type, with UTF-8 among them.
@@ -26,9 +36,14 @@ TEXTS = st.lists(LINES, max_size=12).map(b"\n".join)
 MANY = 10_000
 
 
+def recorded(before: bytes, after: bytes, max_actions: int = MANY) -> list[int] | LeftOut:
+    edits = find_edits(before, after)
+    return edits if isinstance(edits, LeftOut) else record_change(before, after, edits, TABLE, max_actions)
+
+
 @given(TEXTS, TEXTS)
 def test_recorded_actions_give_the_text_byte_for_byte(before: bytes, after: bytes) -> None:
-    actions = record_change(before, after, TABLE, MANY)
+    actions = recorded(before, after)
     assert not isinstance(actions, LeftOut)
     assert replayed(before, actions, TABLE) == after
     assert actions[-1] == SAVE
@@ -36,7 +51,7 @@ def test_recorded_actions_give_the_text_byte_for_byte(before: bytes, after: byte
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_any_bytes_are_recorded_exactly_or_left_out(before: bytes, after: bytes) -> None:
-    actions = record_change(before, after, TABLE, MANY)
+    actions = recorded(before, after)
     if isinstance(actions, LeftOut):
         assert actions.reason == "types a control character"
         assert not TYPED.issuperset(after)
@@ -91,9 +106,32 @@ def test_the_words_that_save_the_most_keystrokes_are_chosen() -> None:
 
 
 def test_a_change_of_too_many_actions_or_lines_is_left_out() -> None:
-    assert record_change(b"", b"x" * 20, TABLE, 10) == LeftOut("more than 10 actions")
+    assert recorded(b"", b"x" * 20, 10) == LeftOut("more than 10 actions")
+    assert recorded(b"x" * 20, b"", 10) == LeftOut("more than 10 actions")
     many = b"\n" * int(MAX_LINE_PAIRS**0.5 + 1)
-    assert record_change(many, many + b"x", TABLE, MANY) == LeftOut("more than 4,000,000 pairs of lines to compare")
+    assert recorded(many, many + b"x") == LeftOut("more than 4,000,000 pairs of lines to compare")
+
+
+def test_a_comparison_that_would_take_cubic_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second line is alike: each block is one line long, and is searched for among all that are left."""
+    looks, times = 0, 1000
+    longest = SequenceMatcher.find_longest_match
+
+    def counted(matcher: SequenceMatcher[bytes], alo: int, ahi: int, blo: int, bhi: int) -> Match:
+        nonlocal looks
+        looks += (ahi - alo) // 2 * times
+        return longest(matcher, alo, ahi, blo, bhi)
+
+    monkeypatch.setattr(SequenceMatcher, "find_longest_match", counted)
+    found = recorded(b"x\nu\n" * times, b"x\nv\n" * times)
+    assert found == LeftOut("more than 4,000,000 looks at equal lines to compare")
+    assert 0 < looks <= MAX_LOOKS
+
+
+@given(TEXTS, TEXTS)
+def test_the_bound_on_looks_does_not_change_what_is_found(before: bytes, after: bytes) -> None:
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    assert BoundedMatcher(old, new).get_opcodes() == SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
 def test_a_word_that_no_key_types_and_an_action_without_a_meaning_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Recordings: a history replays byte for byte, hostile repositories run nothing, frames are the same at each read."""
 
+import json
 import os
 from io import StringIO
 from pathlib import Path
@@ -12,6 +13,8 @@ from rich.console import Console
 from shoal.errors import FbamError
 from shoal.fbam import FrameShape
 from shoal.fbam.recording import (
+    Change,
+    Player,
     RecordingSource,
     RecordOptions,
     RecordReport,
@@ -19,7 +22,11 @@ from shoal.fbam.recording import (
     record_repository,
     replays,
 )
-from shoal.fbam.recording.editor import Editor
+from shoal.fbam.recording.actions import BACKSPACE, SAVE, ActionTable, moving
+from shoal.fbam.recording.editor import MAX_TEXT_BYTES, Arrow, Editor
+from shoal.fbam.recording.keystrokes import replayed
+from shoal.fbam.recording.recording_file import MAX_ACTIONS, text_hash
+from shoal.fbam.recording.recording_source import SNAPSHOT_BYTES
 from shoal.fbam.recording.repository import Limits
 from shoal.fbam.recording.screen import draw_screen, screen_text
 from shoal.fbam.recording.terminal import list_changes, play, print_frame
@@ -62,6 +69,74 @@ def test_a_recording_whose_actions_were_edited_does_not_replay(history: Path, tm
     recording = read_recording(tmp_path / "r.jsonl")
     change = recording.changes[1]
     assert not replays(change.model_copy(update={"actions": [ord("x"), *change.actions]}), recording.table)
+
+
+def test_a_change_that_does_not_replay_is_neither_shown_nor_trained_on(history: Path, tmp_path: Path) -> None:
+    record(history, tmp_path / "r.jsonl")
+    text = (tmp_path / "r.jsonl").read_text()
+    (tmp_path / "r.jsonl").write_text(text.replace('"before":"def add(a, b)', '"before":"def odd(a, b)'))
+    recording = read_recording(tmp_path / "r.jsonl")
+    said = r"the change of add\.py in commit [0-9a-f]{12} does not give the text of its after_sha256; record it again"
+    source = RecordingSource(recording, SHAPE, "heldout")
+    with pytest.raises(FbamError, match=said):
+        source.draw(np.random.default_rng(0), 1, 2).frames(0, 2)
+    with pytest.raises(FbamError, match=said):
+        print_frame(recording, 1, 0, SHAPE, Console(quiet=True))
+    print_frame(recording, 0, 0, SHAPE, Console(quiet=True))
+
+
+HUGE = MAX_TEXT_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "actions", "said"),
+    [
+        ("x" * HUGE, "    ", [ord("x")], "line 2: 65,537 bytes before, allowed are 65,536"),
+        ("\n" * 40_000, "    ", [ord("x")], "line 2: 40,000 lines, allowed are 16,384"),
+        ("", "x" * 64, [380] * 1025, "line 2: 65,600 bytes that are typed, allowed are 65,536"),
+        ("", "\n" * 64, [380] * 257, "line 2: 16,448 lines, allowed are 16,384"),
+        ("", "    ", [ord("x")] * 8193, "line 2: actions: List should have at most 8192 items"),
+    ],
+)
+def test_a_change_that_would_be_dear_to_replay_is_refused(
+    tmp_path: Path, before: str, word: str, actions: list[int], said: str
+) -> None:
+    path = tmp_path / "r.jsonl"
+    change = {"commit": "0" * 40, "path": "a", "before": before, "actions": actions, "after_sha256": "0" * 64}
+    path.write_text(json.dumps({"format": 1, "words": [word]}) + "\n" + json.dumps(change) + "\n")
+    with pytest.raises(FbamError, match=said):
+        read_recording(path)
+
+
+def test_the_largest_changes_that_are_recorded_can_be_read(tmp_path: Path) -> None:
+    """Few lines become many and many few: as far as the recorder goes in lines, actions and bytes."""
+    few, most = b"a\n" * 400, b"\n" * (MAX_ACTIONS - 1)
+    many = few + b"\n" * 7_700
+    path = make_repository(tmp_path / "large", {"a": few, "b": most, "c": most + b"\n"}, {"a": many}, {"a": few})
+    report = record(path, tmp_path / "r.jsonl")
+    assert report.left_out == {"more than 8192 actions": 1}
+    changes = read_recording(tmp_path / "r.jsonl").changes
+    assert [change.path for change in changes] == ["a", "b", "a", "a"]
+    assert max(len(change.actions) for change in changes) == MAX_ACTIONS
+    for options in ({"limits": Limits(blob_bytes=HUGE)}, {"max_actions": MAX_ACTIONS + 1}):
+        with pytest.raises(FbamError, match=r": a recording has at most [\d,]+; give that or less"):
+            record(path, tmp_path / "r.jsonl", **options)
+
+
+def test_snapshots_of_a_change_stay_small_and_give_the_same_editors() -> None:
+    """A text of many lines, of which each keystroke makes another list."""
+    before, table = b"line\n" * 10_000, ActionTable()
+    actions = [*b"xy\n" * 400, *moving(Arrow.DOWN, 3000), BACKSPACE, *b"z" * 100, SAVE]
+    after = text_hash(replayed(before, actions, table))
+    change = Change(commit="0" * 40, path="a", before=before.decode(), actions=actions, after_sha256=after)
+    player, editor = Player(change, table), Editor.opened(before)
+    assert player.snapshot_bytes <= SNAPSHOT_BYTES
+    for at, action in enumerate(actions):
+        if at % 37 == 0 or at == len(actions) - 1:
+            (found,) = player.editors(at, at + 1)
+            assert found == editor, at
+        editor = table.apply(editor, action)
+    assert list(player.editors(len(actions), len(actions) + 1)) == [editor]
 
 
 def test_frames_are_drawn_when_they_are_read_and_alike_in_any_order(history: Path, tmp_path: Path) -> None:
@@ -224,6 +299,36 @@ def test_the_objects_of_linked_bare_and_packed_repositories_are_found(history: P
     for place in ("linked", "bare"):
         assert record(tmp_path / place, tmp_path / "r.jsonl").kept == 2, place
     assert record(tmp_path / "shallow", tmp_path / "r.jsonl").kept == 1, "the one commit adds the file as it is"
+
+
+BRANCHES = (
+    "fix#12",
+    "fix(x)",
+    "größe",
+    "a,b=c;d%e&f'g\"h!i$j{k}l|m<n>o",
+    "a\u2028b",
+    "end\u00a0",
+    os.fsdecode(b"caf\xe9"),
+)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_any_branch_that_git_allows_can_be_recorded(tmp_path: Path, branch: str, packed: bool) -> None:
+    repository = make_repository(tmp_path / "named", {"a": b"text\n"})
+    git(repository, "checkout", "--quiet", "-b", branch)
+    if packed:
+        git(repository, "pack-refs", "--all")
+    assert record(repository, tmp_path / "r.jsonl").kept == 1
+
+
+@pytest.mark.parametrize("name", ["refs/../../../private/.git/refs/heads/main", "refs/heads/a\0b", "elsewhere"])
+def test_a_head_that_names_no_branch_is_not_followed(private: Path, tmp_path: Path, name: str) -> None:
+    repository = make_repository(tmp_path / "named", {"a": b"text\n"})
+    (repository / ".git" / "elsewhere").write_text(git(repository, "rev-parse", "main"))
+    (repository / ".git" / "HEAD").write_text(f"ref: {name}\n")
+    with pytest.raises(FbamError, match="HEAD names no SHA-1 commit"):
+        record(repository, tmp_path / "r.jsonl")
 
 
 def test_what_is_not_a_repository_is_refused_by_name(tmp_path: Path) -> None:

@@ -175,6 +175,15 @@ def test_a_draw_depends_on_the_random_state_alone(name: str) -> None:
     assert (first.frames(0, 9) != other.frames(0, 9)).any()
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_a_window_of_all_frames_explains_everything_and_one_frame_less_does_not(name: str) -> None:
+    task = build_task(name)
+    assert task.frames(9) == task.draw(np.random.default_rng(0), 1, 9).length
+    assert task.window_floor(9, task.frames(9)) == 1.0
+    assert task.window_floor(9, task.frames(9) - 1) < 1.0
+    assert equivalent_window(task, 9, 1.0, MANY) == task.frames(9)
+
+
 def test_an_unknown_task_and_offsets_that_no_frame_shows_are_refused() -> None:
     with pytest.raises(FbamError, match="task chess: unknown; give one of frjt, frjt-live, s5, maze"):
         build_task("chess")

@@ -2,24 +2,28 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import FbamError
 from shoal.fbam import ModelConfig
-from shoal.fbam.frames import IGNORED
-from shoal.fbam.tasks import Frjt, build_task
-from shoal.fbam.training.evaluation import LastFrame, accuracy_at, report_length
+from shoal.fbam.frames import IGNORED, Stream
+from shoal.fbam.tasks import TASKS, Frjt, Task, build_task, equivalent_window
+from shoal.fbam.training.evaluate_run import print_reports
+from shoal.fbam.training.evaluation import LastFrame, LengthReport, accuracy_at, report_length
 from shoal.fbam.training.run_directory import RunDirectory
 from shoal.fbam.training.settings import TrainSettings, parse_settings
 from shoal.fbam.training.trainer import Trainer
@@ -47,18 +51,42 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in read_steps(run / "metrics.jsonl", "step")]
 
 
+# A training that kills itself where it would begin a step, between two checkpoints.
+KILLED_AT = 38
+SUICIDE = f"""
+import os, signal, sys
+from shoal.cli import app
+from shoal.fbam.training.trainer import Trainer
+
+whole_step = Trainer.step
+
+def step(trainer):
+    if trainer.steps_done == {KILLED_AT}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole_step(trainer)
+
+Trainer.step = step
+app(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in the order of one thread, as in the processes that are compared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     shoal("train", str(tmp_path / "calm"), *FLAGS)
     killed = tmp_path / "killed"
-    command = [sys.executable, "-m", "shoal", "fbam", "train", str(killed), *FLAGS]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 200
-    while len(losses(killed)) < 10 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    torch.set_num_threads(1)
-    assert 10 <= len(losses(killed)) < STEPS, "it was killed on its way"
+    command = [sys.executable, "-c", SUICIDE, "fbam", "train", str(killed), *FLAGS]
+    process = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert [step for step, _ in losses(killed)] == list(range(KILLED_AT)), "it was killed on its way"
     again = shoal("train", str(killed))
     assert losses(killed) == losses(tmp_path / "calm")
     assert f"step {STEPS}: loss" in again
@@ -98,13 +126,39 @@ def test_lengths_grow_with_the_curriculum_and_the_rate_rises_holds_and_falls() -
     assert rates == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.05])
 
 
-def test_evaluation_scores_the_last_frame_alone_and_other_sequences_than_training() -> None:
+def test_evaluation_scores_the_last_frame_alone() -> None:
     task = build_task("s5")
     stream = task.draw(np.random.default_rng(0), 3, 10)
     last = LastFrame(stream)
     targets = torch.cat([last.targets(0, 6), last.targets(6, 10)], dim=1)
     assert (targets[:, :-1] == IGNORED).all()
     assert torch.equal(targets[:, -1], stream.targets(0, 10)[:, -1])
+
+
+class Noting:
+    """A source that notes the sequences which are drawn from it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.shape, self.actions = task, task.shape, task.actions
+        self.drawn: set[bytes] = set()
+
+    def draw(self, rng: np.random.Generator, batch: int, length: int) -> Stream:
+        stream = self.task.draw(rng, batch, length)
+        self.drawn |= {frames.numpy().tobytes() for frames in stream.frames(0, stream.length)}
+        return stream
+
+
+def test_no_sequence_that_is_evaluated_was_trained_on() -> None:
+    """Of 3^24 sequences, so few that are drawn would meet by chance in less than one of a million runs."""
+    task, length = build_task("s5"), 24
+    trained, evaluated = Noting(task), Noting(task)
+    model = ModelConfig(shape=task.shape, actions=task.actions, head_width=8, width=16)
+    trainer = Trainer(small_settings(model=model, task="s5", min_length=length, max_length=length), trained)
+    for _ in range(length + 1):
+        trainer.step()
+    accuracy_at(trainer.model, evaluated, length, 64, trainer.settings.seed)
+    assert (len(trained.drawn), len(evaluated.drawn)) == (8 * (length + 1), 64)
+    assert trained.drawn.isdisjoint(evaluated.drawn)
 
 
 def test_a_run_is_evaluated_by_length_with_floor_and_window(tmp_path: Path) -> None:
@@ -114,6 +168,25 @@ def test_a_run_is_evaluated_by_length_with_floor_and_window(tmp_path: Path) -> N
     assert [report["length"] for report in found] == [2, 5]
     assert all(0 <= report["accuracy"] <= 1 and report["floor"] >= 0.5 for report in found)
     assert "equivalent window" in shoal("eval", str(run), "--lengths", "2", "--sequences", "40")
+
+
+def perfect_report(name: str, length: int) -> LengthReport:
+    task = build_task(name)
+    window = equivalent_window(task, length, 1.0, 1024)
+    return LengthReport(length, task.frames(length), 1.0, task.window_floor(length, 0), window)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_perfect_result_on_short_sequences_used_all_frames(name: str) -> None:
+    out = StringIO()
+    print_reports([perfect_report(name, 9)], Console(file=out, width=100))
+    assert "all frames" in out.getvalue()
+
+
+def test_a_perfect_result_on_long_sequences_that_are_forgotten_is_told_as_a_window() -> None:
+    out = StringIO()
+    print_reports([perfect_report("frjt", 128)], Console(file=out, width=100))
+    assert re.search(r"last \d\d ", out.getvalue())
 
 
 def test_a_recording_is_made_watched_trained_on_and_evaluated(tmp_path: Path) -> None:

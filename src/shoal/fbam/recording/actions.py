@@ -57,14 +57,19 @@ class ActionTable:
         """The editor after an action; saving, and bytes that no key types, leave it as it is."""
         if not 0 <= action < self.count:
             raise FbamError(f"action {action}: this table has 0 .. {self.count - 1}")
-        if action >= BYTES + ARROWS:
-            return editor.insert(self.words[action - BYTES - ARROWS])
-        if action >= BYTES:
+        if BYTES <= action < BYTES + ARROWS:
             arrow, run = divmod(action - BYTES, MAX_RUN)
             return editor.move(Arrow(arrow), run + 1)
         if action == BACKSPACE:
             return editor.backspace()
-        return editor.insert(bytes([action])) if action in TYPED else editor
+        typed = self.typed(action)
+        return editor.insert(typed) if typed else editor
+
+    def typed(self, action: int) -> bytes:
+        """What an action adds to the text; nothing for one that moves, deletes or saves."""
+        if action >= BYTES + ARROWS:
+            return self.words[action - BYTES - ARROWS]
+        return bytes([action]) if action in TYPED else b""
 
     def describe(self, action: int) -> str:
         """An action for people."""

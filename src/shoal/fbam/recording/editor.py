@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
+MAX_TEXT_BYTES = 64 << 10  # of a file that is recorded, and of what a change types
+
 
 class Arrow(IntEnum):
     """Directions of the cursor, in the order of their actions."""

@@ -10,7 +10,8 @@ from shoal.errors import FbamError
 from shoal.files import read_regular
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-REFERENCE = re.compile(r"refs/[A-Za-z0-9._/+@-]+")
+# Any name that git allows a branch (git-check-ref-format): `fix#12`, `fix(x)`, and names outside ASCII among them.
+REFERENCE = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]+")
 MAX_DEPTH = 5  # of references that name references
 
 
@@ -116,7 +117,7 @@ def _head(path: Path, own: Path, common: Path) -> str:
 
 
 def _packed(common: Path, name: str) -> str:
-    for line in (_read(common / "packed-refs") or "").splitlines():
+    for line in (_read(common / "packed-refs") or "").split("\n"):  # other line breaks may be in names
         commit, _, reference = line.partition(" ")
         if reference == name:
             return commit
@@ -124,8 +125,11 @@ def _packed(common: Path, name: str) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """A small text file without the space around it; None if it is missing, large or not a regular file."""
+    """A small text file without the ASCII space around it; None if it is missing, large or not a regular file.
+
+    Bytes that are not UTF-8 become what they are in paths: branches are files, and their names may have such bytes.
+    """
     try:
-        return read_regular(path).decode(errors="replace").strip()
+        return os.fsdecode(read_regular(path).strip())
     except OSError:
         return None

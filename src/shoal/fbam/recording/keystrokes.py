@@ -1,14 +1,19 @@
 """From a change of a text to keystrokes that make exactly that change, or to the reason why it is left out."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
+from itertools import accumulate
 
 from shoal.fbam.recording.actions import BACKSPACE, SAVE, TYPED, ActionTable, moving
 from shoal.fbam.recording.editor import Arrow, Editor
 
-# Line pairs that a comparison may look at. Its time grows with their number, and files come from strangers.
+# Files come from strangers. The first bounds the product of two texts' numbers of lines, the second how often equal
+# lines are looked at, which the first does not: a search for the longest block looks at all pairs of equal lines in
+# its range, and one search follows another. The histories that were recorded need 49,000 at most.
 MAX_LINE_PAIRS = 4_000_000
+MAX_LOOKS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +32,35 @@ class LeftOut:
     reason: str
 
 
-def record_change(before: bytes, after: bytes, table: ActionTable, max_actions: int) -> list[int] | LeftOut:
-    """Actions that turn one text into the other and save it; replayed before they are returned."""
-    edits = find_edits(before, after)
-    if isinstance(edits, LeftOut):
-        return edits
+class TooManyLooksError(Exception):
+    """Two texts have so many equal lines that their comparison was given up."""
+
+
+class BoundedMatcher(SequenceMatcher[bytes]):
+    """Finds the blocks that SequenceMatcher finds, or raises TooManyLooksError: its time is cubic in the worst case."""
+
+    def __init__(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
+        super().__init__(None, old, new, autojunk=False)
+        times = Counter(new)
+        self._looks_before = [0, *accumulate(1 + times[line] for line in old)]
+        self._looks_left = MAX_LOOKS
+
+    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
+        end = len(self._looks_before) - 1 if ahi is None else ahi
+        self._looks_left -= self._looks_before[end] - self._looks_before[alo]
+        if self._looks_left < 0:
+            raise TooManyLooksError
+        return super().find_longest_match(alo, ahi, blo, bhi)
+
+
+def record_change(
+    before: bytes, after: bytes, edits: Sequence[Edit], table: ActionTable, max_actions: int
+) -> list[int] | LeftOut:
+    """Actions that make the edits between two texts and save; replayed before they are returned."""
     if not all(TYPED.issuperset(edit.new) for edit in edits):
         return LeftOut("types a control character")
+    if sum(edit.end - edit.begin for edit in edits) >= max_actions:  # backspaces
+        return LeftOut(f"more than {max_actions} actions")
     actions: list[int] = []
     for action in _keys(Editor.opened(before), edits, table):
         actions.append(action)
@@ -61,8 +88,12 @@ def find_edits(before: bytes, after: bytes) -> list[Edit] | LeftOut:
     offsets = [0]
     for line in old:
         offsets.append(offsets[-1] + len(line))
+    try:
+        opcodes = BoundedMatcher(old, new).get_opcodes()
+    except TooManyLooksError:
+        return LeftOut(f"more than {MAX_LOOKS:,} looks at equal lines to compare")
     edits = []
-    for tag, old_begin, old_end, new_begin, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for tag, old_begin, old_end, new_begin, new_end in opcodes:
         if tag != "equal":
             removed, added = b"".join(old[old_begin:old_end]), b"".join(new[new_begin:new_end])
             head = _common(removed, added)
@@ -78,7 +109,7 @@ def _common(first: bytes, second: bytes) -> int:
     return next((at for at in range(least) if first[at] != second[at]), least)
 
 
-def _keys(editor: Editor, edits: list[Edit], table: ActionTable) -> Iterator[int]:
+def _keys(editor: Editor, edits: Sequence[Edit], table: ActionTable) -> Iterator[int]:
     """Keystrokes of the edits, in order: go to the end of the old bytes, delete them, type the new ones."""
     shift = 0
     for edit in edits:

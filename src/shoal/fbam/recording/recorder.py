@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from shoal.errors import FbamError
 from shoal.fbam.recording.actions import ActionTable, common_words
-from shoal.fbam.recording.keystrokes import LeftOut, find_edits, record_change
-from shoal.fbam.recording.recording_file import Change, Recording, text_hash, write_recording
+from shoal.fbam.recording.editor import MAX_TEXT_BYTES
+from shoal.fbam.recording.keystrokes import Edit, LeftOut, find_edits, record_change
+from shoal.fbam.recording.recording_file import MAX_ACTIONS, Change, Recording, text_hash, write_recording
 from shoal.fbam.recording.repository import FileChange, Limits, Repository
 
 GROUP = 256  # changes whose blobs are read at once
@@ -20,10 +22,18 @@ class RecordOptions:
 
     limits: Limits = field(default_factory=Limits)
     max_changes: int = 2000
-    max_actions: int = 8192
+    max_actions: int = MAX_ACTIONS
     """Of one change; longer ones are left out."""
     words: int = 2000
     """Size of the vocabulary of words, learned from what the changes type."""
+
+    def __post_init__(self) -> None:
+        for what, value, limit in (
+            ("blob_bytes", self.limits.blob_bytes, MAX_TEXT_BYTES),
+            ("max_actions", self.max_actions, MAX_ACTIONS),
+        ):
+            if value > limit:
+                raise FbamError(f"{what} {value:,}: a recording has at most {limit:,}; give that or less")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ class TextChange:
     path: str
     before: bytes
     after: bytes
+    edits: list[Edit] | LeftOut
 
 
 @dataclass(slots=True)
@@ -63,7 +74,7 @@ def record_repository(
     changes: list[Change] = []
     for number, text in enumerate(texts):
         progress(f"change {number + 1} of {len(texts)}")
-        actions = record_change(text.before, text.after, table, options.max_actions)
+        actions = _keystrokes(text, table, options.max_actions)
         if isinstance(actions, LeftOut):
             report.left_out[actions.reason] += 1
             continue
@@ -92,7 +103,7 @@ def _texts(source: Repository, listed: Iterator[FileChange], report: RecordRepor
                 report.not_text += 1
                 continue
             report.eligible += 1
-            yield TextChange(change.commit, change.path, before, after)
+            yield TextChange(change.commit, change.path, before, after, find_edits(before, after))
 
 
 def is_text(data: bytes) -> bool:
@@ -105,8 +116,13 @@ def is_text(data: bytes) -> bool:
 
 
 def _typed_text(change: TextChange) -> bytes:
-    edits = find_edits(change.before, change.after)
-    return b"" if isinstance(edits, LeftOut) else b"\n".join(edit.new for edit in edits)
+    return b"" if isinstance(change.edits, LeftOut) else b"\n".join(edit.new for edit in change.edits)
+
+
+def _keystrokes(change: TextChange, table: ActionTable, max_actions: int) -> list[int] | LeftOut:
+    if isinstance(change.edits, LeftOut):
+        return change.edits
+    return record_change(change.before, change.after, change.edits, table, max_actions)
 
 
 def _groups(listed: Iterator[FileChange]) -> Iterator[list[FileChange]]:

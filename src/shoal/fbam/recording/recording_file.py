@@ -1,27 +1,40 @@
 """A recording on disk: JSON lines, the action table first, then one change per line. It holds no frames.
 
 A change has the text before, the actions, and the hash of the text that they must give. Recordings may come from
-strangers: sizes are bounded and each line is checked before it is used.
+strangers: each line is checked before it is used, and what is in memory is bounded by the file's size. A change is as
+small as the recorder's are, in lines too: an editor copies its list of lines at each keystroke. Whether it replays is
+checked when it is first played.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import FbamError
 from shoal.fbam.recording.actions import MAX_WORDS, ActionTable
+from shoal.fbam.recording.editor import MAX_TEXT_BYTES
 from shoal.fbam.recording.keystrokes import replayed
 from shoal.files import open_regular, whole_file
 
 FORMAT = 1
 MAX_LINE_BYTES = 8 << 20
 MAX_FILE_BYTES = 1 << 30
-MAX_ACTIONS = 65_536  # of one change
+MAX_ACTIONS = 8192  # of one change
+# Of a change: those before and those that are typed. No recorded change has as many: with at most MAX_LINE_PAIRS to
+# compare, one of its texts has fewer than 250 lines, so the other needs more than MAX_ACTIONS to be typed or deleted.
+MAX_LINES = 16_384
+NUMBERS = tuple(range(1 << 16))  # of actions
 Line = TypeVar("Line", bound=BaseModel)
+Action = Annotated[int, Field(ge=0, lt=len(NUMBERS))]
+
+
+def _shared(actions: list[int]) -> list[int]:
+    """The same numbers, each of them one object however often it occurs: eight bytes instead of 36."""
+    return [NUMBERS[action] for action in actions]
 
 
 class Header(BaseModel):
@@ -41,7 +54,7 @@ class Change(BaseModel):
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     path: str
     before: str
-    actions: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 16)]], Field(min_length=1, max_length=MAX_ACTIONS)]
+    actions: Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS), AfterValidator(_shared)]
     after_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -64,7 +77,12 @@ def text_hash(text: bytes) -> str:
 
 def replays(change: Change, table: ActionTable) -> bool:
     """Whether the actions give the text that the commit has, byte for byte."""
-    return text_hash(replayed(change.before.encode(), change.actions, table)) == change.after_sha256
+    return gives(change, replayed(change.before.encode(), change.actions, table))
+
+
+def gives(change: Change, text: bytes) -> bool:
+    """Whether a text is the one that the commit has."""
+    return text_hash(text) == change.after_sha256
 
 
 def write_recording(path: Path, table: ActionTable, changes: Iterable[Change]) -> None:
@@ -76,18 +94,39 @@ def write_recording(path: Path, table: ActionTable, changes: Iterable[Change]) -
 
 
 def read_recording(path: Path) -> Recording:
-    """A recording whose every action is in its table; an error names the line and the rule."""
-    first, *rest = _lines(path)
-    header = _parsed(Header, first, path, 1)
+    """A recording whose every action is in its table and whose texts stay small; an error names the line and the rule.
+
+    Whether its changes replay is not checked here: that takes far longer than reading.
+    """
+    lines = enumerate(_lines(path), 1)
+    number, first = next(lines, (0, b""))
+    if number == 0:
+        raise FbamError(f"recording {path}: empty; write one with: shoal fbam record REPOSITORY {path}")
+    header = _parsed(Header, first, path, number)
     try:
         table = ActionTable([word.encode() for word in header.words])
     except FbamError as error:
         raise FbamError(f"recording {path}: line 1: {error}") from error
-    changes = tuple(_parsed(Change, line, path, number) for number, line in enumerate(rest, 2))
-    for number, change in enumerate(changes, 2):
+    return Recording(table, tuple(_checked_changes(lines, table, path)))
+
+
+def _checked_changes(lines: Iterable[tuple[int, bytes]], table: ActionTable, path: Path) -> Iterator[Change]:
+    typed = [table.typed(action) for action in range(table.count)]
+    sizes, breaks = [len(text) for text in typed], [text.count(b"\n") for text in typed]
+    for number, line in lines:
+        change = _parsed(Change, line, path, number)
+        where = f"recording {path}: line {number}"
         if (largest := max(change.actions)) >= table.count:
-            raise FbamError(f"recording {path}: line {number}: action {largest}: its table has 0 .. {table.count - 1}")
-    return Recording(table, changes)
+            raise FbamError(f"{where}: action {largest}: its table has 0 .. {table.count - 1}")
+        before = change.before.encode()
+        for what, size, limit in (
+            ("bytes before", len(before), MAX_TEXT_BYTES),
+            ("bytes that are typed", sum(map(sizes.__getitem__, change.actions)), MAX_TEXT_BYTES),
+            ("lines", before.count(b"\n") + sum(map(breaks.__getitem__, change.actions)), MAX_LINES),
+        ):
+            if size > limit:
+                raise FbamError(f"{where}: {size:,} {what}, allowed are {limit:,}; make it with: shoal fbam record")
+        yield change
 
 
 def _parsed(kind: type[Line], line: bytes, path: Path, number: int) -> Line:
@@ -101,22 +140,17 @@ def _parsed(kind: type[Line], line: bytes, path: Path, number: int) -> Line:
         ) from error
 
 
-def _lines(path: Path) -> Sequence[bytes]:
-    """The lines of a file that has at least one."""
-    lines: list[bytes] = []
-    total = 0
+def _lines(path: Path) -> Iterator[bytes]:
+    number = total = 0
     try:
         with open_regular(path) as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
-                total += len(line)
+                number, total = number + 1, total + len(line)
                 if len(line) > MAX_LINE_BYTES or total > MAX_FILE_BYTES:
                     raise FbamError(
-                        f"recording {path}: line {len(lines) + 1}: a line has at most {MAX_LINE_BYTES:,} bytes, "
+                        f"recording {path}: line {number}: a line has at most {MAX_LINE_BYTES:,} bytes, "
                         f"a file {MAX_FILE_BYTES:,}; record fewer commits"
                     )
-                lines.append(line)
+                yield line
     except OSError as error:
         raise FbamError(f"recording {path}: cannot be read ({error.strerror})") from error
-    if not lines:
-        raise FbamError(f"recording {path}: empty; write one with: shoal fbam record REPOSITORY {path}")
-    return lines

@@ -14,29 +14,53 @@ from shoal.errors import FbamError
 from shoal.fbam.frames import CHANNELS, FrameShape
 from shoal.fbam.recording.actions import ActionTable
 from shoal.fbam.recording.editor import Editor
-from shoal.fbam.recording.recording_file import Change, Recording
+from shoal.fbam.recording.recording_file import Change, Recording, gives
 from shoal.fbam.recording.screen import draw_screen
+from shoal.text import one_line
 
 Part = Literal["train", "heldout"]
 HELDOUT_SHARE = 0.1  # of the frames, at the end of the history
-SNAPSHOT_EVERY = 32  # actions; between two snapshots an editor is replayed
+SNAPSHOT_EVERY = 32  # actions, or twice, four times .. as many; between two snapshots an editor is replayed
+SNAPSHOT_BYTES = 1 << 20  # of the snapshots of one change
+POINTER_BYTES = 8  # of a line in an editor
 PLAYERS = 256  # changes whose snapshots are kept
 
 
 class Player:
-    """The editor before each action of a change, in any order."""
+    """The editor before each action of a change, in any order. A change that does not replay is refused.
+
+    The whole change is played at once, and snapshots of it are kept, in bounded memory: where they would need more,
+    every second one is dropped.
+    """
 
     def __init__(self, change: Change, table: ActionTable) -> None:
         self._change, self._table = change, table
-        self._snapshots = [Editor.opened(change.before.encode())]
+        self._every = SNAPSHOT_EVERY
+        editor = Editor.opened(change.before.encode())
+        self._snapshots, size = [editor], _size(editor)
+        for begin in range(0, len(change.actions), SNAPSHOT_EVERY):
+            editor = self._after(editor, begin, begin + SNAPSHOT_EVERY)
+            if (begin + SNAPSHOT_EVERY) % self._every == 0:
+                self._snapshots.append(editor)
+                size += _size(editor)
+            while size > SNAPSHOT_BYTES and len(self._snapshots) > 1:
+                self._snapshots, self._every = self._snapshots[::2], 2 * self._every
+                size = self.snapshot_bytes
+        if not gives(change, editor.text()):
+            raise FbamError(
+                f"recording: the change of {one_line(change.path)} in commit {change.commit[:12]} does not give the "
+                "text of its after_sha256; record it again"
+            )
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Memory of the snapshots, as if they shared no line; they share most."""
+        return sum(map(_size, self._snapshots))
 
     def editors(self, begin: int, end: int) -> Iterator[Editor]:
         """Editors before actions begin .. end - 1; one more than there are actions gives the end."""
-        while len(self._snapshots) <= begin // SNAPSHOT_EVERY:
-            first = (len(self._snapshots) - 1) * SNAPSHOT_EVERY
-            self._snapshots.append(self._after(self._snapshots[-1], first, first + SNAPSHOT_EVERY))
-        kept = begin // SNAPSHOT_EVERY
-        editor = self._after(self._snapshots[kept], kept * SNAPSHOT_EVERY, begin)
+        kept = begin // self._every
+        editor = self._after(self._snapshots[kept], kept * self._every, begin)
         for at in range(begin, end):
             yield editor
             editor = self._after(editor, at, at + 1)
@@ -45,6 +69,10 @@ class Player:
         for action in self._change.actions[begin:end]:
             editor = self._table.apply(editor, action)
         return editor
+
+
+def _size(editor: Editor) -> int:
+    return sum(map(len, editor.lines)) + POINTER_BYTES * len(editor.lines)
 
 
 class RecordingSource:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from shoal.errors import FbamError
+from shoal.fbam.recording.editor import MAX_TEXT_BYTES
 from shoal.fbam.recording.git_directory import GitDirectory, find_git_directory
 from shoal.text import one_line
 
@@ -28,7 +29,7 @@ class Limits:
     """What a repository may cost; beyond these, what was read so far is used or the repository is refused."""
 
     commits: int = 10_000
-    blob_bytes: int = 64 << 10
+    blob_bytes: int = MAX_TEXT_BYTES
     output_bytes: int = 256 << 20
     memory_bytes: int = 4 << 30
     seconds: float = 120.0

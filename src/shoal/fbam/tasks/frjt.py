@@ -64,6 +64,9 @@ class Frjt:
         ends: np.ndarray = self.jumps.halt_class_S[state_B]
         return ends
 
+    def frames(self, length: int) -> int:
+        return length + 1
+
     def window_floor(self, length: int, window: int) -> float:
         if window > length:
             return 1.0  # the register's start is seen too

@@ -33,6 +33,9 @@ class Task(Source, Protocol):
     def name(self) -> str:
         """As in `shoal fbam train --task NAME`."""
 
+    def frames(self, length: int) -> int:
+        """How many frames a sequence of this length has: a window of so many has seen all of it."""
+
     def window_floor(self, length: int, window: int) -> float:
         """The best accuracy of a reader that knows all rules and the length, but sees the last `window` frames alone.
 

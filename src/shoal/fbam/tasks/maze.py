@@ -61,6 +61,9 @@ class Maze:
             targets[:, frame] = cell_B
         return TensorStream(text_frames(SYMBOLS[moves_BT][:, :, None]), torch.from_numpy(targets))
 
+    def frames(self, length: int) -> int:
+        return length
+
     def window_floor(self, length: int, window: int) -> float:
         prior_C = np.eye(1, self.actions, START_CELL)[0]
         for _ in range(length - window):

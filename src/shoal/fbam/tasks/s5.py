@@ -45,6 +45,9 @@ class S5:
             targets[:, frame] = element_B
         return TensorStream(text_frames(SYMBOLS[words_BT][:, :, None]), torch.from_numpy(targets))
 
+    def frames(self, length: int) -> int:
+        return length
+
     def window_floor(self, length: int, window: int) -> float:
         """Exact: a seen suffix permutes the products, so the guess is the commonest product of the unseen prefix."""
         prior_E = np.eye(1, len(ELEMENTS))[0]

@@ -50,7 +50,7 @@ def equivalent_window(task: Task, length: int, accuracy: float, sequences: int) 
     of such models are a little above the floor.
     """
     shown = accuracy_lower_bound(accuracy, sequences)
-    low, high = 0, length + 1
+    low, high = 0, task.frames(length)
     while low < high:
         middle = (low + high) // 2
         if task.window_floor(length, middle) >= shown:

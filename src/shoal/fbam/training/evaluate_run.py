@@ -52,7 +52,7 @@ def print_reports(reports: Sequence[LengthReport | HeldoutReport], console: Cons
     for report in reports:
         row = [str(report.length), f"{report.accuracy:.3f}"]
         if isinstance(report, LengthReport):
-            window = "all frames" if report.window > report.length else f"last {report.window}"
+            window = "all frames" if report.window >= report.frames else f"last {report.window}"
             table.add_row(*row, f"{report.floor:.3f}", window)
         else:
             table.add_row(*row, f"{report.loss:.3f}")

@@ -44,6 +44,8 @@ class LengthReport:
     """Accuracy at the last frame of sequences of one length."""
 
     length: int
+    frames: int
+    """Of a sequence of that length."""
     accuracy: float
     floor: float
     """Of a reader that sees no frame at all."""
@@ -70,4 +72,4 @@ def report_length(model: ActionModel, task: Task, length: int, sequences: int, s
     """Accuracy with its floor and its equivalent window, without which it says little about memory."""
     accuracy = accuracy_at(model, task, length, sequences, seed)
     window = equivalent_window(task, length, accuracy, sequences)
-    return LengthReport(length, accuracy, task.window_floor(length, 0), window)
+    return LengthReport(length, task.frames(length), accuracy, task.window_floor(length, 0), window)
