@@ -1,5 +1,6 @@
 """Environments: what is built in can be solved, a file of a few lines is one, and one that fails costs its episode."""
 
+import io
 import json
 import os
 import signal
@@ -11,13 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from shoal.config import TaskConfig, TurnsConfig
 from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError, TaskError
+from shoal.rundir import prepare_run
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.environments.environment import demonstration
 from shoal.tasks.environments.host import EnvironmentHost
+from shoal.tasks.environments.resets import check_resets
 from shoal.tasks.environments.source import BUILT_IN, EnvironmentSource, LocalHost, worked_turns
 from shoal.tasks.files import check_foreign
 from shoal.tasks.isolation.landlock import landlock_version
@@ -483,3 +487,38 @@ def test_what_episodes_cannot_have_is_refused_however_many_turns_they_may_take(
     }
     with pytest.raises(ConfigError, match=match):
         check_config(tree, "test")
+
+
+CHANCE = """
+import random, time
+
+def reset(seed):
+    {asks}
+
+def step(state, action):
+    return None
+
+def score(state):
+    return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    "asks",
+    ['return {"prompt": f"{seed} at {time.monotonic_ns()}"}', 'return {"prompt": str(seed), "system": str(random.random())}'],
+)
+def test_an_environment_that_asks_something_else_each_time_is_refused_before_its_run_begins(
+    tmp_path: Path, asks: str
+) -> None:
+    """Also on trust: the policy would play another episode than it was asked, and its prompt would be a lie."""
+    path = tmp_path / "chance.py"
+    path.write_text("deterministic = False\n" + CHANCE.replace("{asks}", asks))
+    tree = {"name": "x", "steps": 1, "tasks": [{"source": f"environment/{path}", "unverified": "accept"}]}
+    with pytest.raises(TaskError, match=r"chance\.py: for the same seed its reset asks .* draw from random\.Random"):
+        prepare_run(check_config(tree, "test"), tmp_path / "run", Console(file=io.StringIO()))
+
+
+def test_an_environment_whose_answers_alone_are_left_to_chance_may_be_taken_on_trust(own: TaskConfig, tmp_path: Path) -> None:
+    path = tmp_path / "dice.py"
+    path.write_text("deterministic = False\n" + OWN.replace('"no"', "str(random.random())"))
+    check_resets([own, TaskConfig(source=f"environment/{path}", unverified="accept")])
