@@ -505,7 +505,10 @@ def score(state):
 
 @pytest.mark.parametrize(
     "asks",
-    ['return {"prompt": f"{seed} at {time.monotonic_ns()}"}', 'return {"prompt": str(seed), "system": str(random.random())}'],
+    [
+        'return {"prompt": f"{seed} at {time.monotonic_ns()}"}',
+        'return {"prompt": str(seed), "system": str(random.random())}',
+    ],
 )
 def test_an_environment_that_asks_something_else_each_time_is_refused_before_its_run_begins(
     tmp_path: Path, asks: str
@@ -518,7 +521,9 @@ def test_an_environment_that_asks_something_else_each_time_is_refused_before_its
         prepare_run(check_config(tree, "test"), tmp_path / "run", Console(file=io.StringIO()))
 
 
-def test_an_environment_whose_answers_alone_are_left_to_chance_may_be_taken_on_trust(own: TaskConfig, tmp_path: Path) -> None:
+def test_an_environment_whose_answers_alone_are_left_to_chance_may_be_taken_on_trust(
+    own: TaskConfig, tmp_path: Path
+) -> None:
     path = tmp_path / "dice.py"
     path.write_text("deterministic = False\n" + OWN.replace('"no"', "str(random.random())"))
     check_resets([own, TaskConfig(source=f"environment/{path}", unverified="accept")])

@@ -38,9 +38,7 @@ def check_tasks(
             prompt = encode(task)
         except Exception as error:  # sources and tokenizers are foreign code, and here they fail without the file
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
-            return Finding(
-                UNSURE, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where
-            )
+            return Finding(UNSURE, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
         for number, sample in enumerate(group, where):
             if (sample.source, sample.task) != (task.source, task.index):
                 rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
