@@ -137,7 +137,7 @@ class TaskConfig(_Table):
     unverified: Literal["refuse", "accept"] = Field(
         "refuse",
         description="For an environment that is not deterministic, whose answers and scores no validator can check: "
-        "whether its episodes are taken on trust.",
+        "whether its episodes are taken on trust. What its reset asks must follow from the seed all the same.",
     )
 
     @property
