@@ -108,9 +108,9 @@ class Slow(Tools):
 def test_while_tools_work_the_engine_goes_on_with_other_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tools take about four times as long as a turn of the policy, which is 150 ms on a laptop. An engine that kept places
-    for episodes at their tools, or a worker without other leases, would take as many steps more for the same tokens.
-    Counted once the worker knows how long a file takes, and has leases enough."""
+    """Tools take about four times as long as a turn of the policy. An engine that kept places for episodes at their
+    tools, or a worker without other leases, would take as many steps more for the same tokens. Counted once the worker
+    knows how long a file takes, and has leases enough."""
     begins, files, steps, made = 4, 16, dict[int, int](), dict[int, dict[int, list[list[int]]]]()
     tables = {**TABLES, "train": {"online_filter": False, "groups_per_step": 4 * files}}
     for latency in (0, 20):
@@ -176,7 +176,7 @@ def held_up(worker: Worker) -> int:
 
 
 def test_tools_that_take_long_are_not_given_more_leases_than_they_finish_in_time(tmp_path: Path) -> None:
-    """An honest worker's leases would expire, and it would be suspended for that: the engine is idle, and its speed says
+    """An honest worker's leases would expire, and it would be suspended for that. The engine is idle, so its speed says
     nothing."""
     tools, tables = Held(), {**TABLES, "train": {"online_filter": False, "groups_per_step": 24}}
     run = make_run(tmp_path / "run", make_config(episode_model(GAME), **tables))

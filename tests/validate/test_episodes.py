@@ -172,7 +172,7 @@ def step(state, action):
 def score(state):
     return chance.random()
 """
-BUDGET = {"length": {"targets": [12], "alpha": 0.01, "prompt": "{target}: {prompt}"}}
+BUDGET: dict[str, Any] = {"length": {"targets": [12], "alpha": 0.01, "prompt": "{target}: {prompt}"}}
 
 
 @pytest.fixture(scope="module")
