@@ -56,6 +56,12 @@ def test_a_child_that_reads_nothing_is_not_waited_for() -> None:
         child.send(["x" * (1 << 20)], 0.3)
 
 
+def test_what_is_offered_to_a_child_that_reads_nothing_is_taken_as_far_as_there_is_room() -> None:
+    with running("import time; time.sleep(60)") as child:
+        assert 0 < child.offer(b"x" * (1 << 20)) < 1 << 20
+        assert child.offer(b"x") == 0
+
+
 def test_what_a_child_printed_is_in_the_error_and_never_holds_it_up() -> None:
     with running(
         "import sys; sys.stderr.write('noise ' * 10**5 + '\\nno such table\\n'); print(1); sys.exit(2)"

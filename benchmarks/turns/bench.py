@@ -8,6 +8,9 @@ or the benchmark fails. Files are audited whole; validation is priced at the def
 `single_turn` is what the same config reaches where `turns.max` is 1, so that no tool can be used. It begins with the
 same base, whose first turn is a call of the tool, so it is low by construction. `solve_rate_gained` is what the run
 gains over the higher of that and its own base model.
+
+`engine_busy` is with 64 episodes at once: a new one begins when another has ended. `engine_busy_many_open` is stated
+beside it, with `Size.waiting` open, as a worker has it that holds more leases than its batch.
 """
 
 import tempfile
@@ -230,7 +233,7 @@ def conclude(
     return BenchResult(
         "turns",
         {
-            "engine_busy": busy["busy"] / busy["idle_free"],
+            "engine_busy": busy["busy_64_open"] / busy["idle_free_64_open"],
             "validation_vs_generation_cpu": tally.validation_s / tally.generation_s,
             "episodes_per_s": float(peer["episodes_per_s"]),
         },
@@ -244,11 +247,11 @@ def conclude(
             **{f"caught.{name}": sum(found) / max(1, len(found)) for name, found in tally.caught.items()},
             **{f"attacked.{name}": len(found) for name, found in tally.caught.items()},
             "attacked_least": min(map(len, tally.caught.values()), default=0),
-            "engine_busy_share": busy["busy"],
-            "engine_busy_share_without_latency": busy["idle_free"],
-            "engine_busy_64_open": busy["busy_64_open"] / busy["idle_free_64_open"],
-            "engine_busy_share_64_open": busy["busy_64_open"],
-            "engine_busy_share_64_open_without_latency": busy["idle_free_64_open"],
+            "engine_busy_share": busy["busy_64_open"],
+            "engine_busy_share_without_latency": busy["idle_free_64_open"],
+            "engine_busy_many_open": busy["busy"] / busy["idle_free"],
+            "engine_busy_share_many_open": busy["busy"],
+            "engine_busy_share_many_open_without_latency": busy["idle_free"],
             **{f"solve_rate.{name}": value for name, value in learnt.items()},
             "solve_rate_gained": learnt["trained"] - ceiling,
             **{name: value for name, value in peer.items() if name != "episodes_per_s"},

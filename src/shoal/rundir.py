@@ -174,9 +174,12 @@ def open_run(path: Path) -> RunDir:
 def prepare_run(config: RunConfig, path: Path, console: Console) -> RunDir:
     """Makes a run directory with the base model as version 0, or goes on with the one that is there."""
     from shoal.models.base import ensure_base_model, write_base_version
+    from shoal.tasks.environments.resets import check_resets
 
     config = settled(config, path)
     file = path / RUN_FILE
+    if not file.exists():
+        check_resets(config.tasks)
     run = RunDir(path, config)
     channel = run.channel()
     if file.exists():

@@ -94,12 +94,27 @@ class Child:
         while left:
             if not _is_ready(self._to, select.POLLOUT, seconds):
                 raise LateError(f"took no messages for {seconds:g} s")
-            try:
-                left = left[os.write(self._to, left[: select.PIPE_BUF]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise ChildError(self.end()) from None
+            left = left[self.offer(left) :]
+
+    def offer(self, lines: bytes | memoryview) -> int:
+        """Writes as much of messages that are lines as there is room for now, without waiting; how many bytes."""
+        taken, left = 0, memoryview(lines)
+        try:
+            while taken < len(left):
+                taken += os.write(self._to, left[taken : taken + select.PIPE_BUF])
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            raise ChildError(self.end()) from None
+        return taken
+
+    def requests_fileno(self) -> int:
+        """For `select`: writable when `offer` would write something."""
+        return self._to
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def receive(self, seconds: float = math.inf, max_bytes: int = 1 << 16) -> Any:
         """The next message, of at most about so many bytes; ChildError if none comes in time."""

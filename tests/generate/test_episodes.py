@@ -208,6 +208,7 @@ def test_length_budgets_count_drawn_tokens(world: EpisodeWorld) -> None:
     tables: dict[str, Any] = {"length": {"targets": [6], "alpha": 0.01, "prompt": "{target}: {prompt}"}}
     budgeted = episode_world(**tables)
     submission = budgeted.honest()
+    assert any(len(r.completion) > r.drawn_count for r in submission.rollouts), "nothing was inserted that might count"
     assert budgeted.verdict(submission) is None
     for sample in submission.rollouts:
         assert sample.reward == pytest.approx((sample.task_reward or 0.0) - 0.01 * abs(6 - sample.drawn_count))

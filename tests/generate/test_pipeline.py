@@ -8,7 +8,7 @@ import pytest
 
 from shoal.generate.engine import Completion, Engine, Request
 from shoal.generate.flights import Flight
-from shoal.generate.pipeline import Pipeline, can_be_met
+from shoal.generate.pipeline import FileTime, Pipeline, can_be_met, tools_can_meet
 from shoal.protocol.spans import SpanLease, check_all_named, check_span_leases
 from shoal.protocol.stores import Version
 from tests.support.submissions import make_lease
@@ -254,3 +254,20 @@ def tokens_per_step(times: int) -> float:
 
 def test_one_long_answer_per_lease_leaves_no_place_of_the_engine_empty() -> None:
     assert tokens_per_step(10) >= 0.85 * tokens_per_step(1)
+
+
+def test_where_answers_wait_for_tools_whole_files_say_what_is_in_time() -> None:
+    """240 s are halved: a file that took 40 s may take three times as long, and with three times the answers it may."""
+    last = FileTime(seconds=40.0, open_answers=16)
+    assert tools_can_meet(unfinished=32, lease_answers=16, last=last, lease_s=240)
+    assert not tools_can_meet(unfinished=33, lease_answers=16, last=last, lease_s=240)
+    assert tools_can_meet(unfinished=1, lease_answers=4, last=FileTime(120.0, 16), lease_s=240)
+    assert not tools_can_meet(unfinished=1, lease_answers=4, last=FileTime(121.0, 16), lease_s=240), (
+        "fewer are no faster"
+    )
+
+
+def test_until_a_first_file_has_shown_how_long_tools_take_there_is_one_lease_at_a_time() -> None:
+    assert tools_can_meet(unfinished=0, lease_answers=16, last=None, lease_s=0)
+    assert not tools_can_meet(unfinished=1, lease_answers=16, last=None, lease_s=240)
+    assert tools_can_meet(unfinished=0, lease_answers=16, last=FileTime(900.0, 16), lease_s=240), "or it never ends"

@@ -41,6 +41,16 @@ def test_auto_is_vllm_where_it_is_installed_and_has_a_gpu(
     assert chosen_engine(wanted, device, installed) == meant
 
 
+def test_episodes_are_generated_by_our_own_engine_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they have one turn, which `turns.tokens` ends."""
+    monkeypatch.setattr(worker_engine, "is_installed", lambda _: True)
+    monkeypatch.setattr(worker_engine, "require", lambda *_: None)
+    tree = config(engine="auto").model_dump()
+    assert engine_of(RunConfig.model_validate(tree), CUDA) == "vllm"
+    episodes = tree | {"tasks": [{"source": "environment/maze"}], "turns": {"max": 1}}
+    assert engine_of(RunConfig.model_validate(episodes), CUDA) == "torch"
+
+
 @pytest.mark.skipif(is_installed("vllm"), reason="vLLM is installed here")
 def test_vllm_that_is_not_installed_is_an_error_that_names_the_extra() -> None:
     with pytest.raises(MissingExtraError, match=r"workers\.engine = \"vllm\": needs vllm; .*shoal-rl\[vllm\]"):

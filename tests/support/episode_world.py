@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from shoal.config import RunConfig, TaskConfig, TinyConfig
 from shoal.errors import RolloutError
 from shoal.generate.submission_builder import Maker
 from shoal.generate.torch_engine import TorchEngine
-from shoal.models.load import Policy, load
+from shoal.models.load import Policy, load, load_as
 from shoal.models.tiny import build_tiny
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
@@ -33,9 +33,12 @@ TURNS = {"max": 6, "tokens": 14}
 WARM = TinyConfig(hidden=64, layers=2, warm_steps=60, warm_batch=16, warm_lr=4e-3)
 
 
+Unverified = Literal["refuse", "accept"]
+
+
 @cache
-def source_of(environment: str) -> TaskSource:
-    return build_source([TaskConfig(source=environment)])
+def source_of(environment: str, unverified: Unverified = "refuse") -> TaskSource:
+    return build_source([TaskConfig(source=environment, unverified=unverified)])
 
 
 @cache
@@ -86,11 +89,20 @@ def lease_of(number: int = 0, groups: int = 2) -> Lease:
     return make_lease(submission=number, version=1, step=2, deadline=2e9, groups=groups)
 
 
-def episode_world(environment: str = CALCULATOR, shown: str | None = None, **tables: Any) -> EpisodeWorld:
-    """`shown` is the environment whose episodes the model was shown, if not this one."""
+def episode_world(
+    environment: str = CALCULATOR,
+    shown: str | None = None,
+    *,
+    unverified: Unverified = "refuse",
+    dtype: str = "float32",
+    **tables: Any,
+) -> EpisodeWorld:
+    """`shown` is the environment whose episodes the model was shown, if not this one. Workers compute in `dtype`, and
+    the judge in float32 with what weights of it hold."""
     model = episode_model(shown or environment)
-    tree = {"sampling": SAMPLING, "turns": TURNS, "tasks": [{"source": environment}], **tables}
-    config = make_config(model, model={"source": str(model)}, **tree)
-    tasks = source_of(environment)
-    checks = Checks(config, load(model), tasks, InProcess(tasks), {1: VERSION.root}.get)
-    return EpisodeWorld(config, tasks, checks, load(model))
+    line = {"source": environment, "unverified": unverified}
+    tree = {"sampling": SAMPLING, "turns": TURNS, "tasks": [line], **tables}
+    config = make_config(model, model={"source": str(model), "dtype": dtype}, **tree)
+    tasks = source_of(environment, unverified)
+    checks = Checks(config, load_as(model, dtype, "float32"), tasks, InProcess(tasks), {1: VERSION.root}.get)
+    return EpisodeWorld(config, tasks, checks, load(model, dtype))

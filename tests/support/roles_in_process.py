@@ -22,7 +22,7 @@ from shoal.protocol.stores import LeaseStore, Version
 from shoal.roles.trainer import build_trainer
 from shoal.roles.worker import Worker
 from shoal.rundir import RunDir, limits_of, prepare_run
-from shoal.tasks.source import InProcess, Split, Task, TaskSource
+from shoal.tasks.source import InProcess, Judge, Split, Task, TaskSource
 from shoal.telemetry.metrics import Entry, read_metrics
 from tests.support.memory_store import MemoryStore, memory_store
 from tests.support.submissions import judge_formats
@@ -93,7 +93,9 @@ def make_worker(
     max_batch: int | None = None,
     store: LeaseStore | None = None,
     node: str | None = None,
+    judge: Judge | None = None,
 ) -> Worker:
+    """`judge` scores answers and plays episodes; in this process at once, if it is None."""
     config = run.config
     policy = load(run.base_model, config.model.dtype)
     engine = TorchEngine(
@@ -106,7 +108,7 @@ def make_worker(
     status, metrics = run.status(name), run.metrics(name)
     store = store or memory_store(run)
     tasks = tasks or Coin()
-    maker = Maker(config, policy, engine, tasks, InProcess(tasks), store.table)
+    maker = Maker(config, policy, engine, tasks, judge or InProcess(tasks), store.table)
     return Worker(node or name, config, channel, store, maker, status, metrics, base_version(run))
 
 

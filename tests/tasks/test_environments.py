@@ -1,49 +1,70 @@
 """Environments: what is built in can be solved, a file of a few lines is one, and one that fails costs its episode."""
 
+import io
 import json
 import os
+import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from shoal.config import TaskConfig, TurnsConfig
 from shoal.config_io import check_config, load_config
 from shoal.errors import ConfigError, TaskError
+from shoal.rundir import prepare_run
 from shoal.tasks.build import build_source, pinned
 from shoal.tasks.environments.environment import demonstration
 from shoal.tasks.environments.host import EnvironmentHost
+from shoal.tasks.environments.resets import check_resets
 from shoal.tasks.environments.source import BUILT_IN, EnvironmentSource, LocalHost, worked_turns
 from shoal.tasks.files import check_foreign
 from shoal.tasks.isolation.landlock import landlock_version
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Score, Task, score_of
+from tests.support.until import until
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+# Of an honest episode: a request has `turns.seconds` for each of its actions, so it is in time on a loaded machine too.
+HONEST = ["0"] * 40
 OWN = """
-import os, random, threading, time
+import os, random, re, threading, time
 
 meeting = threading.Barrier(20)
+left_behind = set()
+
+def note_begun():
+    open(__file__ + ".begun", "a").close()  # empty: this process may write no file
 
 def reset(seed):
     return {"prompt": f"guess {seed}", "number": random.Random(seed).randint(1, 9), "won": False}
 
 def step(state, action):
     if action == "hang":
+        note_begun()
         while True: pass
+    if action == "hold":
+        note_begun()
+        re.match("(a+)+b", "a" * 64)
     if action == "die":
         os._exit(3)
+    if action == "poison":
+        left_behind.add("poison")
+        return str(os.getpid())
+    if action == "touch":
+        return os._exit(3) if left_behind else "touched"
     if action == "flood":
         return "x" * 10_000_000
     if action == "raise":
         raise RuntimeError("broken")
     if action == "hoard":
         state["hoard"] = []
-        while True: state["hoard"].append(bytes(1 << 28))
+        while True: state["hoard"].append(bytes(1 << 28))  # hoards
     if action == "take":
         return str(len(bytes(700 << 20)))
     if action == "wait":
@@ -153,20 +174,21 @@ def scorer(own: TaskConfig) -> Iterator[Scorer]:
 def test_an_environment_that_hangs_dies_or_takes_all_memory_costs_its_own_episode_only(
     scorer: Scorer, deed: str
 ) -> None:
-    task = scorer.tasks.task("train", 0)
-    others = [scorer.play("train", task, ["0"], episode=100 + n) for n in range(4)]
+    task, turns = scorer.tasks.task("train", 0), len(HONEST)
+    others = [scorer.play("train", task, HONEST, episode=100 + n) for n in range(4)]
     bad = scorer.play("train", task, [deed], episode=99)
-    more = [scorer.play("train", task, ["0", "wait"], known=1, episode=100 + n) for n in range(4)]
-    assert [one.result(60).observations[0].text for one in others] == ["no"] * 4
-    assert [one.result(60).observations[0].text for one in more] == ["waited"] * 4
-    assert bad.result(60).error
+    more = [scorer.play("train", task, [*HONEST, "wait"], known=turns, episode=100 + n) for n in range(4)]
+    assert [seen.text for one in others for seen in one.result(120).observations] == ["no"] * 4 * turns
+    assert [one.result(120).observations[0].text for one in more] == ["waited"] * 4
+    assert bad.result(120).error
     assert bad.result().score is None
 
 
 def test_a_run_may_give_its_environments_less_memory(own: TaskConfig, scorer: Scorer) -> None:
     task = scorer.tasks.task("train", 0)
-    assert scorer.play("train", task, ["take"]).result(60).observations[0].text == str(700 << 20)
-    with Scorer([own], turns=TurnsConfig(memory_mb=1024)) as small:
+    taken_of_more = scorer.play("train", task, [*HONEST, "take"], known=len(HONEST))
+    assert taken_of_more.result(120).observations[0].text == str(700 << 20)
+    with Scorer([own], turns=TurnsConfig(seconds=60.0, memory_mb=1024)) as small:
         taken, other = (small.play("train", task, [action]) for action in ("take", "0"))
         assert "MemoryError" in taken.result(60).error
         assert other.result(60).observations[0].text == "no"
@@ -175,15 +197,52 @@ def test_a_run_may_give_its_environments_less_memory(own: TaskConfig, scorer: Sc
 def test_memory_that_one_episode_takes_is_missed_by_no_other(tmp_path: Path) -> None:
     """Another episode of the process may be the one that asks for more when there is none left."""
     path = tmp_path / "hoarding.py"
-    path.write_text(OWN.replace("1 << 28))", "1 << 28)) if len(state['hoard']) < 4 else time.sleep(60)"))
+    hoards = "if len(state['hoard']) == 4: note_begun(), time.sleep(60)"
+    path.write_text(
+        OWN.replace("# hoards", f"\n            {hoards}").replace("True: state", "True:\n            state")
+    )
     with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=2.0)) as scorer:
         task = scorer.tasks.task("train", 0)
-        scorer.play("train", task, ["0"]).result(60)
+        scorer.play("train", task, HONEST).result(120)
         hoarding = scorer.play("train", task, ["hoard"])
-        time.sleep(1.0)
-        taking = scorer.play("train", task, ["take"])
-        assert taking.result(60).observations[0].text == str(700 << 20)
-        assert hoarding.result(60).error
+        until_begun(path)
+        taking = scorer.play("train", task, [*HONEST, "take"], known=len(HONEST))
+        assert taking.result(120).observations[0].text == str(700 << 20)
+        assert hoarding.result(120).error
+
+
+def until_begun(path: Path) -> None:
+    """Waits until an episode of the environment in this file is at work on its bad deed."""
+    until(path.with_name(f"{path.name}.begun").exists)
+
+
+def test_what_an_episode_leaves_behind_in_its_process_costs_no_other(scorer: Scorer) -> None:
+    """Neither one that it takes the process from while that is at work, nor one that finds it ended."""
+    task = scorer.tasks.task("train", 0)
+    touch = [*HONEST, "touch"]
+    assert scorer.play("train", task, [*HONEST, "poison"]).result(120).observations
+    touched = scorer.play("train", task, touch, known=len(HONEST)).result(120)
+    assert (touched.error, [seen.text for seen in touched.observations]) == ("", ["touched"])
+    poisoned = scorer.play("train", task, [*HONEST, "poison"], known=len(HONEST)).result(120)
+    pid = int(poisoned.observations[0].text)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    touched = scorer.play("train", task, touch, known=len(HONEST)).result(120)
+    assert (touched.error, [seen.text for seen in touched.observations]) == ("", ["touched"])
+
+
+def test_a_step_that_lets_its_process_read_nothing_is_ended_by_its_own_deadline(tmp_path: Path) -> None:
+    """It holds the interpreter, so the requests behind it fill the pipe: who sends them must not wait for room."""
+    path = tmp_path / "holding.py"
+    path.write_text(OWN)
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=1.0)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        scorer.play("train", task, HONEST).result(120)
+        holding = scorer.play("train", task, ["hold"])
+        until_begun(path)
+        others = [scorer.play("train", task, [*HONEST, "x" * 4096], known=len(HONEST)) for _ in range(60)]
+        assert [one.result(100).observations[0].text for one in others] == ["no"] * 60
+        assert "took longer than turns.seconds" in holding.result(100).error
 
 
 LEAVING = """
@@ -244,35 +303,49 @@ def test_environments_that_wait_do_so_side_by_side(own: TaskConfig) -> None:
         assert [one.result(120).observations[0].text for one in waiting] == ["met"] * 20
 
 
-def test_a_request_that_waits_for_others_is_not_late(own: TaskConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More episodes than are played at once: the last ones of a batch wait for longer than one may take."""
-    lose, lost = EnvironmentHost._lose, list[str]()
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_request_that_waits_for_others_is_not_late(
+    own: TaskConfig, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """More episodes than are played at once: the last ones of a batch wait for longer than one may take.
+
+    By a clock of the host's that goes on by a second with every reply.
+    """
+    lose, take, lost, replies = EnvironmentHost._lose, EnvironmentHost._take, list[str](), list[Any]()
 
     def note(host: EnvironmentHost, how: str) -> None:
         lost.append(how)
         lose(host, how)
 
+    def count(host: EnvironmentHost, reply: Any) -> None:
+        replies.append(reply)
+        take(host, reply)
+        host._check_deadlines()
+
     monkeypatch.setattr(EnvironmentHost, "_lose", note)
-    monkeypatch.setattr("shoal.tasks.rewards.scorer.CODE_THREADS", 4)
-    turns = TurnsConfig(seconds=2.0)
+    monkeypatch.setattr(EnvironmentHost, "_take", count)
+    monkeypatch.setattr("shoal.tasks.environments.host.time", SimpleNamespace(monotonic=lambda: float(len(replies))))
+    monkeypatch.setattr("shoal.tasks.rewards.scorer.CODE_THREADS", threads)
+    turns = TurnsConfig(seconds=10.0)
     with Scorer([own], turns=turns) as scorer:
         task = scorer.tasks.task("train", 0)
-        scorer.play("train", task, ["0"]).result(60)
-        began = time.monotonic()
-        waiting = [scorer.play("train", task, ["wait"]) for _ in range(64)]
-        assert all(one.result(60).observations[0].text == "waited" for one in waiting)
-        assert time.monotonic() - began > 2 * turns.seconds, "none waited for long"
+        waiting = [scorer.play("train", task, ["0"]) for _ in range(64)]
+        assert all(one.result(120).observations[0].text == "no" for one in waiting)
+    assert len(replies) > 2 * turns.seconds, "none waited for long"
     assert lost == [], "some were played alone"
 
 
-def test_episodes_that_were_given_up_hold_nobody_up(own: TaskConfig) -> None:
-    with Scorer([own], turns=TurnsConfig(seconds=20.0)) as scorer:
+def test_episodes_that_were_given_up_hold_nobody_up(tmp_path: Path) -> None:
+    """None of them is late before the test gives up."""
+    path = tmp_path / "hanging.py"
+    path.write_text(OWN)
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=600.0)) as scorer:
         task = scorer.tasks.task("train", 0)
-        scorer.play("train", task, ["0"]).result(60)
+        scorer.play("train", task, ["0"]).result(120)
         given_up = [scorer.play("train", task, ["hang"]) for _ in range(200)]
-        time.sleep(0.2)
+        until_begun(path)
         assert all(one.cancel() for one in given_up)
-        assert scorer.play("train", task, ["0"]).result(60).observations[0].text == "no"
+        assert scorer.play("train", task, ["0"]).result(120).observations[0].text == "no"
 
 
 def test_text_that_takes_most_bytes_is_told_in_one_reply(tmp_path: Path) -> None:
@@ -392,13 +465,65 @@ def test_a_shipped_config_is_valid_and_its_tasks_are_solved_within_its_limits(na
         assert played.score == Score(1.0)
 
 
-def test_episodes_keep_the_version_that_they_began_with() -> None:
+@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize(
+    ("workers", "match"),
+    [
+        ({"in_flight": True}, "keep the version that they began with"),
+        ({"engine": "vllm"}, "generated by our own engine alone"),
+    ],
+)
+def test_what_episodes_cannot_have_is_refused_however_many_turns_they_may_take(
+    workers: dict[str, Any], match: str, turns: int
+) -> None:
+    """An episode of one turn is one all the same: its turn ends at `turns.tokens`, not at a span's end."""
     tree = {
         "name": "x",
         "steps": 1,
         "tasks": [{"source": "environment/maze"}],
-        "workers": {"in_flight": True},
+        "workers": workers,
+        "turns": {"max": turns},
         "sampling": {"max_new_tokens": 64},
     }
-    with pytest.raises(ConfigError, match="keep the version that they began with"):
+    with pytest.raises(ConfigError, match=match):
         check_config(tree, "test")
+
+
+CHANCE = """
+import random, time
+
+def reset(seed):
+    {asks}
+
+def step(state, action):
+    return None
+
+def score(state):
+    return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        'return {"prompt": f"{seed} at {time.monotonic_ns()}"}',
+        'return {"prompt": str(seed), "system": str(random.random())}',
+    ],
+)
+def test_an_environment_that_asks_something_else_each_time_is_refused_before_its_run_begins(
+    tmp_path: Path, asks: str
+) -> None:
+    """Also on trust: the policy would play another episode than it was asked, and its prompt would be a lie."""
+    path = tmp_path / "chance.py"
+    path.write_text("deterministic = False\n" + CHANCE.replace("{asks}", asks))
+    tree = {"name": "x", "steps": 1, "tasks": [{"source": f"environment/{path}", "unverified": "accept"}]}
+    with pytest.raises(TaskError, match=r"chance\.py: for the same seed its reset asks .* draw from random\.Random"):
+        prepare_run(check_config(tree, "test"), tmp_path / "run", Console(file=io.StringIO()))
+
+
+def test_an_environment_whose_answers_alone_are_left_to_chance_may_be_taken_on_trust(
+    own: TaskConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "dice.py"
+    path.write_text("deterministic = False\n" + OWN.replace('"no"', "str(random.random())"))
+    check_resets([own, TaskConfig(source=f"environment/{path}", unverified="accept")])

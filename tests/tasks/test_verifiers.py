@@ -13,7 +13,7 @@ from shoal.tasks.source import score
 
 verifiers = pytest.importorskip("verifiers")
 if not hasattr(verifiers, "load_environment"):
-    pytest.skip("needs verifiers 0.3: make test-environments", allow_module_level=True)
+    pytest.skip("needs verifiers 0.3: make test-verifiers-0.3", allow_module_level=True)
 
 SUMS = """
 import verifiers as vf

@@ -21,8 +21,9 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess, Judge
 from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
 
-LIMITS = TurnsConfig(max=3, tokens=90, seconds=2.0)
-TABLES = {
+LIMITS = TurnsConfig(max=3, tokens=90, seconds=60.0)
+LITTLE_TIME = LIMITS.model_copy(update={"seconds": 1.0})
+TABLES: dict[str, Any] = {
     "sampling": {"group_size": 2, "max_new_tokens": 400, "max_prompt_tokens": 80},
     "turns": LIMITS.model_dump(),
     "train": {"token_budget": 512},
@@ -41,7 +42,7 @@ def step(state, action):
     if state["fails"] == "hoard":
         bytearray(1 << 40)
     if state["fails"] == "time":
-        time.sleep(60)
+        time.sleep(600)
     if state["fails"] == "killed":
         os.kill(os.getpid(), 9)
     return "well"
@@ -88,7 +89,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def machine(file: Path, fails: str = "") -> Iterator[Judge]:
     line = TaskConfig(source=f"environment/{file}", options={"fails": fails})
-    with Scorer([line], turns=LIMITS) as scorer:
+    with Scorer([line], turns=LITTLE_TIME if fails == "time" else LIMITS) as scorer:
         yield scorer
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from shoal.attacks import EPISODE_ATTACKS
 from shoal.protocol.submission import Submission
-from shoal.protocol.verdict import is_blame
+from shoal.protocol.verdict import NUMBERS, is_blame
 from shoal.tasks.environments.environment import Observation, Played
 from shoal.tasks.source import Score, Split, Task
-from tests.support.episode_world import VERSION, EpisodeWorld, episode_world, lease_of
+from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
 
 DRAWS = {"sampling", "logprobs", "computation"}
 CAUGHT_BY = {
@@ -156,3 +156,110 @@ def test_equal_episodes_are_played_once_and_each_is_compared(world: EpisodeWorld
     finding = judged.checks.rewards(replace(honest, rollouts=[*same[:3], forged]))
     assert finding is not None
     assert (finding.check, finding.sample) == ("episode", 3)
+
+
+DICE = """
+import random
+from shoal.tasks.environments import calculator
+
+deterministic = False
+reset, chance = calculator.reset, random.SystemRandom()
+
+def step(state, action):
+    said = calculator.step(state, action)
+    return said if said is None else str(chance.randint(1000, 9999))
+
+def score(state):
+    return chance.random()
+"""
+BUDGET: dict[str, Any] = {"length": {"targets": [12], "alpha": 0.01, "prompt": "{target}: {prompt}"}}
+
+
+@pytest.fixture(scope="module")
+def on_trust(tmp_path_factory: pytest.TempPathFactory) -> EpisodeWorld:
+    path = tmp_path_factory.mktemp("dice") / "dice.py"
+    path.write_text(DICE)
+    return episode_world(f"environment/{path}", CALCULATOR, unverified="accept", **BUDGET)
+
+
+@pytest.fixture(scope="module")
+def trusted(on_trust: EpisodeWorld) -> Submission:
+    submission = on_trust.honest()
+    assert any(len(r.runs) for r in submission.rollouts), "nothing was inserted"
+    return submission
+
+
+def test_an_honest_file_of_an_environment_on_trust_is_accepted_and_nobody_plays_it_again(
+    on_trust: EpisodeWorld, trusted: Submission
+) -> None:
+    counting = Counting(on_trust)
+    assert replace(on_trust, checks=replace(on_trust.checks, judge=counting)).verdict(trusted) is None
+    assert counting.played == []
+    config = on_trust.config
+    lines = [line.model_copy(update={"unverified": "refuse"}) for line in config.tasks]
+    strict = replace(on_trust.checks, config=config.model_copy(update={"tasks": lines}), judge=counting)
+    finding = strict.rewards(trusted)
+    assert finding is not None, "it plays the same each time, so the claim above would be empty"
+    assert counting.played != []
+    assert not is_blame(finding)
+
+
+@pytest.mark.parametrize("attack", ["truncated_context", "replayed_episode"])
+def test_on_trust_too_tokens_are_those_that_were_drawn_in_their_own_context(
+    on_trust: EpisodeWorld, attack: str
+) -> None:
+    cheating = on_trust.maker(attack).make(lease_of(), VERSION)
+    finding = on_trust.verdict(cheating)
+    assert finding is not None
+    assert finding.check in DRAWS, str(finding)
+
+
+def test_on_trust_too_a_reward_follows_from_what_the_environment_gave_and_the_length(
+    on_trust: EpisodeWorld, trusted: Submission
+) -> None:
+    first = trusted.rollouts[0]
+    assert first.reward is not None
+    more = replace(first, reward=first.reward + 0.05)
+    finding = on_trust.checks.rewards(replace(trusted, rollouts=[more, *trusted.rollouts[1:]]))
+    assert finding is not None
+    assert (finding.check, finding.sample) == ("rewards", 0)
+
+
+def test_a_prompt_that_nobody_can_make_again_costs_the_file_and_blames_nobody(
+    on_trust: EpisodeWorld, world: EpisodeWorld, trusted: Submission, honest: Submission
+) -> None:
+    """It was tried before the run began; where a prompt changes later, its worker may be honest. That of an environment
+    that can be played again is blamed."""
+    for where, handed_in, blamed in ((on_trust, trusted, False), (world, honest, True)):
+        first = handed_in.rollouts[0]
+        prompt = first.prompt.copy()
+        prompt[0] = prompt[1]
+        finding = where.checks.drawn(
+            replace(handed_in, rollouts=[replace(first, prompt=prompt), *handed_in.rollouts[1:]])
+        )
+        assert finding is not None
+        assert (finding.sample, is_blame(finding)) == (0, blamed)
+
+
+@pytest.fixture(scope="module")
+def rounded() -> EpisodeWorld:
+    return episode_world(dtype="bfloat16")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_honest_episodes_in_bfloat16_are_accepted(rounded: EpisodeWorld, number: int) -> None:
+    submission = rounded.read(rounded.honest(number, groups=4))
+    assert max(len(r.turns) for r in submission.rollouts) > 2, "too short to show anything"
+    assert rounded.verdict(submission) is None
+    weighed = rounded.checks.weigh(submission)
+    assert weighed.tokens == sum(r.drawn_count for r in submission.rollouts), "inserted tokens are nobody's draw"
+    assert weighed.total < 0
+
+
+@pytest.mark.parametrize("attack", ["truncated_context", "replayed_episode"])
+def test_in_bfloat16_too_turns_are_weighed_in_their_own_context(rounded: EpisodeWorld, attack: str) -> None:
+    cheating = rounded.maker(attack).make(lease_of(groups=4), VERSION)
+    finding = rounded.verdict(cheating)
+    assert finding is not None
+    assert is_blame(finding), str(finding)
+    assert finding.check == NUMBERS

@@ -134,3 +134,22 @@ def can_be_met(unfinished: int, answer_tokens: float, lease_answers: int, tokens
     if not unfinished or not answer_tokens or not tokens_per_s or not lease_s:
         return True
     return (unfinished + lease_answers) * answer_tokens / tokens_per_s <= IN_TIME * lease_s
+
+
+@dataclass(frozen=True, slots=True)
+class FileTime:
+    """How long a file took from its lease to its last answer, with so many answers open when it was begun."""
+
+    seconds: float
+    open_answers: int
+
+
+def tools_can_meet(unfinished: int, lease_answers: int, last: FileTime | None, lease_s: float) -> bool:
+    """The same where answers wait for environments, of which the engine's speed says nothing: by how long the last file
+    took in all. One more takes as long, and longer in proportion where more answers are open, for the environments may
+    have no room for them. Until a first file has shown that, there is one lease at a time."""
+    if not unfinished:
+        return True
+    if last is None:
+        return False
+    return last.seconds * max(1.0, (unfinished + lease_answers) / last.open_answers) <= IN_TIME * lease_s

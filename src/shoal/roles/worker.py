@@ -15,7 +15,7 @@ from shoal.devices import CPU, set_up
 from shoal.files import locked
 from shoal.generate.environment_calls import EnvironmentCalls
 from shoal.generate.flights import Flight
-from shoal.generate.pipeline import Pipeline, can_be_met
+from shoal.generate.pipeline import FileTime, Pipeline, can_be_met, tools_can_meet
 from shoal.generate.submission_builder import Asked, Maker
 from shoal.protocol.stores import Version
 from shoal.roles.beside import Beside, Refused
@@ -40,9 +40,20 @@ class Meter:
     answers: int = 0
     busy_s: float = 0.0
 
-    def rate_since(self, before: tuple[int, float]) -> float:
-        tokens, busy_s = before
-        return (self.tokens - tokens) / max(self.busy_s - busy_s, 1e-9)
+    def rate_since(self, before: "Began") -> float:
+        return (self.tokens - before.tokens) / max(self.busy_s - before.busy_s, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What there was when a lease began."""
+
+    tokens: int
+    busy_s: float
+    """As the meter had them."""
+    at: float
+    open_answers: int
+    """Of all leases, this one's included."""
 
 
 @dataclass(slots=True)
@@ -57,13 +68,13 @@ class Worker(WorkerBase):
     meter: Meter = field(default_factory=Meter)
     asked: dict[Place, Asked] = field(default_factory=dict)
     """What each lease asks for."""
-    began: dict[Place, tuple[int, float]] = field(default_factory=dict)
-    """What the meter said when a lease began."""
+    began: dict[Place, Began] = field(default_factory=dict)
     pieces: dict[int, tuple[Flight, int]] = field(default_factory=dict)
     """Which answer of which lease the engine knows under a key."""
     next_key: int = 0
     lease_s: float = 0.0
     """What the last lease lasted."""
+    last_file: FileTime | None = None
     refused: tuple[object, float] = ((), -inf)
     """What a lease was asked for with in vain, and when to do so again."""
     seen: Version | None = None
@@ -166,8 +177,9 @@ class Worker(WorkerBase):
         flight = self.maker.flight(asked, version)
         self.asked[flight.name] = asked
         self.lease_s = lease.deadline - time.time()
-        self.began[flight.name] = self.meter.tokens, self.meter.busy_s
         self.pipeline.flights.append(flight)
+        meter = self.meter
+        self.began[flight.name] = Began(meter.tokens, meter.busy_s, now(), self.pipeline.unfinished)
 
     def _pause(self, text: str) -> None:
         """After a request that gave no work, waits before the next, unless it asks for something else."""
@@ -187,14 +199,20 @@ class Worker(WorkerBase):
         self.beside.ask(version, holding)
 
     def _in_time(self) -> bool:
-        meter = self.meter
-        return can_be_met(
-            self.pipeline.unfinished,
+        """Whether one more lease would be done in time, by what the engine does and, where answers are episodes, by
+        what whole files take with their tools."""
+        meter, unfinished = self.meter, self.pipeline.unfinished
+        answers = self.config.workers.groups_per_submission * self.config.sampling.group_size
+        by_engine = can_be_met(
+            unfinished,
             meter.tokens / meter.answers if meter.answers else 0.0,
-            self.config.workers.groups_per_submission * self.config.sampling.group_size,
+            answers,
             meter.tokens / meter.busy_s if meter.busy_s else 0.0,
             self.lease_s,
         )
+        if not by_engine or not self.config.has_environments:
+            return by_engine
+        return tools_can_meet(unfinished, answers, self.last_file, self.lease_s)
 
     def _change_version(self, newest: Version) -> None:
         """Asks what answers go on with that have come to the end of a span, and loads the version that is due."""
@@ -234,7 +252,9 @@ class Worker(WorkerBase):
 
     def _send_finished(self) -> None:
         for flight in self.pipeline.take_finished():
-            rate = self.meter.rate_since(self.began.pop(flight.name))
+            began = self.began.pop(flight.name)
+            self.last_file = FileTime(now() - began.at, began.open_answers)
+            rate = self.meter.rate_since(began)
             self.beside.send(self.asked.pop(flight.name), flight, rate)
 
     def _let_go(self, flight: Flight, reason: str) -> None:

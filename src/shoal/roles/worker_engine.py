@@ -36,7 +36,7 @@ def chosen_engine(wanted: EngineName, device: torch.device, installed: bool) -> 
 def engine_of(config: RunConfig, device: torch.device) -> EngineName:
     """The engine of this machine's workers; an error that names the extra where it is not installed."""
     workers = config.workers
-    ours = config.sampling.noise == "philox4x64" and config.max_turns == 1  # episodes are our own engine's
+    ours = config.sampling.noise == "philox4x64" and not config.has_environments  # episodes are our own engine's
     engine = chosen_engine(workers.engine, device, is_installed("vllm") and ours)
     if engine == "vllm":
         if not ours:

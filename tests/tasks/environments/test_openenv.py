@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from shoal.tasks.environments.environment import Played
 from shoal.tasks.environments.openenv_environment import read_action
 from shoal.tasks.environments.source import LocalHost
 from shoal.tasks.source import TaskSource
+from tests.support.until import until
 
 pytest.importorskip("openenv")
 
@@ -117,9 +117,7 @@ def server(file: Path) -> Iterator[str]:
     own = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="websockets-sansio"))
     thread = threading.Thread(target=own.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not own.started and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: own.started, seconds=180.0)
     yield f"http://127.0.0.1:{own.servers[0].sockets[0].getsockname()[1]}"
     own.should_exit = True
     thread.join(10)

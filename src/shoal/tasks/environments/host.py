@@ -1,11 +1,12 @@
 """Environment host: episodes are played in a confined child process, many at a time, each with a deadline.
 
 Every request holds all that the policy has said in its episode, so a child that was lost is replaced and nothing is
-lost with it. The requests that were in progress are then played again one at a time, and only the one that takes the
-child with it while it is alone is void: it costs its own episode and no other.
+lost with it. The requests that were in progress are then played again one at a time, and only one that takes a child
+with it that was started for it, and has played nothing else, is void: it costs its own episode and no other.
 
-Requests that came together are sent together. A child that plays one after the other has at most `MAX_UNDER_WAY` bytes
-of them at a time, so that parent and child cannot deadlock on full pipes.
+Requests that came together are sent together, as far as the child takes them: nothing here waits for it without looking
+at deadlines. A child that plays one after the other has at most `MAX_UNDER_WAY` bytes of them at a time, so few are
+played again where one takes it along.
 """
 
 import math
@@ -33,7 +34,7 @@ READY_S = 120.0
 ROOM_FOR_REPLY = 1 << 16
 BYTES_PER_CHARACTER = 12  # a surrogate pair, as JSON has it
 REPLY_S = 5.0
-# Bytes of requests that the child has not replied to; a pipe takes 64 KiB. A longer one goes alone.
+# Bytes of requests that a child without threads has not replied to. A longer one goes alone.
 MAX_UNDER_WAY = 1 << 15
 
 
@@ -77,6 +78,8 @@ class EnvironmentHost:
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         self._child: Child | None = None
+        self._given_to_child = 0
+        self._outgoing = b""
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
 
@@ -146,6 +149,8 @@ class EnvironmentHost:
             poll.register(self._woken, select.POLLIN)
             if child is not None and self._under_way:
                 poll.register(child.fileno(), select.POLLIN)
+            if child is not None and self._outgoing:
+                poll.register(child.requests_fileno(), select.POLLOUT)
             ready = {descriptor for descriptor, _ in poll.poll(self._patience_ms())}
             if self._woken in ready:
                 with suppress(BlockingIOError):
@@ -170,6 +175,12 @@ class EnvironmentHost:
 
     def _send(self) -> None:
         """Episodes that may have ended a child are played alone; all others side by side."""
+        self._queue()
+        if self._child is not None and self._outgoing:
+            self._outgoing = self._outgoing[self._child.offer(self._outgoing) :]
+
+    def _queue(self) -> None:
+        """Lets what may be sent now go out to a child that is there to take it."""
         if self._under_way and all(asked.future.cancelled() for asked in self._under_way.values()):
             self._under_way.clear()  # nobody waits for what the child is at work on
             self._replace()
@@ -177,9 +188,13 @@ class EnvironmentHost:
             self._replace()
         if self._is_low_on_memory or not (asked := self._next()):
             return
+        if not self._under_way and self._child is not None and self._child.has_ended:
+            self._replace()  # whatever an episode left behind in there, it is not the fault of these
         for one in asked:
             self._under_way[one.number] = one  # before a child is started, which may be lost while it starts
-        self._started().write(b"".join(one.line for one in asked), READY_S)
+        self._given_to_child += len(asked)
+        self._started()
+        self._outgoing += b"".join(one.line for one in asked)
 
     def _next(self) -> list[_Asked]:
         """What may be sent now."""
@@ -199,8 +214,7 @@ class EnvironmentHost:
         return asked
 
     def _has_room(self, requests: int, size: int) -> bool:
-        """Whether one more request may go, with which so many bytes are under way. A child with threads reads at all
-        times; another one reads when it has replied, and a pipe must take all until then."""
+        """Whether one more request may go, with which so many bytes are under way."""
         return requests < self._threads if self._threads > 1 else not requests or size <= MAX_UNDER_WAY
 
     def _started(self) -> Child:
@@ -235,19 +249,24 @@ class EnvironmentHost:
             raise ChildError(f"took longer than turns.seconds = {self._seconds:g} per action")
 
     def _lose(self, how: str) -> None:
-        """The child is lost: an episode that was alone is void, several are played again, each alone."""
-        under_way = list(self._under_way.values())
+        """The child is lost: an episode that was the only one that it was ever given is void. All others are played
+        again, each alone: what an episode leaves behind in a process may end it when another one is played."""
+        under_way, given = list(self._under_way.values()), self._given_to_child
         self._under_way.clear()
         self._replace()
-        if len(under_way) == 1:
+        if len(under_way) == given == 1:
             _tell(under_way[0], Played(error=f"{under_way[0].where}: environment {how}"))
             return
         for asked in under_way:
             asked.began = math.inf
-        self._suspects.extend(under_way)
+        if len(under_way) == 1:
+            self._suspects.appendleft(under_way[0])  # its turn had come, and the next child is its own
+        else:
+            self._suspects.extend(under_way)
 
     def _replace(self) -> None:
         self._is_low_on_memory = False
+        self._outgoing, self._given_to_child = b"", 0
         if self._child is not None:
             self._child.close()
             self._child = None

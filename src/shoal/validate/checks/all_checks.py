@@ -119,7 +119,8 @@ class Checks:
             return Finding(VERSION, "the table that a lease draws by is published", lease.version, str(error))
         if table is not None:
             check_fits(self.tasks, table)
-        return check_tasks(submission, self.tasks, self.policy.encode_task, self.config.length, table)
+        config = self.config
+        return check_tasks(submission, self.tasks, self.policy.encode_task, config.length, table, config.unverified)
 
     def costly(self, submissions: Sequence[Submission], load: Load | None = None) -> Iterator[Finding | None]:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed; one

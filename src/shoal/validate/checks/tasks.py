@@ -1,6 +1,6 @@
 """Task check: which tasks a submission answers, and in what words, follows from its lease alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from shoal.tasks.difficulty import Table
 from shoal.tasks.source import Task, TaskSource
 
 CHECK = "tasks"
+# A finding that blames nobody.
+UNSURE = "scorer"
 NO_BUDGET = LengthConfig()
 
 
@@ -21,8 +23,13 @@ def check_tasks(
     encode: Callable[[Task], list[int]],
     length: LengthConfig = NO_BUDGET,
     table: Table | None = None,
+    on_trust: Collection[str] = (),
 ) -> Finding | None:
-    """Every group must answer the task that its lease draws, in the tokens that its prompt has."""
+    """Every group must answer the task that its lease draws, in the tokens that its prompt has.
+
+    `on_trust` are sources that nobody can play again. Their prompts must follow from the seed too, which was tried
+    before the run began (`tasks/environments/resets.py`); where they do not after all, nobody is blamed.
+    """
     where = 0
     for group in submission.groups():
         first = group[0]
@@ -31,9 +38,7 @@ def check_tasks(
             prompt = encode(task)
         except Exception as error:  # sources and tokenizers are foreign code, and here they fail without the file
             rule = f"group {first.group} of {submission.lease} has a task that can be asked"
-            return Finding(
-                "scorer", rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where
-            )
+            return Finding(UNSURE, rule, f"{first.source} task {first.task}", f"{type(error).__name__}: {error}", where)
         for number, sample in enumerate(group, where):
             if (sample.source, sample.task) != (task.source, task.index):
                 rule = f"group {first.group} of {submission.lease} answers the task that the lease draws"
@@ -41,6 +46,7 @@ def check_tasks(
                 return Finding(CHECK, rule, claimed, drawn, number)
             if not np.array_equal(sample.prompt, prompt):
                 rule = f"the prompt of {task.source} task {task.index} is as the task words it"
-                return Finding(CHECK, rule, shown(sample.prompt.tolist()), shown(prompt), number)
+                check = UNSURE if sample.source in on_trust else CHECK
+                return Finding(check, rule, shown(sample.prompt.tolist()), shown(prompt), number)
         where += len(group)
     return None
