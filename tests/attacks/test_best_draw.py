@@ -59,7 +59,7 @@ def market(
     keys = [f"key-{n}" for n in range(KEYS)]
     played = Market(Database(f"sqlite:///{path / 'state.db'}"), terms, likes, keys, drops)
     played.start()
-    played.join(played.keys, SYBIL)
+    played.join(played.keys)
     for _ in range(rounds):
         played.round()
     return played

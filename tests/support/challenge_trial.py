@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
+from shoal.devices import DTYPES
 from shoal.ledger.acts import Deposit
 from shoal.ledger.state import State
-from shoal.devices import DTYPES
 from shoal.models.load import load_as
 from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable

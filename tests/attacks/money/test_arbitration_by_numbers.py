@@ -1,5 +1,5 @@
-"""Challenges of what numbers say, in bfloat16 runs: the arbiter goes by the run's newest honest rates, and blames nobody
-where the run only reports. An honest node is never slashed, and an honest validator never out, for rates that changed.
+"""Challenges of what numbers say, in bfloat16 runs: the arbiter goes by the newest honest rates of the run, and blames
+nobody where it only reports. No honest node is slashed, and no honest validator put out, for rates that changed.
 """
 
 from collections.abc import Iterator
