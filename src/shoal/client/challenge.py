@@ -178,8 +178,8 @@ def arbitrate(
                     upheld = ruling(one.claim, finding)
                     if upheld is not None:
                         excused = upheld and one.claim == "a" and files.was_blame(batch, index)
-                        answer = {"upheld": upheld, "excused": excused}
-                        ledger.say(Rule(batch=batch.number, index=index, challenger=who, **answer))
+                        number = batch.number
+                        ledger.say(Rule(batch=number, index=index, challenger=who, upheld=upheld, excused=excused))
                 except Exception as error:  # nothing that one stranger files keeps others from a ruling
                     _say(console, f"{name}: challenge of {who} left open: {type(error).__name__}: {error}")
                     counts.left_open += 1

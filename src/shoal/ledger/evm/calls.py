@@ -183,8 +183,8 @@ def act_of(author: str, logged: Mapping[str, Any], count_of: Callable[[int], int
     if kind is Refund:
         return Refund()
     place = key >> 160
-    answer = {"upheld": bool(one), "excused": bool(two)}
-    return Rule(batch=place >> 8, index=place & 0xFF, challenger=_address(key), **answer)
+    challenger, upheld, excused = _address(key), bool(one), bool(two)
+    return Rule(batch=place >> 8, index=place & 0xFF, challenger=challenger, upheld=upheld, excused=excused)
 
 
 def as_logged(author: str, act: Act) -> Act:
