@@ -138,6 +138,12 @@ def test_bfloat16_workers_of_a_float32_run_are_refused_by_name() -> None:
     check_config(MINIMAL | {"model": {"dtype": "bfloat16"}, "workers": {"dtype": "float32"}}, "test")
 
 
+def test_numbers_that_are_only_reported_are_those_of_bfloat16_runs() -> None:
+    """In a float32 run the setting would be obeyed nowhere."""
+    assert "audit.enforce = false: only reports what bfloat16 numbers show" in fault({"audit": {"enforce": False}})
+    check_config(MINIMAL | {"model": {"dtype": "bfloat16"}, "audit": {"enforce": False}}, "test")
+
+
 @pytest.mark.parametrize("key", ["name", "steps", "tasks"])
 def test_a_missing_key_is_named(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: is missing and has no default; add it"):

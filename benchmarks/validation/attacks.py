@@ -40,7 +40,9 @@ EDIT_ANSWERS = ("edited_tokens", "early_ending", "mean_proof")
 ONE_FOR_ALL = "parquet_bomb"
 # Files that are judged again as if their noise could not be redrawn.
 FREE_FILES = 20
-CAUGHT, VALIDATION, PROOF = 0.99, 0.1, 0.01
+CAUGHT, VALIDATION, PROOF = 1.0, 0.1, 0.01
+# Honest files of both models, of which none may be rejected; a quick run makes fewer.
+HONEST = 1008
 SMOLLM2_TASKS = [
     {
         "source": "reasoning-gym/chain_sum",
@@ -102,7 +104,7 @@ def bench_attacks(quick: bool, progress: Progress) -> BenchResult:
     else:
         tallies["smollm2"] = _measure("smollm2", smollm2, QUICK_SMOLLM2 if quick else SMOLLM2, progress)
         _costs(changed(smollm2, {"sampling.max_new_tokens": 16 if quick else 256}), ratios, values, progress)
-    return _result(tallies, ratios, values)
+    return _result(tallies, ratios, values, quick=quick)
 
 
 def _costs(config: RunConfig, ratios: dict[str, float], values: dict[str, Figure], progress: Progress) -> None:
@@ -117,7 +119,9 @@ def _costs(config: RunConfig, ratios: dict[str, float], values: dict[str, Figure
     values["audit_rate"] = AuditConfig().rate
 
 
-def _result(tallies: dict[str, Tally], ratios: dict[str, float], values: dict[str, Figure]) -> BenchResult:
+def _result(
+    tallies: dict[str, Tally], ratios: dict[str, float], values: dict[str, Figure], *, quick: bool = False
+) -> BenchResult:
     bars: dict[str, tuple[Op, float]] = {}
     for figure, bar in (("validation_vs_generation_cpu", VALIDATION), ("proof_vs_generation_cpu", PROOF)):
         if figure in ratios:
@@ -138,6 +142,8 @@ def _result(tallies: dict[str, Tally], ratios: dict[str, float], values: dict[st
     if any(tally.rejected for tally in tallies.values()):
         values["honest_rejected_by"] = str(sum((tally.rejected for tally in tallies.values()), Counter[str]()))
     bars["honest_rejected"] = ("<=", 0)
+    if not quick:
+        bars["honest_files"] = (">=", HONEST)
     return BenchResult("attacks", ratios, values, bars)
 
 

@@ -49,17 +49,25 @@ def draw_of(lease: Lease | dict[str, object]) -> tuple[object, int]:
 
 
 def market(
-    path: Path, likes: Likes, monkeypatch: pytest.MonkeyPatch, rounds: int = ROUNDS, drops: Drops = "expire"
+    path: Path,
+    likes: Likes,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: int = ROUNDS,
+    drops: Drops = "expire",
+    keys: int = KEYS,
+    *,
+    apart: bool = False,
 ) -> Market:
-    """A run with the Sybil's keys in one network and an honest node in another, played to its end."""
+    """A run with the Sybil's keys, in one network or each in its own, and an honest node in another, played to its
+    end."""
     monkeypatch.setattr("shoal.coordinator.grants.secrets.randbits", random.Random(1).getrandbits)
     train, workers = {"groups_per_step": 400, "oversample": 3.0}, {"groups_per_submission": 2, "lease_s": 240.0}
     config = make_config(steps=2000, train=train, workers=workers)
     terms = Terms.of(config, TRAINER.address, frozenset([VALIDATOR.address]))
-    keys = [f"key-{n}" for n in range(KEYS)]
-    played = Market(Database(f"sqlite:///{path / 'state.db'}"), terms, likes, keys, drops)
+    names = [f"key-{n}" for n in range(keys)]
+    played = Market(Database(f"sqlite:///{path / 'state.db'}"), terms, likes, names, drops, apart)
     played.start()
-    played.join(played.keys, SYBIL)
+    played.join(played.keys)
     for _ in range(rounds):
         played.round()
     return played
@@ -87,23 +95,87 @@ CHOOSERS: dict[str, tuple[Likes, Drops]] = {
 }
 
 
+# What the mean of the files that a Sybil hands in may be above that of all its draws. A key that stops at the first
+# draw that it does not like has handed in what it liked, and no rule takes that back: who drops the worst q of its
+# draws gains what a normal distribution without its lowest q has, for 1 / q files. So the literal bar can be kept down
+# to a share of the files of about 0.45; below it, the gain times that share is what there was to win.
+BAR, FROM_SHARE = 0.02, 0.45
+PRODUCT_APART, PRODUCT_TOGETHER = 0.011, 0.006
+
+
+def judge_gain(played: Market, product: float) -> None:
+    could = len(played.keys) * len(played.of_honest())
+    gain, error = played.gain()
+    share = len(played.of_sybil()) / could
+    LOG.info("%d of %d files, gain %.2f %% +- %.2f %%", len(played.of_sybil()), could, 100 * gain, 100 * error)
+    assert len(played.of_honest()) == ROUNDS
+    if share >= FROM_SHARE:
+        assert gain < BAR
+    else:
+        assert gain * share < product
+
+
 @pytest.mark.parametrize("chooser", CHOOSERS)
 def test_a_sybil_with_fifty_keys_gains_nothing_by_letting_draws_go(
     chooser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over 60 files per key, the mean of what it hands in is less than 2 % above that of its draws; or it has given up
-    nearly all of its work for the choice, and what it brought in would not move the mean of its share by 2 %."""
+    most of its work for the choice, and what it brought in moves the mean of its share by little."""
     likes, drops = CHOOSERS[chooser]
     played = market(tmp_path, likes, monkeypatch, drops=drops)
-    could = KEYS * len(played.of_honest())
-    gain, error = played.gain()
-    handed_in = played.of_sybil()
-    LOG.info("%d of %d files, gain %.2f %% +- %.2f %%", len(handed_in), could, 100 * gain, 100 * error)
-    assert len(played.of_honest()) == ROUNDS
-    if len(handed_in) >= could / 4:
-        assert gain < 0.02
-    else:
-        assert gain * len(handed_in) / could < 0.02
+    judge_gain(played, PRODUCT_TOGETHER)
+    played.database.close()
+
+
+APART: dict[str, tuple[int, float, Drops]] = {
+    "50 keys spoil 1 in 30": (50, -1.83, "spoil"),
+    "50 keys spoil 1 in 12": (50, -1.4, "spoil"),
+    "16 keys spoil 1 in 60": (16, -2.13, "spoil"),
+    "16 keys spoil 1 in 18": (16, -1.6, "spoil"),
+    "16 keys spoil 1 in 12": (16, -1.4, "spoil"),
+    "16 keys spoil 1 in 5": (16, -0.84, "spoil"),
+    "16 keys drop 1 in 30": (16, -1.83, "expire"),
+    "16 keys drop 1 in 12": (16, -1.4, "expire"),
+    "16 keys hand back 1 in 18": (16, -1.6, "hand back"),
+    "8 keys spoil 1 in 12": (8, -1.4, "spoil"),
+    "8 keys drop 1 in 12": (8, -1.4, "expire"),
+    "1 key spoils 1 in 18": (1, -1.6, "spoil"),
+}
+
+
+@pytest.mark.parametrize("chooser", APART)
+def test_a_sybil_gains_no_more_by_a_network_for_each_of_its_keys(
+    chooser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, threshold, drops = APART[chooser]
+    played = market(tmp_path, above(threshold), monkeypatch, drops=drops, keys=keys, apart=True)
+    judge_gain(played, PRODUCT_APART)
+    played.database.close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_machines_that_are_away_now_and_then_lose_the_time_and_no_more(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 16 honest machines is away once in 30 files for longer than a lease lasts, in one network or in many."""
+    rng, back, away = random.Random(2), dict[str, int](), 8
+    outages = 0
+
+    def is_there(played: Market, key: str, _lease: Lease) -> bool:
+        nonlocal outages
+        if played.rounds < back.get(key, 0):
+            return False
+        if rng.random() < 1 / 30:
+            back[key] = played.rounds + away
+            outages += 1
+            return False
+        return True
+
+    played = market(tmp_path, is_there, monkeypatch, keys=16, apart=apart)
+    was_there = ROUNDS * len(played.keys) - away * outages
+    LOG.info("%d files in %d rounds", len(played.of_sybil()), was_there)
+    assert outages > 16
+    assert len(played.of_sybil()) > 0.9 * was_there
     played.database.close()
 
 
@@ -257,6 +329,42 @@ def test_a_draw_whose_file_was_spoiled_is_owed_as_if_it_was_let_go(busy: World, 
     judge_all(busy, Finding(check, "a rule", 1, 2))
     assert debts(busy, "a") == (owed, 0)
     assert busy.request(key_of("a"), "GET", "/v1/submissions/0/0").status_code == 200
+
+
+def test_a_draw_whose_file_was_spoiled_comes_again_with_the_next_version(busy: World) -> None:
+    """By the same version an honest machine's answers would be rejected again. Done then, nothing is owed."""
+    first = busy.take("a")
+    busy.hand_in("a", first)
+    judge_all(busy, Finding(ROUNDING, "a rule", 1, 2))
+    other = busy.take("a")
+    assert draw_of(other) != draw_of(first)
+    busy.hand_in("a", other)
+    accept_all(busy)
+    busy.announce(1)
+    again = busy.take("a", version=1)
+    assert draw_of(again) == draw_of(first)
+    assert (again.version, again.draw_of) == (1, "0/0")
+    assert busy.request(key_of("a"), "GET", "/v1/submissions/0/0").status_code == 200, "its verdict stays"
+    busy.hand_in("a", again)
+    accept_all(busy)
+    assert debts(busy, "a") == (0, 0)
+    assert draw_of(busy.take("a", version=1)) != draw_of(first)
+
+
+def test_who_spoils_a_draw_again_gets_no_other(busy: World) -> None:
+    """Of its network for a day, unless the network's work outweighs it: so nobody pays for a choice with one file."""
+    stranger = Stranger(busy)
+    stranger.join("a", HOME)
+    first = stranger.lease("a", HOME)
+    for version in range(2):
+        hand_in(stranger, "a", first if version == 0 else stranger.lease("a", HOME))
+        judge_all(busy, Finding(MARGIN, "a rule", 1, 2))
+        busy.announce(version + 1)
+    answer = stranger.ask(key_of("a"), HOME, "POST", "/v1/leases", {"version": 2})
+    assert answer["lease"] is None
+    assert "did not do 1 draws of the last 60.0 hours that were given to them again, and 0 may be" in answer["reason"]
+    pass_time(busy, (KEPT_LEASES + 1) * 600)
+    assert draw_of(stranger.lease("a", HOME)) != draw_of(first)
 
 
 def test_a_draw_that_is_larger_than_what_its_step_takes_is_given_in_part(tmp_path: Path) -> None:

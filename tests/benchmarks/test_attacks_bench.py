@@ -58,13 +58,15 @@ def test_honest_files_of_every_kind_pass(tally: Tally) -> None:
 
 def test_the_rate_of_an_attack_is_the_lower_of_the_two_models() -> None:
     good = Tally(dict.fromkeys(ATTACKS, 1.0), {a: Counter(format=4) for a in ATTACKS}, dict.fromkeys(ATTACKS, 4), {}, 9)
-    rates = {**good.caught, "int8": 0.5}
+    rates = {**good.caught, "int8": 0.99}
     by = {**good.by, "int8": Counter({"logprobs": 2, "not caught": 2})}
     bad = Tally(rates, by, good.counted, {}, 5, Counter(sampling=1))
     result = bench._result({"tiny": good, "smollm2": bad}, {}, {})
-    assert (result.values["caught.int8"], result.values["caught_tiny.int8"]) == (0.5, 1.0)
+    assert (result.values["caught.int8"], result.values["caught_tiny.int8"]) == (0.99, 1.0)
     assert result.values["by.int8"] == "format 4, logprobs 2, not caught 2"
     assert result.values["honest_files"] == 14
     assert not result.met("caught.int8")
     assert not result.met("honest_rejected")
+    assert not result.met("honest_files")
+    assert "honest_files" not in bench._result({"tiny": good}, {}, {}, quick=True).bars
     assert result.met("caught.int4")

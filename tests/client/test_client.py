@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from shoal.errors import IdentityError, SwarmError, WaitError
 from shoal.protocol.pacing import StepCount
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.run_card import Join, SignedCard, read_card
-from tests.support.coordinator_in_process import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config
+from tests.support.coordinator_in_process import COORDINATOR, ORIGIN, TRAINER, World, key_of, make_config, world_at
 from tests.support.faulty_network import Mischief, Network, Proxy
 
 A = key_of("a")
@@ -49,6 +49,30 @@ def test_a_request_that_something_on_the_way_sent_twice_is_signed_anew(small_wor
             assert link.heartbeat("working")["do"] == "work"
     assert proxy.counts[Mischief.AGAIN] > 3
     assert proxy.answers[401] > 3
+
+
+def test_a_body_that_was_held_up_on_its_way_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stalls for longer than the coordinator waits has done nothing wrong, and its lease goes on."""
+    tries: list[int] = []
+
+    def stalls_once(data: bytes) -> Iterator[bytes]:
+        tries.append(len(data))
+        yield data[:1]
+        if len(tries) == 1:
+            time.sleep(1.0)
+            return  # the rest is not sent any more: the answer is there
+        yield data[1:]
+
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", pause_s=0.3) as world:
+        world.announce()
+        waited: list[str] = []
+        link = world.link(A, on_wait=lambda what, _left: waited.append(what))
+        link.join("worker")
+        monkeypatch.setattr("shoal.client.client.to_send", stalls_once)
+        monkeypatch.setattr("h11._writers.ContentLengthWriter.send_eom", lambda *_: None)
+        assert link.heartbeat("working")["do"] == "work"
+    assert len(tries) == 2
+    assert "bytes came in" in waited[0]
 
 
 def test_a_wait_has_an_end_and_says_what_it_waited_for(tmp_path: Path) -> None:

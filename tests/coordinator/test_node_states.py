@@ -1,4 +1,4 @@
-"""The states of a node: `banned` is permanent, a node recovers from every other."""
+"""The states of a node: of `banned` only looser honest rates are a way out, from every other a node recovers."""
 
 from collections import deque
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shoal.coordinator.node_states import RULES, Event, State, after, holds_leases, may_lease
 
 EVENTS = st.lists(st.sampled_from(Event), max_size=40)
+NOT_READMITTED = [event for event in Event if event != Event.READMIT]
 STATES = st.sampled_from(State)
 
 
@@ -21,9 +22,14 @@ def test_every_state_has_its_rules() -> None:
     assert set(RULES) == set(State)
 
 
-@given(STATES, EVENTS)
-def test_nothing_undoes_a_ban(state: State, events: list[Event]) -> None:
+@given(STATES, st.lists(st.sampled_from(NOT_READMITTED), max_size=40))
+def test_nothing_that_a_node_does_undoes_a_ban(state: State, events: list[Event]) -> None:
     assert run(after(state, Event.BAN), events) == State.BANNED
+
+
+@given(STATES)
+def test_who_is_admitted_again_begins_anew_and_nobody_else_is_touched(state: State) -> None:
+    assert after(state, Event.READMIT) == (State.JOINED if state == State.BANNED else state)
 
 
 @given(STATES, EVENTS)
@@ -52,7 +58,7 @@ def test_every_state_but_banned_leads_to_every_other_but_joined(start: State, go
     reached, due = {start}, deque([start])
     while due:
         state = due.popleft()
-        for event in Event:
+        for event in NOT_READMITTED:
             if (then := after(state, event)) not in reached:
                 reached.add(then)
                 due.append(then)

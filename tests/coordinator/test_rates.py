@@ -13,10 +13,12 @@ from shoal.client.honest_rates import LOOK_EVERY_S, RatesFollower, loosen
 from shoal.client.run_status import NodeRecord, node_record
 from shoal.coordinator import archive
 from shoal.crypto.keys import Key
-from shoal.errors import ConfigError, RolloutError
+from shoal.errors import BannedError, ConfigError, RolloutError
+from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.rates.rates_table import RatesTable, SignedRates
 from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.refusal import Refusal
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
 from shoal.rundir import RunDir
 from tests.protocol.test_rates_table import H100, HERE, MODEL, OTHER, rates_file
 from tests.support.coordinator_in_process import COORDINATOR, TRAINER, World, key_of, world_at
@@ -85,6 +87,55 @@ def test_only_the_owner_loosens_and_nobody_replaces_what_is_there(bfloat16: Worl
     with pytest.raises(Refusal, match="rests on 5 units"):
         loosen_by(bfloat16, TRAINER, 3, count=5)
     assert bfloat16.link(A).rates().version == 2
+
+
+def reject(world: World, name: str, check: str) -> None:
+    """Hands in a file for a node, which is rejected for this."""
+    world.hand_in(name, world.take(name))
+    (upload,) = world.validator.waiting(0, 20)
+    _, sha256 = world.validator.read(upload)
+    finding = Finding(check, "a rule", 1, 2)
+    numbers = NumericEvidence(40.0, 64, "gaps 1", 40.0, 1, 13.8)
+    world.validator.judge(upload, Verdict(False, sha256, True, finding, samples=8, tokens=64, numbers=numbers))
+
+
+def record_of(world: World, name: str) -> tuple[str, int, int]:
+    (node,) = (n for n in world.link(A).get("/v1/status")["nodes"] if n["address"] == key_of(name).address)
+    return node["state"], node["rejected"], node["owed"]
+
+
+def test_looser_rates_lift_the_bans_of_those_that_were_too_strict(small_world: World) -> None:
+    """An honest machine that nobody had measured goes on with its work, and owes nothing; who was banned for more than
+    numbers stays out."""
+    world = small_world
+    world.announce()
+    for name, checks in (("odd", (NUMBERS, ROUNDING)), ("cheat", (NUMBERS, "rewards"))):
+        for check in checks:
+            reject(world, name, check)
+    world.validator.ban(key_of("odd").address, "2 files rejected", rates=0)
+    world.validator.ban(key_of("cheat").address, "2 files rejected", rates=0)
+    world.validator.ban(key_of("cheat").address, "2 files rejected, none of them because of numbers")
+    for name in ("odd", "cheat"):
+        with pytest.raises(BannedError):
+            world.lease(name)
+        assert record_of(world, name)[0] == "banned"
+    assert loosen_by(world, TRAINER, 1)
+    world.validator.ban(key_of("odd").address, "said by rates that are no more", rates=0)
+    assert record_of(world, "odd") == ("joined", 0, 0)
+    assert node_record(world.url, key_of("odd").address).evidence.startswith("evidence 0.0 of 13.8 nats")
+    lease = world.take("odd")
+    world.hand_in("odd", lease)
+    (upload,) = world.validator.waiting(0, 20)
+    _, sha256 = world.validator.read(upload)
+    world.validator.judge(upload, Verdict(True, sha256, True, samples=8, tokens=64))
+    assert [s.lease for s in world.trainer.accepted(lease.step)] == [lease]
+    world.stop()
+    world.start()
+    with pytest.raises(BannedError):
+        world.lease("cheat")
+    world.validator.ban(key_of("odd").address, "by the newest rates", rates=1)
+    with pytest.raises(BannedError):
+        world.lease("odd")
 
 
 def test_shoal_loosen_says_what_became_looser(bfloat16: World, tmp_path: Path) -> None:

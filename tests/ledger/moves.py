@@ -142,4 +142,4 @@ def _settled(state: State, a: int) -> tuple[int, int]:
 def _ruling(state: State, a: int, b: int) -> Rule:
     open_ = [(batch.number, *key) for batch in state.batches[-6:] for key in batch.challenges]
     number, index, who = open_[a % len(open_)] if open_ else (a % 5, 0, NODES[0].address)
-    return Rule(batch=number, index=index, challenger=who, upheld=bool(b % 3))
+    return Rule(batch=number, index=index, challenger=who, upheld=bool(b % 3), excused=b % 5 == 0)

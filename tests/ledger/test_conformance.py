@@ -308,6 +308,15 @@ def test_anyone_may_challenge_a_reject_and_an_upheld_one_gives_everything_back(c
     assert refusal(court.ledger, NODES[1], Challenge(batch=batch, index=0, claim="r", evidence=EVIDENCE)) == "taken"
 
 
+def test_a_ruling_may_excuse_who_accused_by_what_the_run_went_by_then(court: Court) -> None:
+    batch = court.judged([leaf(0)], "r")
+    court.ledger.enter(NODES[0], Challenge(batch=batch, index=0, claim="a", evidence=EVIDENCE))
+    assert court.ledger.enter(ARBITER, Rule(batch=batch, index=0, challenger=NODE, upheld=True, excused=True))
+    assert court.ledger.outcomes(batch) == "a"
+    assert (court.node(NODE).stake, court.node(NODE).offences) == (1000, 0)
+    assert [court.ledger.judge(key.address) for key in VALIDATORS] == [100, 100, 100]
+
+
 def test_an_upheld_challenge_of_an_accept_slashes_and_blames_nobody_who_looked_at_a_sample(court: Court) -> None:
     batch = court.judged([leaf(0), leaf(1)], "aa")
     court.ledger.enter(NODES[1], Challenge(batch=batch, index=0, claim="r", evidence=EVIDENCE))

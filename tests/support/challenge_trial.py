@@ -13,10 +13,12 @@ from safetensors.torch import save_file
 from shoal.client.challenge import Rulings, arbitrate, challenge
 from shoal.client.rollout_store import SwarmStore
 from shoal.client.voting import Juror
+from shoal.devices import DTYPES
 from shoal.ledger.acts import Deposit
 from shoal.ledger.state import State
-from shoal.models.load import load
+from shoal.models.load import load_as
 from shoal.protocol.lease import Lease
+from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import Submission, groups_with_signal, write_rollouts
 from shoal.roles.validator import Validator
@@ -44,6 +46,8 @@ class Trial:
     votes: Votes
     juror: Juror
     said: io.StringIO
+    rates: RatesTable | None = None
+    """The honest rates that the arbiter goes by."""
 
     def version(self, number: int) -> Version:
         found = self.run.channel().version(number)
@@ -86,9 +90,10 @@ class Trial:
         challenge(self.swarm.url, place, claim, evidence, key_of(who), Console(file=self.said))
 
     def arbitrate(self) -> Rulings:
-        arbiter = Arbiter(self.run, load(self.run.base_model), gym(), InProcess(gym()))
+        policy = load_as(self.run.base_model, self.run.config.model.dtype, "float32")
+        arbiter = Arbiter(self.run, policy, gym(), InProcess(gym()), self.rates)
         console = Console(file=self.said, width=400)
-        return arbitrate(self.swarm.url, self.run, COORDINATOR, arbiter.judge, console)
+        return arbitrate(self.swarm.url, self.run, COORDINATOR, arbiter.judge, console, arbiter.judge_as_begun)
 
     def bundle(self, lease: Lease) -> Path:
         return self.run.path / "evidence" / bundle_name(lease.step, lease.submission)
@@ -118,8 +123,9 @@ class Trial:
 @contextmanager
 def open_trial(path: Path, world: World, **changes: Any) -> Iterator[Trial]:
     """A run with two versions, of which version 0 is announced."""
+    dtype = world.config.model.dtype
     own: dict[str, Any] = {
-        "model": {"source": str(model_dir(world.kind))},
+        "model": {"source": str(model_dir(world.kind)), "dtype": dtype},
         "sampling": SAMPLING[world.kind],
         "tasks": [TASKS],
         "ledger": {"slash_files": 20},
@@ -127,9 +133,10 @@ def open_trial(path: Path, world: World, **changes: Any) -> Iterator[Trial]:
     with world_at(path, f"sqlite:///{path / 'state.db'}", **own | changes) as swarm:
         run = make_run(path / "run", swarm.config)
         with run.channel().publish(1) as staging:
-            save_file(weights(world.kind)[1], staging / "model.safetensors")
+            after = {name: weight.to(DTYPES[dtype]) for name, weight in weights(world.kind)[1].items()}
+            save_file(after, staging / "model.safetensors")
         swarm.config = swarm.coordinator._config = run.config  # tasks are pinned when a run is prepared
-        policy = load(run.base_model)
+        policy = load_as(run.base_model, dtype, "float32")
         channel = run.channel()
 
         def root_of(number: int) -> str | None:

@@ -62,6 +62,8 @@ class Market:
     drops: Drops = "expire"
     """What becomes of a draw that it does not like: it expires, its file is rejected without blame, it is handed
     back."""
+    apart: bool = False
+    """Whether each of the Sybil's keys asks from a network of its own; all ask from one otherwise."""
     now: float = 1e6
     version: int = 0
     rounds: int = 0
@@ -77,14 +79,19 @@ class Market:
             leasing.announce(db, self.terms, 0, "ab" * 32, self.now)
 
         self.database.ask(work)
-        self.join([HONEST_NODE], HONEST)
+        self.join([HONEST_NODE])
 
-    def join(self, names: list[str], network: str) -> None:
+    def join(self, names: list[str]) -> None:
         def work(db: Connection) -> None:
             for name in names:
-                self._join(db, key_of(name), "worker", network)
+                self._join(db, key_of(name), "worker", self.network_of(name))
 
         self.database.ask(work)
+
+    def network_of(self, name: str) -> str:
+        if name == HONEST_NODE:
+            return HONEST
+        return f"198.18.{self.keys.index(name)}.0/24" if self.apart else SYBIL
 
     def _join(self, db: Connection, key: Key, role: Role, network: str) -> None:
         self._nonces += 1
@@ -103,8 +110,7 @@ class Market:
     def _round(self, db: Connection) -> None:
         registry.sweep(db, self.now)
         for name in [HONEST_NODE, *self.keys]:
-            network = HONEST if name == HONEST_NODE else SYBIL
-            lease = self._ask(db, name, network)
+            lease = self._ask(db, name, self.network_of(name))
             if lease is None:
                 continue
             if name != HONEST_NODE:

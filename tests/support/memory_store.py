@@ -195,7 +195,7 @@ class MemoryStore:
         del note
         self.records.verdicts[upload.step, upload.submission] = verdict
 
-    def ban(self, node: str, reason: str) -> None:
+    def ban(self, node: str, reason: str, rates: int | None = None) -> None:
         self.records.bans[node] = reason
 
     def accepted(self, step: int) -> Iterator[Submission]:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from shoal.client.honest_rates import LOOK_EVERY_S, RatesFollower
+from shoal.client.verdict_writer import Judged
 from shoal.config import RunConfig
 from shoal.coordinator import archive
 from shoal.errors import ConfigError, RolloutError, WeightsError
@@ -21,7 +22,8 @@ from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.rates_table import RatesTable, SignedRates
 from shoal.protocol.rates.shipped import default_rates
 from shoal.protocol.submission import groups_with_signal, write_rollouts
-from shoal.protocol.verdict import ROUNDING
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding
+from shoal.roles.validator_process import past_strikes
 from shoal.rundir import RunDir
 from shoal.validate.calibrate.answers import Answers
 from shoal.validate.calibrate.command import calibrate_answers
@@ -203,6 +205,27 @@ def test_a_validator_judges_by_newer_rates_without_a_restart(court: Court) -> No
         assert (account.nats(), account.held_against, account.is_over, account.files) == (0.0, 0.0, False, 1)
     court.validator.rates = None
     court.validator.checks.judge_by(TABLE)
+
+
+def test_strikes_that_rates_gave_end_with_these_rates(tmp_path: Path) -> None:
+    """Also in the next life of the validator; those for what a file's bytes show stay."""
+    court = open_court(tmp_path / "run", build_world("short", "bfloat16"), model={"dtype": "bfloat16"})
+    said = court.run.path / "metrics" / "validator.jsonl"
+    upload_of = {name: court.hand_in(name) for name in ("odd", "cheat")}
+    for upload in court.store.waiting(0, 9):
+        name = next(name for name, lease in upload_of.items() if lease == upload.lease)
+        submission, sha256 = court.store.read(upload)
+        for check in (NUMBERS,) if name == "odd" else (NUMBERS, "rewards", "rewards"):
+            finding = Finding(check, "a rule", 1, 2)
+            court.validator._reject(Judged(upload, submission, sha256, finding, audited=True, began=0.0))
+    assert court.validator.strikes == {"odd": 1, "cheat": 3}
+    assert past_strikes(said, 0) == {"odd": 1, "cheat": 3}
+    court.store.records.bans.clear()  # as the coordinator does with bans by numbers
+    court.validator.judge_by(TABLE.loosened(rates_file(300.0, H100), "rates"))
+    assert court.validator.strikes == {"cheat": 2}
+    assert past_strikes(said, 1) == {"cheat": 2}
+    assert past_strikes(said, 1, by_numbers=True) == {}
+    assert set(court.store.records.bans) == {"cheat"}, "it is banned whatever the rates say"
 
 
 def test_evidence_carries_the_rates_that_it_was_judged_by(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from shoal.validate.economics import (
     answers_per_step,
     gain,
     gain_of_file,
+    gain_of_rounding,
     poisoned_share,
     worst,
     worst_strike,
@@ -139,6 +140,23 @@ def test_half_a_step_is_out_of_reach() -> None:
         for length in LENGTHS
     ]
     assert max(chances) < 1e-3
+
+
+# Judged tokens from the turn to the ban of a node that computes with int8 after its probation, on the tiny model, by
+# `audit.shift_rate`: `late_tokens` of the verification benchmark, as in docs/validation.md.
+LATE_INT8 = {0.1: 11_776, 1.0: 3_584}
+# Of 8 tokens per answer, as everywhere on the page.
+USUAL_FILE = ANSWERS * 8
+
+
+def test_in_bfloat16_a_key_gains_by_int8_what_the_page_says_until_it_is_banned() -> None:
+    """Not a loss with the defaults: a ban by evidence takes nothing. It is one where the first file shows enough."""
+    by_default = gain_of_rounding(LATE_INT8[CONFIG.audit.shift_rate], 0.109, USUAL_FILE)
+    assert by_default == pytest.approx(46.7, abs=0.1)
+    assert gain_of_rounding(LATE_INT8[1.0], 0.109, USUAL_FILE) == pytest.approx(13.9, abs=0.1)
+    assert gain_of_rounding(LATE_INT8[1.0], 1.0, USUAL_FILE) == pytest.approx(0.8, abs=0.1)
+    assert gain_of_rounding(LATE_INT8[1.0], 1.0, 4 * USUAL_FILE) == pytest.approx(-0.55)
+    assert gain_of_rounding(LATE_INT8[0.1], 0.109, ANSWERS * 1000) == pytest.approx(-0.55), "answers of 1,000 tokens"
 
 
 def test_what_is_recomputed_of_honest_work_stays_within_the_price() -> None:

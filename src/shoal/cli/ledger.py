@@ -159,7 +159,7 @@ def arbitrate(
     with open_arbiter(open_run(run)) as arbiter:
         if arbiter.run.config.model.dtype == "bfloat16":
             arbiter.rates = newest_rates(join, own, arbiter.run)
-        found = rule(join, arbiter.run, own, arbiter.judge, console)
+        found = rule(join, arbiter.run, own, arbiter.judge, console, arbiter.judge_as_begun)
     console.print(
         f"{found.upheld} challenges upheld, {found.refuted} refuted, {found.left_open} left open", highlight=False
     )

@@ -29,7 +29,7 @@ from shoal.ledger.state import Batch
 from shoal.protocol import messages as m
 from shoal.protocol.lease import Lease
 from shoal.protocol.signed_lease import SignedLease
-from shoal.protocol.verdict import Finding
+from shoal.protocol.verdict import Finding, is_blame
 from shoal.rollout_size import MAX_BYTES
 from shoal.rundir import DECIDES_NO_VERDICT, RunDir, changes
 from shoal.tasks.difficulty import Table
@@ -38,6 +38,10 @@ from shoal.validate.evidence.arbiter import EVIDENCE, TableOf, ruling
 from shoal.validate.evidence.bundle import bundle_name, read_bundle
 
 JudgeFile = Callable[[Path, SignedLease, TableOf], Finding | None]
+
+
+def _as_today(*_: object) -> None:
+    """Of a run that never changed what it judges by."""
 
 
 def challenge(join: str, submission: str, claim: str, evidence: Path | None, key: Key, console: Console) -> None:
@@ -76,6 +80,7 @@ class Files:
     link: CoordinatorClient
     run: RunDir
     judge_file: JudgeFile
+    judge_as_begun: JudgeFile = _as_today
     _found: dict[tuple[int, int], Finding | Exception | None] = field(default_factory=dict)
 
     def judged(self, batch: Batch, index: int) -> Finding | None:
@@ -83,19 +88,24 @@ class Files:
         place = batch.number, index
         if place not in self._found:
             try:
-                self._found[place] = self._judge(batch.step, batch.leaves[index])
+                self._found[place] = self._judge(batch.step, batch.leaves[index], self.judge_file)
             except Exception as error:  # whatever one file does to its reader, the others are ruled on
                 self._found[place] = error
         if isinstance(found := self._found[place], Exception):
             raise found
         return found
 
-    def _judge(self, step: int, leaf: Leaf) -> Finding | None:
+    def was_blame(self, batch: Batch, index: int) -> bool:
+        """Whether a file that is right was one to blame by the honest rates that the run began with: a validator that
+        rejected it then judged as it had to."""
+        return is_blame(self._judge(batch.step, batch.leaves[index], self.judge_as_begun))
+
+    def _judge(self, step: int, leaf: Leaf, judge_file: JudgeFile) -> Finding | None:
         signed = self._lease(step, leaf)
         with TemporaryDirectory(prefix="shoal-arbiter-") as scratch:
             path = Path(scratch) / f"{leaf.submission:04d}.parquet"
             self._fetch(step, leaf, path)
-            return self.judge_file(path, signed, lambda lease: self._table(lease, signed))
+            return judge_file(path, signed, lambda lease: self._table(lease, signed))
 
     def _lease(self, step: int, leaf: Leaf) -> SignedLease:
         answer = self.link.ask(m.LeaseOut, "GET", f"/v1/leases/{step}/{leaf.submission}")
@@ -128,8 +138,18 @@ class Files:
         return found.table
 
 
-def arbitrate(join: str, run: RunDir, key: Key, judge_file: JudgeFile, console: Console) -> Rulings:
+def arbitrate(
+    join: str,
+    run: RunDir,
+    key: Key,
+    judge_file: JudgeFile,
+    console: Console,
+    judge_as_begun: JudgeFile = _as_today,
+) -> Rulings:
     """Rules on every open challenge by what the challenged file itself shows.
+
+    `judge_file` goes by the newest honest rates, which acquit the most nodes; `judge_as_begun` by those that the run
+    began with, which excuse validators that rejected what only the newer ones acquit.
 
     Each is handled on its own. One that cannot be ruled on, because bytes, lease or version are gone or because the
     file shows neither, is left open with a line that says why: nobody is ruled against.
@@ -145,23 +165,28 @@ def arbitrate(join: str, run: RunDir, key: Key, judge_file: JudgeFile, console: 
             raise LedgerError(
                 f"run {run.path}: is not the run at {link.join_at.url}; these settings of its run card differ\n{lines}"
             )
-        files = Files(link, run, judge_file)
+        files = Files(link, run, judge_file, judge_as_begun)
         for batch in [batch for batch in state.batches if batch.challenges and not is_final(state, batch)]:
             ruled = set(batch.rulings)
             for (index, who), one in list(batch.challenges.items()):
                 if index in ruled or (index, who) in batch.answered:
                     continue
                 name = f"{batch.step}/{batch.leaves[index].submission}"
+                excused = False
                 try:
                     finding = files.judged(batch, index)
                     upheld = ruling(one.claim, finding)
                     if upheld is not None:
-                        ledger.say(Rule(batch=batch.number, index=index, challenger=who, upheld=upheld))
+                        excused = upheld and one.claim == "a" and files.was_blame(batch, index)
+                        number = batch.number
+                        ledger.say(Rule(batch=number, index=index, challenger=who, upheld=upheld, excused=excused))
                 except Exception as error:  # nothing that one stranger files keeps others from a ruling
                     _say(console, f"{name}: challenge of {who} left open: {type(error).__name__}: {error}")
                     counts.left_open += 1
                     continue
                 shown = str(finding) if finding else "nothing is wrong with the file"
+                if excused:
+                    shown += "; by the honest rates that the run began with it was, so who rejected it is excused"
                 if upheld is None:
                     _say(
                         console,

@@ -41,8 +41,8 @@ from shoal.text import one_line
 from shoal.wait import Wait
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-# Answers that say: not now.
-LATER = (429, 502, 503, 504)
+# Answers that say: not now. A body that came too slowly (408) was held up on its way, by no fault of the request.
+LATER = (408, 429, 502, 503, 504)
 # Enough for a list of a thousand files or nodes.
 MAX_ANSWER = 8 << 20
 MAX_REFUSAL = 1 << 16

@@ -194,10 +194,10 @@ class SwarmStore:
         finally:
             remove(path)
 
-    def ban(self, node: str, reason: str) -> None:
+    def ban(self, node: str, reason: str, rates: int | None = None) -> None:
         """A node that left and was forgotten is nobody to ban: should it come back, it is a newcomer."""
         try:
-            self._link.send("PUT", f"/v1/bans/{node}", {"reason": _clean(reason, 4000)})
+            self._link.send("PUT", f"/v1/bans/{node}", {"reason": _clean(reason, 4000), "rates": rates})
         except Refusal as refusal:
             if refusal.code != "unknown":
                 raise

@@ -99,10 +99,11 @@ class VerdictWriter:
         self._give(judged, verdict, vote, blamed=blamed)
         return blamed, evidence
 
-    def ban(self, node: str, check: str, reason: str) -> None:
-        """Tells the coordinator that a node gets no more leases, once in a life of this process."""
+    def ban(self, node: str, check: str, reason: str, rates: int | None = None) -> None:
+        """Tells the coordinator that a node gets no more leases, once in a life of this process; `rates` is the version
+        of the honest rates that speak against it, none if it is banned whatever they say."""
         if node not in self.banned:
-            self.store.ban(node, reason)
+            self.store.ban(node, reason, rates)
             self.banned.add(node)
             self.metrics.write("banned", node=node, check=check, reason=reason)
 
@@ -124,6 +125,7 @@ class VerdictWriter:
             audited=verdict.audited,
             blamed=blamed,
             check=finding.check if finding else "",
+            rates=self.checks.rates.version,
             reason=verdict.reason,
             samples=len(judged.submission.rollouts) if judged.submission else 0,
             cpu_s=time.process_time() - judged.began,
@@ -144,6 +146,7 @@ class VerdictWriter:
             tokens=vote.tokens,
             proof=vote.evidence,
             blamed=blamed,
+            check=judged.finding.check if blamed and judged.finding else "",
             audited=judged.audited,
             weighed=weighed,
         )

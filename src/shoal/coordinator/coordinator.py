@@ -376,13 +376,23 @@ class Coordinator:
         return gone
 
     async def loosen(self, signed: Signed, version: int, added: RatesFile) -> bool:
-        """Adds honest rates to the run's table as its next version; False if they were added already."""
+        """Adds honest rates to the run's table as its next version; False if they were added already.
 
-        def work(db: Connection, node: Node, _now: float) -> tuple[SignedRates, bool]:
+        In the same transaction, what earlier rates said of nodes is forgotten: bans, debts and evidence.
+        """
+
+        def work(db: Connection, node: Node, now: float) -> tuple[SignedRates, bool, list[str]]:
             nodes.must_train(self.terms, node.address)
-            return rates_table.loosen(db, self.key, self.terms.run, version, added)
+            signed_rates, changed = rates_table.loosen(db, self.key, self.terms.run, version, added)
+            if not changed:
+                return signed_rates, changed, []
+            draws.acquit(db)
+            verdicts.forget_evidence(db)
+            return signed_rates, changed, nodes.readmit(db, self.terms, version, now)
 
-        self.rates, changed = await self._act(signed, work)
+        self.rates, changed, readmitted = await self._act(signed, work)
+        self.members.update(readmitted)
+        self._seen = None
         return changed
 
     async def filed(
@@ -446,11 +456,17 @@ class Coordinator:
         """What the run's validators tell each other of files that they judged."""
         return await self._read(signed, lambda db: verdicts.notes_after(db, after))
 
-    async def ban(self, signed: Signed, address: str, reason: str) -> bool:
-        """Whether the node is banned now, or a quorum of validators is yet to ask for it."""
+    async def ban(self, signed: Signed, address: str, reason: str, rates: int | None = None) -> bool:
+        """Whether the node is banned now, or a quorum of validators is yet to ask for it.
+
+        What a validator says by honest rates that were loosened meanwhile holds nothing against a node any more.
+        """
 
         def work(db: Connection, node: Node, now: float) -> bool:
-            return nodes.ban(db, self.terms, node.address, address, reason, now)
+            if rates is not None and rates < self.rates.version:
+                nodes.must_judge(self.terms, node.address)
+                return False
+            return nodes.ban(db, self.terms, node.address, address, reason, now, rates)
 
         if banned := await self._act(signed, work):
             self.members.discard(address)

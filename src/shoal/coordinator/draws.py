@@ -20,17 +20,18 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, select, update
 
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import LeaseStatus, leases, nodes, span_leases
+from shoal.coordinator.db.schema import WITH_FILE, LeaseStatus, leases, nodes, span_leases, submissions
 from shoal.coordinator.lease_rules import (
     FILES_PER_DRAW,
     MAX_GIVEN,
+    given_up_allowed,
     is_given_again,
     pays_for_itself,
     undone_allowed,
 )
 from shoal.coordinator.node_states import RECENT, Event, State, after, lets_expire
 from shoal.coordinator.policy import Terms
-from shoal.protocol.verdict import UNFETCHED, Finding
+from shoal.protocol.verdict import NUMBERS, ROUNDING, UNFETCHED, Finding, Verdict
 
 LeaseRow = Row[tuple[Any, ...]]
 # Checks that a file fails by nobody's doing. Its maker can have it fail any other one, without blame where it fails by
@@ -67,7 +68,7 @@ def _note_expired(db: Connection, address: str, count: int, now: float) -> None:
         return
     total = node.expired + count
     ended = list(db.execute(queries.ENDED, {"who": address, "most": RECENT}).scalars())
-    expired = sum(status not in (LeaseStatus.USED, LeaseStatus.REFUSED) for status in ended)
+    expired = sum(status not in WITH_FILE for status in ended)
     state = State(node.state)
     if lets_expire(total, expired, len(ended)):
         state = after(state, Event.SUSPEND)
@@ -96,10 +97,10 @@ def missed(idle: Sequence[LeaseRow], newest: int) -> list[LeaseRow]:
     return [row for row in idle if is_given_again(row.step, newest, row.given)]
 
 
-def waiting_for(db: Connection, terms: Terms, node: str, network: str, now: float) -> LeaseRow | None:
-    """The draw that comes before any other for a node: its own that it let go, then one of its network, then one that
-    has waited for its own long enough."""
-    asked = {"who": node, "network": network, "before": now - terms.kept_s}
+def waiting_for(db: Connection, terms: Terms, node: str, network: str, newest: int, now: float) -> LeaseRow | None:
+    """The draw that comes before any other for a node: its own that it let go or had rejected, then one of its network,
+    then one that has waited for its own long enough."""
+    asked = {"who": node, "network": network, "newest": newest, "before": now - terms.kept_s}
     return next((row for query in queries.LET_GO if (row := db.execute(query, asked).first())), None)
 
 
@@ -108,6 +109,8 @@ def give_again(db: Connection, row: LeaseRow, node: str, network: str, room: int
     groups as the step has room for."""
     if row.status == LeaseStatus.OPEN:
         status = LeaseStatus.VOID  # its step was over
+    elif row.status == LeaseStatus.REFUSED:
+        status = LeaseStatus.REDONE
     elif row.node == node or row.network == network:
         status = LeaseStatus.RETAKEN if row.status == LeaseStatus.RETURNED else LeaseStatus.AGAIN
     else:
@@ -142,16 +145,22 @@ def why_no_other(
         return ""
     where = {"network": network, "since": now - terms.kept_s}
     undone = db.execute(queries.UNDONE, where).scalar_one()
-    if undone <= terms.probation_files:
+    if undone == 0:
         return ""
+    given_up = db.execute(queries.GIVEN_UP, where).scalar_one()
     handed_in = db.execute(queries.HANDED_IN, where).scalar_one()
-    most = undone_allowed(handed_in, terms)
-    if undone <= most:
-        return ""
-    return (
-        f"nodes of network {network} have {undone} draws of the last {terms.kept_s / 3600:.1f} hours undone, and "
-        f"{most} may be after {handed_in} files: there is no new one until these are done or older"
-    )
+    lately = f"of the last {terms.kept_s / 3600:.1f} hours"
+    if undone > (most := undone_allowed(handed_in, terms)):
+        return (
+            f"nodes of network {network} have {undone} draws {lately} undone, and {most} may be after {handed_in} "
+            "files: there is no new one until these are done or older"
+        )
+    if given_up > (most := given_up_allowed(handed_in)):
+        return (
+            f"nodes of network {network} did not do {given_up} draws {lately} that were given to them again, and "
+            f"{most} may be after {handed_in} files: there is no new one until these are older"
+        )
+    return ""
 
 
 def accepted(db: Connection, row: LeaseRow) -> None:
@@ -167,6 +176,22 @@ def refused(db: Connection, row: LeaseRow, finding: Finding | None) -> None:
         return
     db.execute(queries.ENDS, {"at_step": row.step, "at_submission": row.submission, "as": LeaseStatus.REFUSED})
     db.execute(queries.OWES, {"who": row.node})
+
+
+def acquit(db: Connection) -> None:
+    """Forgives what numbers had rejected by honest rates that are loosened now: the draws were done."""
+    of_file = (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission)
+    was_refused = leases.c.status.in_((LeaseStatus.REFUSED, LeaseStatus.REDONE))
+    query = select(leases, submissions.c.verdict).join(submissions, of_file).where(was_refused)
+    for row in db.execute(query).all():
+        finding = Verdict.from_json(row.verdict).finding if row.verdict else None
+        if finding is None or finding.check not in (NUMBERS, ROUNDING):
+            continue
+        db.execute(queries.ACQUITTED, {"who": row.node})
+        if row.status == LeaseStatus.REFUSED:  # one that was given again is made good by whoever does it
+            db.execute(queries.MADE_GOOD, {"who": row.node})
+        place = {"at_step": row.step, "at_submission": row.submission}
+        db.execute(queries.ENDS, {**place, "as": LeaseStatus.USED})
 
 
 def void(db: Connection, after_version: int) -> None:

@@ -69,7 +69,7 @@ def grant(
         return NoLease(f"steps {max(version, newest)}..{last} are provided for; version {newest + 1} brings more work")
     if record_of(node) < PROVEN and network and _is_flooded(db, terms, granted.step, now):
         return NoLease(f"step {granted.step}: so many new nodes work on it that it takes no more of them")
-    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, now)
+    again = missed[0] if missed else draws.waiting_for(db, terms, node.address, network, newest, now)
     if again is None:
         if why := draws.why_no_other(db, terms, node, own, network, now):
             return NoLease(why)
@@ -78,7 +78,9 @@ def grant(
     else:
         here = found.get(granted.step, StepCount())
         drawn = draws.give_again(db, again, node.address, network, terms.max_groups - here.seen - here.leased)
-        is_same = again.node == node.address or again.status == LeaseStatus.RETURNED
+        is_same = again.status != LeaseStatus.REFUSED and (
+            again.node == node.address or again.status == LeaseStatus.RETURNED
+        )
         if is_same and lease_rules.keeps_version(again.version, granted.step, terms):
             version = again.version  # another one would answer otherwise, and be waited for if these do not suit
     signed = _issue(db, terms, key, node, network, plants, granted.step, version, drawn, len(own), now)

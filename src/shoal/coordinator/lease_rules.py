@@ -16,6 +16,9 @@ from shoal.protocol.stores import PROVEN
 FILES_PER_DRAW = 60
 # A draw that makes workers crash is given so often, and then given up.
 MAX_GIVEN = 6
+# One whose files are rejected for what their maker can bring about is given so often. An honest machine has that happen
+# to it once in 1,000 files, and not twice with one draw, for the next file is made with another version.
+MAX_REFUSED = 2
 # Signal rates are judged by this many steps before the newest version's.
 MEMORY = 4
 # What newcomers of all networks may have under way for a step, in multiples of the most that it takes: it bounds the
@@ -66,6 +69,12 @@ def pays_for_itself(accepted: int, owed: int) -> bool:
 def undone_allowed(handed_in: int, terms: Terms) -> int:
     """Draws that a network may have undone after so many files."""
     return terms.probation_files + handed_in // FILES_PER_DRAW
+
+
+def given_up_allowed(handed_in: int) -> int:
+    """Draws that a network may have given up for good after so many files: none before it has done as many as outweigh
+    one. Those that wait to be given again are not among them, however many honest machines crashed."""
+    return handed_in // FILES_PER_DRAW
 
 
 def is_given_again(step: int, newest: int, given: int) -> bool:

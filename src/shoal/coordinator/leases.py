@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select
 from shoal.coordinator import draws, lease_rules
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.database import read_fact, write_fact
-from shoal.coordinator.db.schema import LeaseStatus, versions, weights
+from shoal.coordinator.db.schema import WITH_FILE, LeaseStatus, versions, weights
 from shoal.coordinator.nodes import Node
 from shoal.coordinator.outbox import remember_end, remember_steps
 from shoal.coordinator.policy import Terms
@@ -210,7 +210,7 @@ def may_upload(db: Connection, node: Node, step: int, submission: int, sha256: s
     if row.node != node.address:
         raise Refusal("not-yours", f"{name}: was issued to {row.node}, not to {node.address}")
     status = LeaseStatus(row.status)
-    if status in (LeaseStatus.USED, LeaseStatus.REFUSED):
+    if status in WITH_FILE:
         if db.execute(queries.FILE, place).one().sha256 != sha256:
             raise Refusal("taken", f"{name}: was already submitted with other bytes; a lease is good for one file")
         return Ticket(row.groups, True, row.network, status)

@@ -1,6 +1,7 @@
 """State machine of a node, as a pure function: all transitions are in `RULES`.
 
-All that a state gives a node is permission to ask for leases. `banned` is permanent; every other state recovers.
+All that a state gives a node is permission to ask for leases. `banned` is permanent, but for a ban that rests on
+numbers: when the run's honest rates are loosened, it is lifted. Every other state recovers.
 """
 
 from enum import StrEnum
@@ -28,6 +29,8 @@ class Event(StrEnum):
     """Its suspension is over."""
     BAN = "ban"
     """A validator rejected too many of its files."""
+    READMIT = "readmit"
+    """What it was banned for is held against it no more: the odds were too strict."""
 
 
 _ANY = {Event.SUSPEND: State.SUSPENDED, Event.BAN: State.BANNED}
@@ -37,7 +40,7 @@ RULES: dict[State, dict[Event, State]] = {
     State.SILENT: {**_ANY, Event.SEEN: State.HEALTHY, Event.LOST: State.GONE},
     State.GONE: {**_ANY, Event.SEEN: State.HEALTHY},
     State.SUSPENDED: {Event.LIFT: State.JOINED, Event.BAN: State.BANNED},
-    State.BANNED: {},
+    State.BANNED: {Event.READMIT: State.JOINED},
 }
 
 # Three heartbeats of ten seconds, and the time in which a home router comes back.

@@ -155,10 +155,13 @@ def _banned(node: Node) -> Refusal:
     return Refusal("banned", f"{node.address}: gets no more leases in this run: {node.reason}")
 
 
-def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float) -> bool:
-    """Bans a node for good once as many validators ask for it as decide on a file; whether it is banned now.
+def ban(
+    db: Connection, terms: Terms, judge: str, address: str, reason: str, now: float, rates: int | None = None
+) -> bool:
+    """Bans a node once as many validators ask for it as decide on a file; whether it is banned now.
 
-    Asking a second time changes nothing.
+    For good, unless numbers are the reason: then as long as these `rates` are the newest (`readmit`). Asking a second
+    time changes nothing, but that another reason outlasts one by numbers.
     """
     must_judge(terms, judge)
     found = find(db, address)
@@ -169,16 +172,37 @@ def ban(db: Connection, terms: Terms, judge: str, address: str, reason: str, now
             "not-allowed",
             f"{address}: is this run's own trainer or validator; remove it from the config instead",
         )
+    asked = set(db.execute(select(bans.c.judge).where(bans.c.node == address)).scalars())
+    own = (bans.c.node == address) & (bans.c.judge == judge)
+    if judge not in asked:
+        db.execute(bans.insert().values(node=address, judge=judge, rates=rates))
+    elif rates is None:
+        db.execute(bans.update().where(own).values(rates=None))
     if found.state == State.BANNED:
         return True
-    asked = set(db.execute(select(bans.c.judge).where(bans.c.node == address)).scalars())
-    if judge not in asked:
-        db.execute(bans.insert().values(node=address, judge=judge))
     if len({*asked, judge} & terms.validators) < terms.quorum:
         return False
     state = after(State(found.state), Event.BAN)
     db.execute(nodes.update().where(nodes.c.address == address).values(state=state, since=now, reason=reason))
     return True
+
+
+def readmit(db: Connection, terms: Terms, version: int, now: float) -> list[str]:
+    """Lifts the bans that rest on numbers, which this version of the honest rates judges from now on; says whose.
+
+    A ban that enough validators ask for by other reasons stands.
+    """
+    db.execute(bans.delete().where(bans.c.rates < version))
+    asking: dict[str, set[str]] = {}
+    for node, judge in db.execute(select(bans.c.node, bans.c.judge)).all():
+        asking.setdefault(node, set()).add(judge)
+    banned = db.execute(select(nodes.c.address).where(nodes.c.state == State.BANNED)).scalars()
+    lifted = [node for node in banned if len(asking.get(node, set()) & terms.validators) < terms.quorum]
+    reason = f"is admitted again: it was banned by honest rates before version {version}, which were too strict"
+    for node in lifted:
+        changed = {"state": after(State.BANNED, Event.READMIT), "since": now, "seen": now, "reason": reason}
+        db.execute(nodes.update().where(nodes.c.address == node).values(**changed))
+    return lifted
 
 
 def validators_present(db: Connection) -> list[str]:

@@ -13,7 +13,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from shoal.coordinator import draws
 from shoal.coordinator.db import queries
-from shoal.coordinator.db.schema import LeaseStatus, evidence, leases, nodes, notes, submissions, votes
+from shoal.coordinator.db.schema import WITH_FILE, evidence, leases, nodes, notes, submissions, votes
 from shoal.coordinator.judging_turns import Turns, mixed
 from shoal.coordinator.leases import lease_of
 from shoal.coordinator.nodes import Node, must_judge, validators_at_work
@@ -235,6 +235,11 @@ def _weigh(db: Connection, node: str, numbers: NumericEvidence) -> None:
         db.execute(evidence.insert().values(node=node, **found))
 
 
+def forget_evidence(db: Connection) -> None:
+    """Holds nothing against anybody that odds had won which were too strict, as validators do (`Account.forget`)."""
+    db.execute(evidence.update().values(nats=0.0))
+
+
 def evidence_against(db: Connection, node: str) -> Against | None:
     """Numeric evidence against a node; None if none of its files was weighed."""
     row = db.execute(select(evidence).where(evidence.c.node == node)).first()
@@ -287,7 +292,7 @@ def explain(db: Connection, step: int, submission: int) -> Explanation:
     """What became of a submission; a Refusal says what became of a lease without one."""
     place = {"at_step": step, "at_submission": submission}
     lease = db.execute(queries.LEASE, place).first()
-    if lease is not None and lease.status not in (LeaseStatus.USED, LeaseStatus.REFUSED):
+    if lease is not None and lease.status not in WITH_FILE:
         raise Refusal("unknown", draws.became_of(db, lease))
     row = _find(db, step, submission)
     verdict = Verdict.from_json(row.verdict) if row.verdict else None

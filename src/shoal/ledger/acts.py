@@ -8,7 +8,15 @@ that is taken is refused.
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    TypeAdapter,
+    model_serializer,
+)
 
 from shoal.ledger.merkle import keccak_text, keccak_words, merkle_root
 
@@ -296,6 +304,16 @@ class Rule(Record):
     index: Index
     challenger: Address
     upheld: bool
+    excused: bool = False
+    """Whether those who rejected the file were right by what the run went by then: it costs them nothing."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without what does not apply: a ruling that excuses nobody has the form that it has always had."""
+        tree: dict[str, object] = write(self)
+        if not self.excused:
+            del tree["excused"]
+        return tree
 
     @property
     def name(self) -> str:

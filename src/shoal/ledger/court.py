@@ -233,7 +233,7 @@ def rule(state: State, author: str, act: Rule) -> None:
     money.return_bond(state, challenger, bond)
     batch.rulings[act.index] = challenge.claim
     for address, reveal in batch.reveals.items():
-        if reveal.votes[act.index] in ("v", challenge.claim):
+        if reveal.votes[act.index] in ("v", challenge.claim) or act.excused:
             continue
         state.judges[address].refuted += 1
         # An honest validator accepts after a look at some answers: a node that spoils one, and has a friend challenge

@@ -34,6 +34,7 @@ class JudgeNote(BaseModel):
     tokens: int = Field(0, ge=0, lt=1 << 53, description="Generated tokens, as they were counted.")
     proof: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of the evidence bundle.")
     blamed: bool = Field(False, description="Whether it is a strike against the file's node.")
+    check: str = Field("", max_length=64, description="The check that it was blamed for.")
     audited: bool = False
     weighed: WeighedNote | None = None
 

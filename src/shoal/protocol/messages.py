@@ -131,6 +131,12 @@ class VersionIn(_In):
 
 class BanIn(_In):
     reason: Annotated[Plain, Field(min_length=1, max_length=4000)]
+    rates: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 31,
+        description="Version of the honest rates that speak against the node; none if it is banned for other reasons.",
+    )
 
 
 class Problem(BaseModel):

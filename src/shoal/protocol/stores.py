@@ -169,8 +169,9 @@ class RolloutStore(LeaseStore, Protocol):
         """Enters the verdict on an upload, with a note for the validators that share the files."""
         ...
 
-    def ban(self, node: str, reason: str) -> None:
-        """Gives a node no more leases."""
+    def ban(self, node: str, reason: str, rates: int | None = None) -> None:
+        """Gives a node no more leases; where numbers are the reason, until the run's honest rates, of which `rates` is
+        the version that speaks against it, are loosened."""
         ...
 
     def accepted(self, step: int) -> Iterator[Submission]:

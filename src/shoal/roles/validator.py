@@ -22,6 +22,7 @@ from shoal.client.peer_notes import PeerNotes
 from shoal.client.verdict_writer import Judged, VerdictWriter
 from shoal.client.voting import Juror
 from shoal.errors import ModelError, RolloutError, UnreadError, WeightsError
+from shoal.protocol.judge_note import JudgeNote
 from shoal.protocol.numeric_evidence import NumericEvidence, standing
 from shoal.protocol.rates.rates_table import RatesTable
 from shoal.protocol.stores import PROVEN, RolloutStore, Upload, Version, WeightSource, newest_of
@@ -75,6 +76,8 @@ class Validator:
     loaded: Version
     """What the policy of `checks` has at the start."""
     strikes: Counter[str] = field(default_factory=Counter)
+    by_numbers: Counter[str] = field(default_factory=Counter)
+    """Those of the strikes that the newest honest rates gave: they last as long as these do."""
     votes: Votes | None = None
     rates: RatesFollower | None = None
     """Brings newer honest rates, where numbers are judged by them."""
@@ -173,10 +176,20 @@ class Validator:
         return self.early.get((upload.step, upload.submission), newest.number) > newest.number
 
     def judge_by(self, rates: RatesTable) -> None:
-        """Judges numbers by another version of the run's honest rates from now on."""
+        """Judges numbers by another version of the run's honest rates from now on, and forgets what earlier ones said
+        of nodes, as the coordinator has: evidence, strikes, and the bans that rest on them."""
+        is_looser = rates.version > self.checks.rates.version
         self.checks.judge_by(rates)
         if self.evidence is not None:
             self.evidence.loosened(rates.version)
+        if is_looser:
+            self.strikes -= self.by_numbers
+            self.by_numbers.clear()
+            self.verdicts.banned.clear()
+            most = self.run_dir.config.audit.strikes
+            for node, count in self.strikes.items():
+                if count >= most:
+                    self.verdicts.ban(node, "strikes", f"{count} files rejected, none of them because of numbers")
         self.metrics.write("note", text=f"numbers are judged by version {rates.version} of the honest rates")
 
     def _has_not_come(self, submission: Submission) -> bool:
@@ -283,7 +296,7 @@ class Validator:
         if found is not None and not self.run_dir.config.audit.enforce:
             self.metrics.write("note", text=f"not enforced: {upload.node}, {found}")
         elif found is not None and account.is_over and self.peers is None:
-            self.verdicts.ban(upload.node, found.check, str(found))
+            self.verdicts.ban(upload.node, found.check, str(found), self.checks.rates.version)
         return numbers
 
     def _reject(self, judged: Judged) -> bool:
@@ -298,12 +311,15 @@ class Validator:
             self.audits.alarm(node, judged.upload.step)
         if self.peers is None:
             self.strikes[node] += 1
+            self.by_numbers[node] += judged.finding.check == NUMBERS
         else:
             self._hear()
         # Also beyond that number: a validator that was killed between the last strike and the ban makes up for it.
         if (count := self.strikes[node]) >= most:
             reason = f"{count} files rejected, the last because of {judged.finding}; evidence: {evidence}"
-            self.verdicts.ban(node, judged.finding.check, reason)
+            rests_on_numbers = count - self.by_numbers[node] < most
+            rates = self.checks.rates.version if rests_on_numbers else None
+            self.verdicts.ban(node, judged.finding.check, reason, rates)
         return False
 
     def _hear(self) -> None:
@@ -322,7 +338,8 @@ class Validator:
                 self.audits.saw(node)
                 if note.blamed and note.audited and not self.strikes[node]:
                     self.audits.alarm(node, filed.step)
-            self.strikes[node] += note.blamed
+            if note.blamed:
+                self._strike_again(node, note)
             if isinstance(self.evidence, SharedEvidence):
                 weighed = note.weighed
                 nats = None if weighed is None else weighed.nats
@@ -334,10 +351,19 @@ class Validator:
         if isinstance(self.evidence, SharedEvidence) and newest is not None:
             self.evidence.give_up(newest.number, self.run_dir.config.async_level)
 
+    def _strike_again(self, node: str, note: JudgeNote) -> None:
+        """Counts a strike that one of the validators gave, unless honest rates gave it that were loosened since."""
+        by_numbers = note.check == NUMBERS
+        if by_numbers and note.weighed is not None and note.weighed.rates < self.checks.rates.version:
+            return
+        self.strikes[node] += 1
+        self.by_numbers[node] += by_numbers
+
     def _ban_for_evidence(self, node: str, account: Account) -> None:
         if account.is_over and self.run_dir.config.audit.enforce:
             against = standing(account.held_against, account.files, BAN_NATS)
-            self.verdicts.ban(node, NUMBERS, f"{against}, over files that several validators judged")
+            said = f"{against}, over files that several validators judged"
+            self.verdicts.ban(node, NUMBERS, said, self.checks.rates.version)
 
     def _postpone(self, upload: Upload, error: UnreadError, began: float) -> bool:
         """Leaves a file that could not be fetched or read for later, and after some tries without verdict on its

@@ -15,6 +15,7 @@ from shoal.files import locked
 from shoal.models.load import load_as
 from shoal.protocol.rates.rates_file import read_architecture
 from shoal.protocol.stores import roots_of
+from shoal.protocol.verdict import NUMBERS
 from shoal.roles.session import JoinOptions, ignore_refused
 from shoal.roles.validator import Validator
 from shoal.rundir import TAKEOVER_S, VALIDATOR, RunDir, is_own, limits_of, validator_names
@@ -26,11 +27,15 @@ from shoal.validate.evidence.vote_log import Votes
 from shoal.validate.vllm_states import VllmStates, vllm_for
 
 
-def past_strikes(path: Path) -> Counter[str]:
-    """Rejections that an earlier life of this validator has given, from its metrics."""
+def past_strikes(path: Path, rates: int = 0, *, by_numbers: bool = False) -> Counter[str]:
+    """Rejections that an earlier life of this validator has given, from its metrics; those by numbers as far as they
+    were found by this version of the honest rates, and these alone where it is asked for."""
     strikes: Counter[str] = Counter()
     for entry in read_metrics(path):
-        if entry["event"] == "verdict" and entry.get("blamed"):
+        if entry["event"] != "verdict" or not entry.get("blamed"):
+            continue
+        numeric = entry.get("check") == NUMBERS
+        if (numeric and entry.get("rates", 0) >= rates) or not (numeric or by_numbers):
             strikes[entry["node"]] += 1
     return strikes
 
@@ -73,21 +78,20 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
                 states.use(folder)
                 checks.compute_states(states.states)
             audits = Audits(config.audit)
-            strikes = past_strikes(run.path / "metrics" / f"{name}.jsonl")
             votes = Votes(_own_file(run, name, "votes.jsonl"))
 
             def line() -> CoordinatorClient:
                 return lines.enter_context(CoordinatorClient(session.link.join_at, session.link.key, config.patience_s))
 
             peers = PeerNotes(line(), votes) if config.audit.count > 1 else None
-            if peers is not None:
-                strikes = Counter()  # the notes of all validators have them, with one's own
-            validator = Validator(
-                run, channel, store, checks, audits, status, metrics, first, strikes, votes, peers=peers
-            )
+            validator = Validator(run, channel, store, checks, audits, status, metrics, first, votes=votes, peers=peers)
             if config.model.dtype == "bfloat16":
                 validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
                 validator.judge_by(validator.rates.table)
+            if peers is None:  # otherwise the notes of all validators have them, with one's own
+                said, newest = run.path / "metrics" / f"{name}.jsonl", checks.rates.version
+                validator.strikes = past_strikes(said, newest)
+                validator.by_numbers = past_strikes(said, newest, by_numbers=True)
             if states is not None:
                 validator.files.versions.on_load = states.use
             # A connection of its own: votes are sent while files are judged.

@@ -98,6 +98,7 @@ class NodeRow:
         "ended",
         "expired",
         "files",
+        "given_up",
         "handed_in",
         "leases",
         "let_go",
@@ -114,6 +115,7 @@ class NodeRow:
         self.number = number
         self.state = State.JOINED
         self.accepted = self.owed = self.abandoned = self.expired = self.tokens = self.handed_in = self.undone = 0
+        self.given_up = 0
         self.busy_s = self.received = 0.0
         self.record = 1
         self.leases: list[LeaseRow] = []
@@ -218,9 +220,10 @@ class Book:
     def _owes_too_much(self, node: NodeRow) -> bool:
         if any(row.is_again for row in node.leases):
             return True
-        if rules.pays_for_itself(node.accepted, node.owed) or node.undone <= self.terms.probation_files:
+        if rules.pays_for_itself(node.accepted, node.owed):
             return False
-        return node.undone > rules.undone_allowed(node.handed_in, self.terms)
+        is_over = node.given_up > rules.given_up_allowed(node.handed_in)
+        return is_over or node.undone > rules.undone_allowed(node.handed_in, self.terms)
 
     def _counts(self, node: NodeRow, version: int) -> dict[int, StepCount]:
         """What steps have as a node sees it: of those without a record it sees its own work alone."""
@@ -284,7 +287,10 @@ class Book:
         self._close(row, "lost" if is_lost else "expired")
         self.expired += 1
         node.undone += 1
-        if not is_lost:
+        if is_lost:
+            node.given_up += 1
+            self.events.after(self.terms.kept_s, self._forget_lost, node)
+        else:
             node.let_go.append(row)
             self.let_go.append(row)
         before = node.record, node.lease_record
@@ -299,6 +305,10 @@ class Book:
                 self.events.after(SUSPENDED_S, self._lift, node)
             self._change_state(node, state)
         self.freed()
+
+    def _forget_lost(self, node: NodeRow) -> None:
+        node.given_up -= 1
+        node.undone -= 1
 
     def _lift(self, node: NodeRow) -> None:
         before = node.record, node.lease_record

@@ -11,7 +11,7 @@ many keys share the work, and every further draw and everything that is taken is
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import floor, inf, prod
+from math import ceil, floor, inf, prod
 
 from shoal.config import AuditConfig, RunConfig
 from shoal.validate.audit import spot_draws
@@ -134,6 +134,23 @@ def worst(
         for length in LENGTHS
         if length <= longest
     )
+
+
+# Share of a node's computing that 8-bit weights save, at most: half of the bytes that decoding reads.
+SAVED_BY_INT8 = 0.5
+
+
+def gain_of_rounding(
+    judged_tokens: float, recomputed: float, file_tokens: float, saved: float = SAVED_BY_INT8, margin: float = MARGIN
+) -> float:
+    """What a key gains, in honest files' pay, that computes all answers with cheaper weights from its probation on, in
+    a bfloat16 run: until its numbers have been recomputed for so many tokens, of which a file has this share.
+
+    Such answers are not fakes that a look tells: evidence adds up, and a ban by evidence takes nothing but the file
+    that was judged last. Where one file shows enough by itself, the first is the last, and it is not paid.
+    """
+    files = ceil(judged_tokens / (recomputed * file_tokens))
+    return files * saved * (1 - margin) - 1
 
 
 def worst_strike(sampling: Sampling, answers: int, length: float) -> tuple[float, int]:

@@ -14,7 +14,7 @@ from shoal.coordinator.db.schema import (
     versions,
     votes,
 )
-from shoal.coordinator.lease_rules import FILES_PER_DRAW
+from shoal.coordinator.lease_rules import FILES_PER_DRAW, MAX_REFUSED
 from shoal.coordinator.node_states import State, holds_leases
 
 
@@ -104,7 +104,13 @@ ENDED = (
     .limit(bindparam("most"))
 )
 _mine, _near = leases.c.node == bindparam("who"), leases.c.network == bindparam("network")
-_waits = select(leases).where(leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.RETURNED))).limit(1)
+# A rejected file's draw waits for a newer version, whose answers are others: by those that were rejected, an honest
+# machine would be rejected again.
+_to_redo = and_(
+    leases.c.status == LeaseStatus.REFUSED, leases.c.given < MAX_REFUSED, leases.c.version < bindparam("newest")
+)
+_let_go = leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.RETURNED))
+_waits = select(leases).where(or_(_let_go, _to_redo)).limit(1)
 _oldest_first = leases.c.until, leases.c.step, leases.c.submission
 # Draws that were let go, in the order in which a node gets them: its own, those of its network, those kept long enough.
 LET_GO = (
@@ -116,9 +122,10 @@ _draw = or_(leases.c.draw_of == bindparam("first"), _lease)
 GIVEN_NEXT = select(leases).where(leases.c.draw_of == bindparam("first"), leases.c.given == bindparam("times"))
 # Who let a draw go before its network did it after all.
 DEBTORS = select(leases.c.node).where(
-    _draw, leases.c.status.in_((LeaseStatus.AGAIN, LeaseStatus.RETAKEN)), or_(_mine, _near)
+    _draw, leases.c.status.in_((LeaseStatus.AGAIN, LeaseStatus.RETAKEN, LeaseStatus.REDONE)), or_(_mine, _near)
 )
 OWES = nodes.update().where(_own).values(owed=nodes.c.owed + 1)
+ACQUITTED = nodes.update().where(_own, nodes.c.rejected > 0).values(rejected=nodes.c.rejected - 1)
 MADE_GOOD = nodes.update().where(_own, nodes.c.owed > 0).values(owed=nodes.c.owed - 1)
 # Of one network lately: draws that it took and did not do, and those that it handed in.
 _near_lately = _near & (leases.c.until > bindparam("since"))
@@ -130,6 +137,18 @@ UNDONE = (
         or_(
             leases.c.status.in_((LeaseStatus.EXPIRED, LeaseStatus.RETURNED, LeaseStatus.LOST, LeaseStatus.REFUSED)),
             (leases.c.status == LeaseStatus.OPEN) & (leases.c.draw_of != ""),
+        ),
+    )
+)
+# Those that are not given again any more.
+GIVEN_UP = (
+    select(func.count())
+    .select_from(leases)
+    .where(
+        _near_lately,
+        or_(
+            leases.c.status == LeaseStatus.LOST,
+            (leases.c.status == LeaseStatus.REFUSED) & (leases.c.given >= MAX_REFUSED),
         ),
     )
 )

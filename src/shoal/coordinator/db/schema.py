@@ -16,17 +16,20 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = "10"
+SCHEMA_VERSION = "11"
 metadata = MetaData()
 
 
 class LeaseStatus(StrEnum):
-    """What became of a lease. There is a file for the used and the refused ones only."""
+    """What became of a lease. There is a file for those in `WITH_FILE` only."""
 
     OPEN = "open"
     USED = "used"
     REFUSED = "refused"
-    """Used, and the file was rejected for something that its maker can bring about."""
+    """Used, and the file was rejected for something that its maker can bring about; its draw waits for a newer version,
+    to be given again."""
+    REDONE = "redone"
+    """Used, and the file was rejected so; its draw was given again."""
     EXPIRED = "expired"
     """Let go; its draw waits to be given again."""
     AGAIN = "again"
@@ -40,6 +43,8 @@ class LeaseStatus(StrEnum):
     VOID = "void"
     """Ended by nobody's fault: its version was taken back, or its step was over and its draw was given again."""
 
+
+WITH_FILE = (LeaseStatus.USED, LeaseStatus.REFUSED, LeaseStatus.REDONE)
 
 facts = Table(
     "facts",
@@ -199,6 +204,7 @@ bans = Table(
     metadata,
     Column("node", String(42), nullable=False),
     Column("judge", String(42), nullable=False),
+    Column("rates", Integer),  # version of the honest rates that speak against it; none for other reasons
     PrimaryKeyConstraint("node", "judge"),
 )
 

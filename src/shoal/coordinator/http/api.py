@@ -437,7 +437,7 @@ def _own_routes(app: FastAPI, coordinator: Coordinator) -> None:
     async def ban(
         address: Annotated[str, InPath(pattern=r"^0x[0-9a-f]{40}$")], body: m.BanIn, by: Signed = signed
     ) -> m.Done:
-        return m.Done(changed=await coordinator.ban(by, address, body.reason))
+        return m.Done(changed=await coordinator.ban(by, address, body.reason, body.rates))
 
     @app.put("/v1/versions/{number}", summary="Make a policy version known.")
     async def announce(

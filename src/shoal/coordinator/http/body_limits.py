@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from shoal.protocol.refusal import Refusal
+from shoal.protocol.refusal import Code, Refusal
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,6 +43,12 @@ class Bounded:
         max_bytes = self._max_file if self._is_file(scope) else MAX_JSON
         waited, came, over = 0.0, 0, False
         answered = False
+        refused: Refusal | None = None
+
+        def refuse(code: Code, reason: str) -> Refusal:
+            nonlocal refused
+            refused = Refusal(code, reason)
+            return refused
 
         async def bounded() -> Message:
             nonlocal waited, came, over
@@ -53,7 +59,7 @@ class Bounded:
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, min(self._pause_s, allowed)))
             except TimeoutError:
-                raise Refusal(
+                raise refuse(
                     "too-slow",
                     f"body: {came} bytes came in {waited + time.monotonic() - began:.0f} s; send it at "
                     f"{MIN_BYTES_PER_S:.0f} bytes/s or more, without pauses of {self._pause_s:.0f} s",
@@ -61,12 +67,14 @@ class Bounded:
             waited += time.monotonic() - began
             came += len(message.get("body", b""))
             if came > max_bytes:
-                raise Refusal("too-large", f"body: more than the {max_bytes} bytes that are accepted here")
+                raise refuse("too-large", f"body: more than the {max_bytes} bytes that are accepted here")
             over = not message.get("more_body", False)
             return message
 
         async def sending(message: Message) -> None:
             nonlocal answered
+            if refused is not None and not answered:
+                return  # what the API makes of half a body, as that it is no valid JSON, is not what was wrong
             answered = True
             if message["type"] == "http.response.start" and not over:
                 # A sender that is refused half-way does not get to send the rest.
@@ -80,11 +88,14 @@ class Bounded:
             if length == b"0" and b"transfer-encoding" not in dict(scope["headers"]):
                 over = True
             await self._app(scope, bounded, sending)
+            if refused is not None and not answered:
+                raise refused
         except ClientDisconnect:  # there is nobody to answer, and nothing was done
             return
         except Refusal as refusal:
             if answered:
                 raise
+            refused = None
             body = json.dumps({"error": refusal.code, "reason": refusal.reason}).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             if refusal.code == "too-often":

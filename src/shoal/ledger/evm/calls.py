@@ -108,7 +108,8 @@ def _rule(act: Rule, leaves: Sequence[Leaf], step: int) -> list[Any]:
     if act.index >= len(leaves):
         raise Refused("early", f"{act.name}: batch {act.batch} has {len(leaves)} submissions")
     proof = merkle_proof([leaf.hash(step) for leaf in leaves], act.index)
-    return [act.batch, act.index, checksummed(act.challenger), act.upheld, _leaf(leaves[act.index]), proof]
+    answer = [act.upheld, act.excused]
+    return [act.batch, act.index, checksummed(act.challenger), *answer, _leaf(leaves[act.index]), proof]
 
 
 def _leaf(leaf: Leaf) -> tuple[int, str, bytes, int]:
@@ -182,7 +183,8 @@ def act_of(author: str, logged: Mapping[str, Any], count_of: Callable[[int], int
     if kind is Refund:
         return Refund()
     place = key >> 160
-    return Rule(batch=place >> 8, index=place & 0xFF, challenger=_address(key), upheld=bool(one))
+    challenger, upheld, excused = _address(key), bool(one), bool(two)
+    return Rule(batch=place >> 8, index=place & 0xFF, challenger=challenger, upheld=upheld, excused=excused)
 
 
 def as_logged(author: str, act: Act) -> Act:

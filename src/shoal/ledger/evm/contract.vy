@@ -722,7 +722,13 @@ def _contradicts(batch: uint256, judge: address, bit: uint256, accept: bool) -> 
 
 @external
 def rule(
-    batch: uint256, index: uint256, challenger: address, upheld: bool, leaf: Leaf, proof: DynArray[bytes32, 8]
+    batch: uint256,
+    index: uint256,
+    challenger: address,
+    upheld: bool,
+    excused: bool,
+    leaf: Leaf,
+    proof: DynArray[bytes32, 8],
 ):
     assert msg.sender == TERMS.arbiter, "not-allowed"
     self._must_be_open(batch, index)
@@ -730,7 +736,8 @@ def rule(
     assert claim != 0, "unknown"
     assert claim & REFUTED_CHALLENGE == 0, "taken"
     assert self._holds(batch, index, leaf, proof), "mismatch"
-    self._enter(RULE, (batch << 8 | index) << 160 | convert(challenger, uint256), convert(upheld, uint256), 0, 0)
+    key: uint256 = (batch << 8 | index) << 160 | convert(challenger, uint256)
+    self._enter(RULE, key, convert(upheld, uint256), convert(excused, uint256), 0)
     # Of stake, what was put up is leaving meanwhile.
     bond: uint256 = 0
     if claim & BY_STAKE != 0:
@@ -746,9 +753,10 @@ def rule(
     bit: uint256 = 1 << index
     accept: bool = claim & ACCEPT != 0
     self.batches[batch].ruled |= bit
-    # A false accusation costs a validator; an accept does not, for it comes after a look at some of the answers.
+    # A false accusation costs a validator, unless it was right by what the run went by then; an accept does not, for it
+    # comes after a look at some of the answers.
     for judge: address in self.juries[batch]:
-        if accept and self._contradicts(batch, judge, bit, True):
+        if accept and not excused and self._contradicts(batch, judge, bit, True):
             self._blame(judge, REFUTED)
             self._void(judge)
     was_accepted: bool = self.batches[batch].accepted & bit != 0

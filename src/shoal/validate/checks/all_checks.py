@@ -126,11 +126,12 @@ class Checks:
         """Computes submissions again, side by side, with the weights that are loaded, which must be those claimed; one
         that names several versions needs `load`, which puts each of them in their place.
 
-        No file is rejected for what another engine computed: the policy computes it once more, and decides.
+        No file is rejected for what another engine computed: the policy computes it once more, and decides. Nothing is
+        found by numbers where the run only reports them (`audit.enforce = false`), whoever asks: validator or arbiter.
         """
         if self.numbers is not None:
             for submission in submissions:
-                yield finding_of(self.weigh(submission, load=load))
+                yield finding_of(self.weigh(submission, load=load)) if self.config.audit.enforce else None
             return
         for submission, found in zip(submissions, self._computed(submissions, load), strict=True):
             if self.states is None or found is None:

@@ -58,6 +58,18 @@ class Arbiter:
 
     def judge(self, path: Path, signed: SignedLease, table_of: TableOf = no_table) -> Finding | None:
         """What is wrong with a file that was handed in under a lease. WeightsError if its version is not here."""
+        return self._judge(path, signed, table_of, self.rates)
+
+    def judge_as_begun(self, path: Path, signed: SignedLease, table_of: TableOf = no_table) -> Finding | None:
+        """What was wrong with it by the honest rates that the run began with, the strictest that any of its validators
+        ever had; None where they are the newest."""
+        began = int(bool(self.run.config.audit.rates))
+        if self.rates is None or self.rates.version <= began:
+            return None
+        first = self.rates.model_copy(update={"additions": self.rates.additions[:began]})
+        return self._judge(path, signed, table_of, first)
+
+    def _judge(self, path: Path, signed: SignedLease, table_of: TableOf, rates: RatesTable | None) -> Finding | None:
         config = self.run.config
         try:
             submission = read_rollouts(path, signed.lease, limits_of(config, self.policy.vocab))
@@ -73,8 +85,8 @@ class Arbiter:
             return signed.root_of(number) or later.get(number)
 
         checks = Checks(config, self.policy, self.tasks, self.scorer, root_of, table_of)
-        if self.rates is not None:
-            checks.judge_by(self.rates)
+        if rates is not None:
+            checks.judge_by(rates)
         if found := checks.formal(submission):
             return found
         self._load(Version(submission.version, submission.weights))
