@@ -17,8 +17,9 @@ from shoal.errors import ModelError
 from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Completion, Request
 from shoal.generate.torch_engine import TorchEngine
-from shoal.generate.vllm.death_watch import watch_for_death
+from shoal.generate.vllm.death_watch import DeathWatch, watch_for_death
 from shoal.generate.vllm.engine import VllmEngine
+from shoal.generate.vllm.parent_watch import is_there
 from shoal.models.load import Policy, load, outline
 from shoal.models.weights import write_weights
 from tests.vllm.conftest import settings_of
@@ -206,11 +207,12 @@ def test_an_engine_core_that_is_killed_and_killed_once_more_while_it_starts_give
         done += engine.step()
     killed = list[int]()
 
-    def kill_first(client: Any) -> None:
-        watch_for_death(client)
+    def kill_first(client: Any) -> DeathWatch:
+        watch = watch_for_death(client)
         if not killed:
             killed.append(core_of(engine))
             os.kill(killed[0], signal.SIGKILL)
+        return watch
 
     monkeypatch.setattr("shoal.generate.vllm.engine.watch_for_death", kill_first)
     os.kill(core_of(engine), signal.SIGKILL)
@@ -219,6 +221,30 @@ def test_an_engine_core_that_is_killed_and_killed_once_more_while_it_starts_give
     assert killed
     said: list[str] = engine.said  # type: ignore[attr-defined]
     assert sum("vLLM died" in one for one in said) == 2
+    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+@pytest.mark.parametrize("during", ["a step", "a load"])
+def test_an_engine_core_that_is_stuck_is_killed_and_what_was_asked_is_done(
+    engine: VllmEngine, tiny: Path, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, so it is there, and answers nothing: a worker would wait for ever, with its heart beating."""
+    requests, core = requests_of(4), core_of(engine)
+    said: list[str] = engine.said  # type: ignore[attr-defined]
+    before = len(said)
+    watch: DeathWatch = engine._watch
+    monkeypatch.setattr(watch, "within", lambda _seconds, what: DeathWatch.within(watch, 3.0, what))
+    os.kill(core, signal.SIGSTOP)
+    if during == "a load":
+        engine.load(tiny, "version 0")
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    done = list[Completion]()
+    while engine.running:
+        done += engine.step()
+    assert ["did not answer for 3 s" in text for text in said[before:]] == [True]
+    assert core_of(engine) != core
+    assert not is_there(core)
     assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
 
 

@@ -25,12 +25,12 @@ from shoal.errors import ConfigError, ShoalError, StorageError
 from shoal.files import remove, tree_bytes
 from shoal.lend.decisions import HAND_BACK_AFTER, Next, after_end, decide, retry_after_s
 from shoal.lend.machine_state import MachineState
-from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
+from shoal.lend.process_tree import Usage, scope_command, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
 from shoal.lend.when import parse_when, why_not
 from shoal.limits import show_size
 from shoal.priority import give_way
-from shoal.process import Child
+from shoal.process import Child, tree_of
 from shoal.protocol.refusal import Refusal
 from shoal.rundir import RUN_FILE
 from shoal.telemetry.status import read_status
