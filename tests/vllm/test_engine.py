@@ -66,7 +66,7 @@ def nudged(folder: Path, to: Path, seed: int) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_tokens_log_probs_and_proofs_are_those_of_our_own_engine(
-    engine: VllmEngine, tiny: Path, temperature: float
+    engine: VllmEngine, cached: list[int], tiny: Path, temperature: float
 ) -> None:
     requests = requests_of(90)
     before = engine.counts()[1]
@@ -80,6 +80,7 @@ def test_tokens_log_probs_and_proofs_are_those_of_our_own_engine(
     held, resumed = engine.counts()
     assert held <= 32, "a state was kept longer than a chunk"
     assert resumed > before, "nothing was preempted: the test tested nothing"
+    assert max(cached) >= 64, "nothing was taken from the prefix cache: the test tested nothing"
 
 
 def test_a_request_may_come_at_any_time(engine: VllmEngine, tiny: Path) -> None:
@@ -131,6 +132,45 @@ def test_three_versions_are_loaded_one_after_the_other_without_a_restart(
         assert_same(found, ours(load(folder), requests))
         texts.append([c.tokens for c in found])
     assert texts[0] != texts[1] != texts[2]
+
+
+@pytest.fixture
+def cached(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens of its prompt each answer took from the prefix cache, in the order in which they end."""
+    found, step = list[int](), engine._engine.step
+
+    def noted() -> Any:
+        outputs = step()
+        found.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    monkeypatch.setattr(engine._engine, "step", noted)
+    return found
+
+
+def test_what_is_cached_of_prompts_is_used_and_never_that_of_another_version(
+    engine: VllmEngine, cached: list[int], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = tuple(range(2, 50)) * 2, nudged(tiny, tmp_path / "v1", 1)
+    requests = [Request(prompt, 7, number, 40) for number in range(4)]
+    engine.load(tiny, "version 0")
+    answers(engine, requests[:1])
+    assert cached == [0]
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
+    assert min(cached[1:]) >= 64, "nothing was taken from the cache: the test tested nothing"
+    engine.load(other, "version 1")
+    cached.clear()
+    assert_same(answers(engine, requests[:1]), ours(load(other), requests[:1]))
+    assert cached == [0]
+    with monkeypatch.context() as without:
+        without.setattr(engine._engine, "reset_prefix_cache", lambda: True)
+        engine.load(tiny, "version 2")
+    (stale,) = answers(engine, requests[:1])
+    assert cached[-1] >= 64
+    with pytest.raises(AssertionError):  # what the cache is emptied for
+        assert_same([stale], ours(load(tiny), requests[:1]))
+    engine.load(tiny, "version 0")
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
 
 
 def test_a_stale_head_is_refused_and_no_request_is_taken_until_a_version_is_right(
