@@ -38,8 +38,8 @@ class VersionCache:
     def load(self, version: Version) -> None:
         """Makes `version` the one that files are computed with; a WeightsError or ModelError if it cannot be.
 
-        Policy and whoever is told of loads have one version each: where one has it and the other failed to take it, the
-        next call makes up for that, whichever version it is for.
+        Policy and listener have one version each: where one has it and the other failed to take it, the next call makes
+        up for that, whichever version it is for.
         """
         if version != self.loaded:
             self.policy.set_weights(self._weights(version), f"version {version.number}")
