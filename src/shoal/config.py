@@ -399,7 +399,8 @@ class WorkerConfig(_Table):
     kv_cache_gb: float | None = Field(
         None,
         gt=0,
-        description="GiB per device for vLLM's KV cache. Default: what is free on a CUDA device, 1 on a CPU.",
+        description="GiB per device for vLLM's KV cache. Default: on a CUDA device what max_batch answers take at "
+        "their longest, or what is free if that is less; 1 on a CPU.",
     )
     groups_per_submission: Positive = Field(8, description="Groups per rollout file.")
     in_flight: bool = Field(
@@ -531,7 +532,8 @@ class AuditConfig(_Table):
     engine: Literal["auto", "torch", "vllm"] = Field(
         "auto",
         description="What computes the final states of answers again; auto: vLLM on a CUDA device where it is "
-        "installed, torch otherwise. Adapters (train.lora) are computed with torch, whatever it says.",
+        "installed and finds room beside the judge's own model, torch otherwise. Adapters (train.lora) are computed "
+        "with torch, whatever it says.",
     )
     thresholds: ThresholdsConfig = ThresholdsConfig()
     proofs: bool = Field(

@@ -198,6 +198,20 @@ def memory(device: torch.device) -> Memory:
     return Memory(_physical_memory(), *_resident_memory())
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of a CUDA device: all of it, and what no process holds."""
+
+    total: int
+    free: int
+
+
+def least_room(devices: int) -> Room:
+    """The first so many CUDA devices of this process have this much room at least, each of them."""
+    found = [torch.cuda.mem_get_info(number) for number in range(devices)]
+    return Room(total=min(total for _, total in found), free=min(free for free, _ in found))
+
+
 def to_numpy(x: Tensor) -> npt.NDArray[Any]:
     """A tensor's values on the host; the only way there from a device. A tensor on the CPU shares its memory."""
     return np.asarray(x.detach().to(CPU).numpy())

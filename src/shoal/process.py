@@ -222,3 +222,13 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+def tree_of(root: int, proc: Path = Path("/proc")) -> list[int]:
+    """A process and its descendants, the process first."""
+    tree = [root]
+    for pid in tree:
+        for children in (proc / str(pid) / "task").glob("*/children"):
+            with suppress(OSError):
+                tree += [int(text) for text in children.read_text().split()]
+    return tree

@@ -2,8 +2,11 @@
 
 import getpass
 import json
+import math
 import os
 import socket
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,18 @@ from shoal.doctor.report.runner import Job, run_steps
 from shoal.doctor.report.table import table
 from shoal.doctor.steps import engine, memory, ranks, rates, reload, sampling, speed
 from shoal.doctor.steps.context import Context, StepFailed
+from shoal.doctor.steps.judged import judge_at_temperatures
 from shoal.errors import ConfigError
+from shoal.generate.engine import Completion
 from shoal.generate.sampling import choose
+from shoal.generate.torch_engine import TorchEngine
+from shoal.models.load import load
 from shoal.models.tiny import build_tiny
+from shoal.protocol.rates.honest_rates import EDGES, Histogram
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.shipped import default_rates
 from shoal.tasks.build import build_source
+from shoal.validate.calibrate.tally import Tally
 from tests.support.command import shoal
 
 BAD_STEPS = """
@@ -93,11 +102,65 @@ def test_a_device_that_chooses_other_tokens_fails_the_step(job: Job, tmp_path: P
 
 
 def test_an_engine_whose_logprobs_are_off_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:
-    from shoal.generate.torch_engine import TorchEngine
-
     monkeypatch.setattr(TorchEngine, "scaled", lambda self, logits: logits / (self.temperature * 1.05))
     with pytest.raises(StepFailed, match="a float32 judge rejects it"):
         engine.run(context(job, tmp_path))
+
+
+def test_an_engine_that_is_wrong_below_temperature_1_alone_fails_the_step(job: Job, tmp_path: Path) -> None:
+    """At 1 an engine that divides by the temperature twice, or not at all, computes what it should."""
+    policy, at_work = load(job.model), context(job, tmp_path)
+    requests = at_work.requests(policy, 4)
+
+    def answers_of(divides: Callable[[float], float]) -> Callable[[float], list[Completion]]:
+        def at(temperature: float) -> list[Completion]:
+            longest = at_work.config.max_len
+            engine = TorchEngine(policy, max_batch=4, max_len=longest, temperature=divides(temperature))
+            return list(engine.generate(requests))
+
+        return at
+
+    found = judge_at_temperatures(at_work, policy, requests, answers_of(lambda temperature: temperature))
+    assert (found["temperatures"], found["proofs_refused"]) == ("1 0.6", 0)
+    assert found["tokens"] == sum(len(answer.tokens) for t in (1.0, 0.6) for answer in answers_of(float)(t))
+    for wrong in (lambda temperature: temperature**2, lambda _: 1.0):
+        with pytest.raises(StepFailed, match=r"rejects it at temperature 0\.6"):
+            judge_at_temperatures(at_work, policy, requests, answers_of(wrong))
+
+
+def test_rates_of_an_engine_that_computes_something_else_fail_and_are_not_written(
+    job: Job, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("shoal.doctor.steps.rates.ANSWERS", 8)
+    monkeypatch.setattr("shoal.validate.calibrate.rates.vllm_python", lambda: None)
+    monkeypatch.setattr(TorchEngine, "scaled", lambda self, logits: logits / (self.temperature * 3))
+    with pytest.raises(StepFailed, match=r"log-probs are off by .* times .*; its rates are not to be merged"):
+        rates.run(context(job, tmp_path))
+    assert not (tmp_path / rates.FILE).exists()
+
+
+HONEST = Tally(1000, 1500.0, 4, 40.0, *[Histogram(count=32.0, above=(0,) * len(EDGES))] * 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"squares": 1.6**2 * 1000, "proofs": 1.3 * 32, "short": 16}, None),  # the worst of honest ways
+        ({"tokens": 20, "squares": 20.0, "short": 3}, None),  # by chance
+        ({"squares": 25_000.0}, "log-probs are off by 5 times"),
+        ({"squares": math.nan}, "log-probs are off by nan times"),
+        ({"proofs": 200.0}, "proofs are off by 6.25 times"),
+        ({"short": 100}, "10.0% of its tokens are not the best"),
+    ],
+)
+def test_what_is_far_from_every_honest_way_is_not_fit_for_merging(changed: dict[str, Any], said: str | None) -> None:
+    tally = replace(HONEST, **changed)
+    if said is None:
+        rates.check_honest("cpu", tally)
+    else:
+        with pytest.raises(StepFailed, match=said):
+            rates.check_honest("cpu", tally)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from shoal.ledger.reader import read_record
 from shoal.rundir import key_path, open_run, role_key, validator_names
 from shoal.telemetry.metrics import read_metrics
 from shoal.telemetry.status import read_status
-from tests.support.run_processes import CONFIG, Runs
+from tests.support.run_processes import CONFIG, Runs, own_worker_stopped
 from tests.support.until import until
 
 KILLED = "validator-1"
@@ -26,13 +26,22 @@ def verdicts(out: Path, name: str) -> list[tuple[int, int]]:
     return [(int(e["step"]), int(e["submission"])) for e in entries if e["event"] == "verdict"]
 
 
-@pytest.mark.timeout(600)
+def are_ready(out: Path, *names: str) -> bool:
+    """Whether these validators have started and wait for files."""
+    states = {status.role: status.state for status in read_status(out)}
+    return all(states.get(name) == "waiting" for name in names)
+
+
+@pytest.mark.timeout(900)
 def test_two_validators_share_a_runs_files_and_one_that_is_killed_is_not_missed(tmp_path: Path) -> None:
     config, out = tmp_path / "config.toml", tmp_path / "shared"
     config.write_text(CONFIG)
-    changes = ["--set=steps=8", "--set=audit.count=2", "--set=eval.every=8", "--set=model.tiny.warm_steps=0"]
+    changes = ["--set=steps=12", "--set=audit.count=2", "--set=eval.every=12", "--set=model.tiny.warm_steps=0"]
     with Runs(tmp_path / "cache") as runs:
-        run = runs.start(config, out, *changes)
+        run = runs.start(config, out, *changes, "--set=workers.count=1")
+        # Files are dealt by lot among the validators that are there: one that comes late might have none left.
+        with own_worker_stopped(out, 240):
+            until(lambda: are_ready(out, "validator-0", KILLED), 240)
         until(lambda: len(verdicts(out, KILLED)) >= 3, 240)
         (pid,) = [status.pid for status in read_status(out) if status.role == KILLED]
         os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from shoal.plan.assumptions import DEVICES, assumptions
 from shoal.plan.memory import kv_bytes, version_bytes
 from shoal.plan.model_shape import ModelShape, find_config, measure_shape, policy_on_meta
 from shoal.plan.passes import PassBytes, training_row
-from shoal.plan.plan import Plan, make_plan, plan_run, size
+from shoal.plan.plan import Plan, RolePlan, make_plan, plan_run, size
 from shoal.plan.show import to_json
 
 TASKS = [{"source": "reasoning-gym/spell_backward"}]
@@ -114,6 +114,28 @@ def test_a_role_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> N
     again = next(role for role in planned(smaller, worker_gpu="4090").roles if role.role == "worker")
     assert again.fits
     assert "to spare" in again.verdict
+
+
+def test_vllms_copy_beside_the_validators_counts_where_it_is_asked_for_and_is_said_where_auto_means_it() -> None:
+    """Under auto torch takes the place of a vLLM that has no room, so a validator fits without it."""
+
+    def validator(engine: str, gpu: str = "h100") -> RolePlan:
+        config = run_of("qwen2.5-7b", model={"dtype": "bfloat16"}, audit={"engine": engine})
+        return next(role for role in planned(config, worker_gpu=gpu).roles if role.role == "validator")
+
+    weights = validator("torch").memory.device["weights"]
+    asked, auto = validator("vllm"), validator("auto")
+    assert asked.memory.device["vLLM for states"] > weights
+    assert asked.memory.total > 2 * weights
+    assert auto.memory.total == validator("torch").memory.total
+    (said,) = auto.hints
+    assert said.startswith("vLLM for states, where it is installed, takes ")
+    assert size(asked.memory.device["vLLM for states"]) in said
+    (said,) = validator("auto", "l40s").hints
+    assert said.endswith(": torch computes them")
+    assert not validator("vllm", "l40s").fits
+    assert validator("auto", "l40s").fits
+    assert (validator("torch").hints, validator("auto", "cpu").hints) == ((), ())
 
 
 def test_workers_that_are_too_few_are_the_bottleneck_and_as_many_as_needed_are_not() -> None:

@@ -10,7 +10,8 @@ import torch
 
 from shoal.devices import CPU
 from shoal.errors import LimitError
-from shoal.roles.worker_limits import cache_bytes, check_model_fits, gpu_share, limit_gpu_memory, own_memory
+from shoal.models.cache_size import cache_bytes
+from shoal.roles.worker_limits import check_model_fits, gpu_share, limit_gpu_memory, own_memory
 from tests.support.roles_in_process import make_config
 
 EATER = """

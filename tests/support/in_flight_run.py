@@ -19,7 +19,9 @@ from tests.support.memory_store import records_of
 from tests.support.roles_in_process import Coin, entries, make_config, make_run
 
 STEPS = 3
-SLOW_STEP_S, MAX_SLOW_STEPS = 0.05, 400
+SLOW_STEP_S, HELD_STEP_S = 0.05, 1.0
+# After so many slow steps answers are held until the version comes, for so long at most.
+SLOW_STEPS, MAX_SLOW_S = 60, 240.0
 
 
 def in_flight_run(path: Path, model: Path) -> RunDir:
@@ -39,13 +41,15 @@ def in_flight_run(path: Path, model: Path) -> RunDir:
 def version_comes_in_flight(run: RunDir, worker: Worker) -> Iterator[None]:
     """Slows the engine down at answers to step 1 and later as long as there is no version but the first. On a busy
     machine all steps might else be made with that one before the trainer has another ready."""
-    engine, slow_steps = worker.maker.engine, iter(range(MAX_SLOW_STEPS))
-    step = engine.step
+    engine, slow_steps = worker.maker.engine, iter(range(SLOW_STEPS))
+    step, until = engine.step, list[float]()
 
     def slowed() -> list[Completion]:
         newest = run.channel().latest()
         if newest is not None and not newest.number and any(flight.lease.step for flight in worker.pipeline.flights):
-            time.sleep(SLOW_STEP_S if next(slow_steps, None) is not None else 0.0)
+            until[:] = until or [time.monotonic() + MAX_SLOW_S]
+            if time.monotonic() < until[0]:
+                time.sleep(SLOW_STEP_S if next(slow_steps, None) is not None else HELD_STEP_S)
         return step()
 
     with patch.object(engine, "step", slowed):

@@ -51,6 +51,8 @@ class Coin:
         return float(ord(answer[0]) % 2) if answer else 0.0
 
 
+# A loaded machine scores and sends the last files in a while.
+ENDS_IN_S = 240
 JUDGE = """
 def score(entry, answer):
     return {"n": 0.0, "a": 1.0}.get(entry["question"][0], float(len(answer) % 2))
@@ -153,7 +155,7 @@ def working(run_dir: RunDir, worker: Worker) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(timeout=60)
+        thread.join(timeout=ENDS_IN_S)
         over.set()
     assert not thread.is_alive(), "the worker did not end with the run"
     if failed:

@@ -70,3 +70,35 @@ def test_a_version_before_that_is_gone_is_not_compared_with(cache: VersionCache,
     with pytest.raises(WeightsError, match="version 2"):
         cache.load(VERSIONS[2])
     assert cache.loaded == VERSIONS[3]
+
+
+def test_who_is_told_of_loads_is_told_again_of_one_that_failed_and_the_policy_stays_right(cache: VersionCache) -> None:
+    told: list[int] = []
+
+    def hear(version: Version, _folder: Path) -> None:
+        if not told:
+            told.append(-1)
+            raise WeightsError("not available for a moment")
+        told.append(version.number)
+
+    cache.on_load = hear
+    with pytest.raises(WeightsError):
+        cache.load(VERSIONS[1])
+    cache.load(VERSIONS[1])
+    assert told == [-1, 1]
+    cache.load(VERSIONS[0])
+    assert told == [-1, 1, 0]
+    assert number_of(cache.policy.weights()) == 0
+
+
+def test_after_a_load_that_failed_half_way_the_version_before_is_loaded_again(cache: VersionCache) -> None:
+    """The policy has the new weights by then: it must not be taken for the version before."""
+
+    def fail(_version: Version, _folder: Path) -> None:
+        raise WeightsError("not available")
+
+    cache.on_load = fail
+    with pytest.raises(WeightsError):
+        cache.load(VERSIONS[1])
+    cache.load(VERSIONS[0])
+    assert number_of(cache.policy.weights()) == 0

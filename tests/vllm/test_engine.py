@@ -17,8 +17,9 @@ from shoal.errors import ModelError
 from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Completion, Request
 from shoal.generate.torch_engine import TorchEngine
-from shoal.generate.vllm.death_watch import watch_for_death
+from shoal.generate.vllm.death_watch import DeathWatch, watch_for_death
 from shoal.generate.vllm.engine import VllmEngine
+from shoal.generate.vllm.parent_watch import is_there
 from shoal.models.load import Policy, load, outline
 from shoal.models.weights import write_weights
 from tests.vllm.conftest import settings_of
@@ -65,7 +66,7 @@ def nudged(folder: Path, to: Path, seed: int) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_tokens_log_probs_and_proofs_are_those_of_our_own_engine(
-    engine: VllmEngine, tiny: Path, temperature: float
+    engine: VllmEngine, cached: list[int], tiny: Path, temperature: float
 ) -> None:
     requests = requests_of(90)
     before = engine.counts()[1]
@@ -79,6 +80,7 @@ def test_tokens_log_probs_and_proofs_are_those_of_our_own_engine(
     held, resumed = engine.counts()
     assert held <= 32, "a state was kept longer than a chunk"
     assert resumed > before, "nothing was preempted: the test tested nothing"
+    assert max(cached) >= 64, "nothing was taken from the prefix cache: the test tested nothing"
 
 
 def test_a_request_may_come_at_any_time(engine: VllmEngine, tiny: Path) -> None:
@@ -130,6 +132,45 @@ def test_three_versions_are_loaded_one_after_the_other_without_a_restart(
         assert_same(found, ours(load(folder), requests))
         texts.append([c.tokens for c in found])
     assert texts[0] != texts[1] != texts[2]
+
+
+@pytest.fixture
+def cached(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens of its prompt each answer took from the prefix cache, in the order in which they end."""
+    found, step = list[int](), engine._engine.step
+
+    def noted() -> Any:
+        outputs = step()
+        found.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    monkeypatch.setattr(engine._engine, "step", noted)
+    return found
+
+
+def test_what_is_cached_of_prompts_is_used_and_never_that_of_another_version(
+    engine: VllmEngine, cached: list[int], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = tuple(range(2, 50)) * 2, nudged(tiny, tmp_path / "v1", 1)
+    requests = [Request(prompt, 7, number, 40) for number in range(4)]
+    engine.load(tiny, "version 0")
+    answers(engine, requests[:1])
+    assert cached == [0]
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
+    assert min(cached[1:]) >= 64, "nothing was taken from the cache: the test tested nothing"
+    engine.load(other, "version 1")
+    cached.clear()
+    assert_same(answers(engine, requests[:1]), ours(load(other), requests[:1]))
+    assert cached == [0]
+    with monkeypatch.context() as without:
+        without.setattr(engine._engine, "reset_prefix_cache", lambda: True)
+        engine.load(tiny, "version 2")
+    (stale,) = answers(engine, requests[:1])
+    assert cached[-1] >= 64
+    with pytest.raises(AssertionError):  # what the cache is emptied for
+        assert_same([stale], ours(load(tiny), requests[:1]))
+    engine.load(tiny, "version 0")
+    assert_same(answers(engine, requests), ours(load(tiny), requests))
 
 
 def test_a_stale_head_is_refused_and_no_request_is_taken_until_a_version_is_right(
@@ -206,11 +247,12 @@ def test_an_engine_core_that_is_killed_and_killed_once_more_while_it_starts_give
         done += engine.step()
     killed = list[int]()
 
-    def kill_first(client: Any) -> None:
-        watch_for_death(client)
+    def kill_first(client: Any) -> DeathWatch:
+        watch = watch_for_death(client)
         if not killed:
             killed.append(core_of(engine))
             os.kill(killed[0], signal.SIGKILL)
+        return watch
 
     monkeypatch.setattr("shoal.generate.vllm.engine.watch_for_death", kill_first)
     os.kill(core_of(engine), signal.SIGKILL)
@@ -219,6 +261,30 @@ def test_an_engine_core_that_is_killed_and_killed_once_more_while_it_starts_give
     assert killed
     said: list[str] = engine.said  # type: ignore[attr-defined]
     assert sum("vLLM died" in one for one in said) == 2
+    assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
+
+
+@pytest.mark.parametrize("during", ["a step", "a load"])
+def test_an_engine_core_that_is_stuck_is_killed_and_what_was_asked_is_done(
+    engine: VllmEngine, tiny: Path, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, so it is there, and answers nothing: a worker would wait for ever, with its heart beating."""
+    requests, core = requests_of(4), core_of(engine)
+    said: list[str] = engine.said  # type: ignore[attr-defined]
+    before = len(said)
+    watch: DeathWatch = engine._watch
+    monkeypatch.setattr(watch, "within", lambda _seconds, what: DeathWatch.within(watch, 3.0, what))
+    os.kill(core, signal.SIGSTOP)
+    if during == "a load":
+        engine.load(tiny, "version 0")
+    for key, request in enumerate(requests):
+        engine.submit(key, request)
+    done = list[Completion]()
+    while engine.running:
+        done += engine.step()
+    assert ["did not answer for 3 s" in text for text in said[before:]] == [True]
+    assert core_of(engine) != core
+    assert not is_there(core)
     assert_same(sorted(done, key=lambda c: c.key), ours(load(tiny), requests))
 
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.process import tree_of
+
 TICKS = os.sysconf("SC_CLK_TCK")
 TRY_S = 5.0
 
@@ -33,16 +35,6 @@ def usage_of(root: int, proc: Path = Path("/proc")) -> Usage:
             cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
             found = Usage(found.memory + memory, found.cpu_s + cpu_s, found.processes + 1)
     return found
-
-
-def tree_of(root: int, proc: Path = Path("/proc")) -> list[int]:
-    """A process and its descendants, the process first."""
-    tree = [root]
-    for pid in tree:
-        for children in (proc / str(pid) / "task").glob("*/children"):
-            with suppress(OSError):
-                tree += [int(text) for text in children.read_text().split()]
-    return tree
 
 
 def _memory_of(status: str) -> int:

@@ -27,12 +27,12 @@ from shoal.files import remove, tree_bytes
 from shoal.lend.decisions import HAND_BACK_AFTER, Next, after_end, decide, retry_after_s
 from shoal.lend.machine_state import MachineState
 from shoal.lend.owner_watch import OwnerWatch
-from shoal.lend.process_tree import Usage, scope_command, tree_of, usage_of
+from shoal.lend.process_tree import Usage, scope_command, usage_of
 from shoal.lend.state_files import LendFolder, LendStatus, Settings, Want
 from shoal.lend.when import parse_when
 from shoal.limits import show_size
 from shoal.priority import give_way
-from shoal.process import Child
+from shoal.process import Child, tree_of
 from shoal.protocol.refusal import Refusal
 from shoal.roles.finish_signal import FINISH, held_back
 from shoal.rundir import RUN_FILE

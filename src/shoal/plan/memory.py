@@ -144,6 +144,8 @@ def validator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) ->
 
     In a bfloat16 run some files are also computed with other weights: these replace the own ones tensor by tensor, so
     there are two numbers more for each of the largest one: the changed one, and what it is made from.
+
+    vLLM is counted where the config asks for it by name: under auto torch takes its place where it has no room.
     """
     compares = config.model.dtype == "bfloat16" and config.audit.shift_rate > 0
     own = shape.parameters * torch.float32.itemsize
@@ -155,8 +157,16 @@ def validator_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) ->
             "a tensor to compare with": 2 * largest * FLOAT32 * compares,
             "activations": passes.recomputing + states,
             "logits": LOGIT_TENSORS * max(MAX_LOGITS, shape.vocab) * FLOAT32,
+            "vLLM for states": states_memory(config, shape, passes) * (config.audit.engine == "vllm"),
         },
         {
             "noise": 2 * max(MAX_NOISE, shape.vocab) * FLOAT32,  # as it is drawn, and side by side
         },
     )
+
+
+def states_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> int:
+    """What vLLM takes beside a validator's policy if it computes states: weights in float32, too, the keys and values
+    of some forward passes, and one pass."""
+    tokens = 2 * max(config.audit.token_budget, config.max_len) + config.max_len
+    return (shape.parameters + shape.kv_values * tokens) * FLOAT32 + passes.recomputing

@@ -14,6 +14,7 @@ from shoal.plan.memory import (
     Memory,
     evaluator_memory,
     kv_bytes,
+    states_memory,
     trainer_memory,
     validator_memory,
     worker_dtype,
@@ -131,7 +132,9 @@ def make_plan(
             ranks=config.train.ranks,
         ),
         RolePlan("worker", worker, worker_traffic(sizes, workers), *on, _slots(config, shape, assumed, beside)),
-        RolePlan("validator", validator, validator_traffic(config, sizes), *on),
+        RolePlan(
+            "validator", validator, validator_traffic(config, sizes), *on, _states(config, shape, passes, assumed)
+        ),
         RolePlan("evaluator", evaluator, NO_TRAFFIC, *on, _slots(config, shape, assumed, beside)),
         RolePlan("origin", traffic=origin_traffic(config, sizes)),
         RolePlan("relay", traffic=relay_traffic(config, sizes, workers + 1)),
@@ -164,6 +167,19 @@ def _slots(config: RunConfig, shape: ModelShape, assumed: Assumptions, beside: i
     if fit < 1:
         return (f"not even one sequence of {config.max_len:,} tokens fits, which takes {size(one)}",)
     return (f"workers.max_batch = {fit} would fit: a sequence of {config.max_len:,} tokens takes {size(one)}",)
+
+
+def _states(config: RunConfig, shape: ModelShape, passes: PassBytes, assumed: Assumptions) -> tuple[str, ...]:
+    """What vLLM takes beside the validator's policy where `auto` means it: on a CUDA device where it is installed."""
+    if config.audit.engine != "auto" or config.train.lora is not None or assumed.worker.is_host:
+        return ()
+    more = states_memory(config, shape, passes)
+    left = assumed.worker.memory - assumed.reserve - validator_memory(config, shape, passes).total
+    if more <= left:
+        return (f"vLLM for states, where it is installed, takes {size(more)} of them",)
+    if left < 0:
+        return ()
+    return (f"vLLM for states would take {size(more)}: torch computes them",)
 
 
 def plan_run(config: RunConfig, assumed: Assumptions) -> Plan:

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from shoal.client.client import CoordinatorClient
 from shoal.client.honest_rates import RatesFollower
 from shoal.client.peer_notes import PeerNotes
 from shoal.client.voting import Juror
-from shoal.devices import set_up
+from shoal.config import RunConfig
+from shoal.devices import is_cuda, set_up
 from shoal.errors import ConfigError
 from shoal.files import locked
 from shoal.models.load import load_as
@@ -24,7 +27,7 @@ from shoal.telemetry.metrics import MetricsWriter, read_metrics
 from shoal.validate.audit import Audits
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.evidence.vote_log import Votes
-from shoal.validate.vllm_states import VllmStates, vllm_for
+from shoal.validate.vllm_states import StatesJob, VllmStates, vllm_for
 
 
 def past_strikes(path: Path, rates: int = 0, *, by_numbers: bool = False) -> Counter[str]:
@@ -47,6 +50,13 @@ def _noter(metrics: MetricsWriter) -> Callable[[str], None]:
 def _own_file(run: RunDir, name: str, file: str) -> Path:
     """Where one of several validators in a run's directory keeps something of its own."""
     return run.path / "nodes" / (file if name == VALIDATOR else f"{name}-{file}")
+
+
+def _states_of_vllm(python: Path, config: RunConfig, device: torch.device, note: Callable[[str], None]) -> VllmStates:
+    """vLLM for states, in whose place torch computes where nobody asked for vLLM by name."""
+    budget = max(config.audit.token_budget, config.max_len)
+    job = StatesJob(config.max_len, budget, config.model.dtype, is_cuda(device))
+    return VllmStates(python, job, note if config.audit.engine == "auto" else None)
 
 
 def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) -> None:
@@ -73,9 +83,11 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             states = None
             if (python := vllm_for(config, device)) is not None:
-                budget = max(config.audit.token_budget, config.max_len)
-                states = lines.enter_context(VllmStates(python, config.max_len, budget))
-                states.use(folder)
+                states = lines.enter_context(_states_of_vllm(python, config, device, _noter(metrics)))
+                states.use(first.number, folder)
+                if config.audit.engine == "vllm":  # who asks for it is told at once that it does not start
+                    status.working("starting vLLM")
+                    states.start()
                 checks.compute_states(states.states)
             audits = Audits(config.audit)
             votes = Votes(_own_file(run, name, "votes.jsonl"))
@@ -93,7 +105,8 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
                 validator.strikes = past_strikes(said, newest)
                 validator.by_numbers = past_strikes(said, newest, by_numbers=True)
             if states is not None:
-                validator.files.versions.on_load = states.use
+                use = states.use
+                validator.files.versions.on_load = lambda version, folder: use(version.number, folder)
             # A connection of its own: votes are sent while files are judged.
             refresh = peers.pull if peers else lambda: None
             validator.juror = Juror(line(), votes, _own_file(run, name, "head.json"), refresh)

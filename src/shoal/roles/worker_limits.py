@@ -5,7 +5,6 @@ Bandwidth is kept by `bandwidth`, the disk by `shardcast/fetch/room.py`. What st
 (`lend/process_tree.py`): this process can bound its own memory, not that of the processes that it starts.
 """
 
-import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from shoal.config import RunConfig
 from shoal.devices import DTYPES, bound_memory, is_cuda, memory
 from shoal.errors import LimitError
 from shoal.limits import show_size
+from shoal.models.cache_size import cache_bytes
 
 OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 # What generation takes beside weights and cache: activations, logits and files that are scored.
@@ -79,19 +79,6 @@ def check_model_fits(folder: Path, config: RunConfig, limit: int) -> None:
         f"{dtype}, {show_size(batch * one)} of cache for {batch} answers at once, {show_size(program)} of the program, "
         f"and a tenth more to work in); raise it{smaller}"
     )
-
-
-def cache_bytes(config: Path, max_len: int, width: int) -> int:
-    """Keys and values of one answer at its longest; 0 for a model that does not say its shape in the usual way."""
-    try:
-        shape = json.loads(config.read_text())
-        heads = shape["num_attention_heads"]
-        size = shape.get("head_dim") or shape["hidden_size"] // heads
-        return int(
-            2 * shape["num_hidden_layers"] * (shape.get("num_key_value_heads") or heads) * size * max_len * width
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def limit_gpu_memory(device: torch.device, limit: int | None) -> None:

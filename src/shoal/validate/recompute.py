@@ -29,7 +29,8 @@ Floats = npt.NDArray[np.float64]
 NoiseKey = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 """A lease's seed and an answer's number under it; where answers are drawn in spans, also where the noise of each later
 one begins, and its seed."""
-StatesOf = Callable[[Sequence[Rollout]], list[Tensor]]
+StatesOf = Callable[[Sequence[Rollout]], list[Tensor] | None]
+"""The states of answers, or None: then the policy computes them."""
 # Powers of a token's probability whose expectations tell fair draws from others: negative ones grow with unlikely
 # tokens, positive ones with likely ones.
 TILTS = (-0.5, -0.25, 0.25, 0.5)
@@ -98,17 +99,19 @@ def replay(
 
     `keys` holds what fixes each one's noise, of kind `noise`; None where sampling is free. Samples that share a prompt
     and stand side by side share its computation. `numeric` asks for what evidence in nats needs, `only_logprobs` for
-    nothing but log-probs. `states` computes final states in the policy's place, whose head is used.
+    nothing but log-probs. `states` computes final states in the policy's place, whose head is used; unless it gives
+    None.
     """
     found: dict[int, Replayed] = {}
     budget = max([budget, *(len(sample.prompt) + len(sample.completion) - 1 for sample in samples)])
     for batch in pack(list(_groups(samples)), budget):
         numbers = to_numpy(batch.number_S).tolist()
-        if states is None:
+        given = None if states is None else states([samples[n] for n in numbers])
+        if given is None:
             hidden_TD = policy.hidden(batch.ids_1T, batch.layout.positions_1T, batch.layout)[0]
             states_AD = hidden_TD.index_select(0, batch.source_A.to(policy.device))
         else:
-            states_AD = _drawn_states([samples[n] for n in numbers], states).to(policy.device)
+            states_AD = _drawn_states([samples[n] for n in numbers], given).to(policy.device)
         bits = None
         if keys is not None and not only_logprobs:
             bits = _noise([(samples[n], keys[n]) for n in numbers], policy.vocab, noise)
@@ -135,10 +138,10 @@ def proven_chunks(states_TD: Tensor, proof: bytes, turns: Sequence[tuple[int, in
         begin, proven = begin + last - first, proven + size
 
 
-def _drawn_states(samples: Sequence[Rollout], states: StatesOf) -> Tensor:
+def _drawn_states(samples: Sequence[Rollout], states: Sequence[Tensor]) -> Tensor:
     """The states that drawn tokens were drawn from, out of those of all tokens."""
     places = [drawn_places(sample.runs, len(sample.completion)) for sample in samples]
-    found = zip(states(samples), places, strict=True)
+    found = zip(states, places, strict=True)
     return torch.cat([states_TD[torch.from_numpy(own).to(states_TD.device)] for states_TD, own in found])
 
 

@@ -48,7 +48,9 @@ class VllmProcess:
         environment["PATH"] = f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self._child = Child([str(self._python), "-I", str(SCRIPT)], environment, show_stderr=False)
         try:
-            self.version = str(self.ask({"model": str(self._model), **self._job}, START_S)["vllm"])
+            said = self.ask({"model": str(self._model), **self._job}, START_S)
+            self.version = str(said["vllm"])
+            self.reloads = bool(said.get("reloads"))
         except BaseException:
             self._child.close()
             raise
@@ -61,6 +63,10 @@ class VllmProcess:
         with self._errors():
             self._child.send([request], seconds)
             return self._child.receive(seconds)
+
+    def load(self, folder: Path, dtype: str) -> str:
+        """Loads another version, of a process that `reloads`; what is wrong with it, or an empty text."""
+        return str(self.ask({"load": str(folder), "dtype": dtype})["said"])
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The next tensor of an answer, from its bytes."""

@@ -8,10 +8,16 @@ One line of JSON comes in per request and one goes out per reply, followed by ra
     out  {"states": [T, D], "logits": [T, V]}, then the bfloat16 bits of both, of the places from `begin` on
 
 Each sequence is one prefill in bfloat16. With `"states": true` and a `"budget"` of tokens per forward pass in the first
-line, states alone are computed, in float32, by the pooling runner, for several sequences at a time:
+line, states alone are computed, in float32, by the pooling runner, for several sequences at a time. The first reply
+then has `"reloads"`: whether this interpreter has Shoal, too, which loads and compares other versions. An empty
+`"said"` is the answer to a version that is as its files say; after another one nothing of this process is certain:
 
+    in   {"load": "/path", "dtype": "float32"}
+    out  {"said": ""}
     in   {"sequences": [[1, 2, 3, ...], ...], "begins": [12, ...]}
     out  {"states": [[T, D], ...]}, then their float32 bits
+
+`"engine"` in the first line has more arguments of vLLM's, such as how much of a device it may take.
 
 It runs in this process (no pickle), on the loopback interface, without a hub.
 """
@@ -52,10 +58,16 @@ def pool(job: dict[str, Any], replies: Any) -> None:
         max_model_len=job["max_len"] + 1,
         max_num_batched_tokens=job["budget"],
         pooler_config={"task": "token_embed", "use_activation": False},
+        **job.get("engine", {}),
     )
-    reply(replies, {"vllm": vllm.__version__})
+    load = reloader()
+    reply(replies, {"vllm": vllm.__version__, "reloads": load is not None})
     for line in sys.stdin:
         asked = json.loads(line)
+        if load is not None and "load" in asked:
+            (said,) = engine.collective_rpc(reload, args=(load, asked["load"], asked["dtype"]))
+            reply(replies, {"said": said})
+            continue
         prompts = [{"prompt_token_ids": tokens} for tokens in asked["sequences"]]
         outputs = engine.encode(prompts, pooling_task="token_embed", use_tqdm=False)
         found = [
@@ -64,6 +76,20 @@ def pool(job: dict[str, Any], replies: Any) -> None:
         ]
         data = b"".join(states_TD.numpy().tobytes() for states_TD in found)
         reply(replies, {"states": [list(states_TD.shape) for states_TD in found]}, data)
+
+
+def reloader() -> Any:
+    """What loads another version into a model runner; None where Shoal cannot be imported."""
+    try:
+        from shoal.generate.vllm.states_reload import load_states_version
+    except ImportError:
+        return None
+    return load_states_version
+
+
+def reload(worker: Any, load: Any, folder: str, dtype: str) -> str:
+    """In vLLM's worker, which is in this process."""
+    return str(load(worker.model_runner, folder, dtype))
 
 
 def watch_model(job: dict[str, Any], replies: Any) -> None:
@@ -79,6 +105,7 @@ def watch_model(job: dict[str, Any], replies: Any) -> None:
         max_model_len=job["max_len"] + 1,
         max_num_batched_tokens=max(2048, job["max_len"] + 1),
         max_num_seqs=1,
+        **job.get("engine", {}),
     )
     import torch  # vLLM has loaded it by now
 

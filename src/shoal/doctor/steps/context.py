@@ -13,7 +13,8 @@ from shoal.config_io import check_config
 from shoal.generate.engine import Request
 from shoal.models.load import Policy
 
-Values = dict[str, float | int | str | bool]
+Value = float | int | str | bool
+Values = dict[str, Value]
 """Figures of a step: they are sent away, so nothing private may stand in them."""
 
 

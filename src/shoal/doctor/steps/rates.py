@@ -6,7 +6,7 @@ It is what `shoal calibrate --dtype bfloat16` measures; `shoal calibrate merge` 
 from collections.abc import Sequence
 
 from shoal.config import RunConfig
-from shoal.doctor.steps.context import Context, Values
+from shoal.doctor.steps.context import Context, StepFailed, Values
 from shoal.extras import is_installed
 from shoal.generate.engine import Request
 from shoal.models.load import load, load_as
@@ -20,6 +20,10 @@ from shoal.validate.numerics.judge import seen
 
 FILE = "rates.json"
 ANSWERS = 32
+# Honest ways are off by at most 1.6 times the judge's noise in log-probs, 1.3 times in proofs, and have up to 1.6 % of
+# tokens that are not the best (docs/validation.md): of several times as much it is not rounding that makes them differ.
+# A few tokens more may be so by chance where few were drawn.
+MOST_GAPS, MOST_PROOFS, MOST_SHORT, SHORT_BY_CHANCE = 4.0, 4.0, 0.08, 5
 
 
 def run(context: Context) -> Values:
@@ -29,18 +33,45 @@ def run(context: Context) -> Values:
     if context.device.type != "cpu" and is_installed("vllm"):  # on a CPU measure_rates has measured it
         name, answers = _vllm_answers(context, config, requests)
         tallies[name] = Tally.of(answers, noise)
+    for name, tally in tallies.items():
+        check_honest(name, tally)
     architecture = read_architecture(context.model)
     to_rates_file(tallies, str(architecture), architecture).write(context.scratch / FILE)
     (profile, own) = list(tallies.items())[-1]
     return {
         "profile": profile,
         "tokens": own.tokens,
-        "gaps_over_judge": (own.squares / max(1, own.tokens)) ** 0.5,
+        "gaps_over_judge": gaps(own),
         "not_the_best": own.short / max(1, own.tokens),
-        "proofs_over_judge": own.proofs / max(1.0, own.chunks.count),
+        "proofs_over_judge": proofs(own),
         "judge_gap": noise.gap,
         "judge_mantissa": noise.mantissa,
     }
+
+
+def gaps(tally: Tally) -> float:
+    """Distance of log-probs, in multiples of the judge's noise."""
+    return float((tally.squares / max(1, tally.tokens)) ** 0.5)
+
+
+def proofs(tally: Tally) -> float:
+    """The same of proofs."""
+    return float(tally.proofs / max(1.0, tally.chunks.count))
+
+
+def check_honest(name: str, tally: Tally) -> None:
+    """StepFailed for answers that no honest way comes near: a run that took these for honest would let cheats pass."""
+    found = {"log-probs": (gaps(tally), MOST_GAPS), "proofs": (proofs(tally), MOST_PROOFS)}
+    wrong = [
+        f"{what} are off by {off:.3g} times the judge's noise (honest ways: less than {most:g})"
+        for what, (off, most) in found.items()
+        if not off <= most
+    ]
+    if tally.short > MOST_SHORT * tally.tokens + SHORT_BY_CHANCE:
+        share = tally.short / tally.tokens
+        wrong.append(f"{share:.1%} of its tokens are not the best (honest ways: less than {MOST_SHORT:.0%})")
+    if wrong:
+        raise StepFailed(f"{name}: {'; '.join(wrong)}. It computes something else; its rates are not to be merged")
 
 
 def _vllm_answers(context: Context, config: RunConfig, requests: Sequence[Request]) -> tuple[str, list[Observed]]:

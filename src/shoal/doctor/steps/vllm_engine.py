@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.doctor.steps.context import Context, StepSkipped
+from shoal.generate.engine import Completion, Request
 from shoal.generate.vllm.engine import VllmEngine
 from shoal.generate.vllm.start import VllmSettings
 from shoal.models.load import outline
@@ -42,3 +43,13 @@ def vllm_engine(
         yield engine
     finally:
         engine.close()
+
+
+def answers_of(engine: VllmEngine, requests: Sequence[Request]) -> Callable[[float], list[Completion]]:
+    """What it answers at a temperature."""
+
+    def at(temperature: float) -> list[Completion]:
+        engine.temperature = temperature
+        return list(engine.generate(requests))
+
+    return at

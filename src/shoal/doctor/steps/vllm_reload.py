@@ -3,8 +3,8 @@
 import torch
 
 from shoal.doctor.steps.context import Context, Values
-from shoal.doctor.steps.judged import judge
-from shoal.doctor.steps.vllm_engine import vllm_engine
+from shoal.doctor.steps.judged import judge_at_temperatures
+from shoal.doctor.steps.vllm_engine import answers_of, vllm_engine
 from shoal.models.load import load
 from shoal.models.weights import write_weights
 
@@ -32,6 +32,6 @@ def run(context: Context) -> Values:
         for folder, weights in folders:
             engine.load(folder, f"version {folder.name}")
             policy.set_weights(weights, folder.name)
-            found = judge(context, policy, requests, list(engine.generate(requests)))
+            found = judge_at_temperatures(context, policy, requests, answers_of(engine, requests))
             worst = max(worst, float(found["logprob_gap"]))
     return {"loads": len(folders), "logprob_gap": worst}

@@ -7,7 +7,8 @@ import importlib.util
 
 from shoal.doctor.steps import vllm_v1
 from shoal.doctor.steps.context import Context, StepSkipped, Values
-from shoal.doctor.steps.judged import judge
+from shoal.doctor.steps.judged import judge_at_temperatures
+from shoal.generate.engine import Completion
 from shoal.models.load import load
 
 
@@ -20,5 +21,8 @@ def run(context: Context) -> Values:
 
     policy, config = load(context.model), context.config
     requests = context.requests(policy, vllm_v1.ANSWERS)
-    made = answers_by_hand(policy, requests, config.sampling.temperature, config.max_len)
-    return {**judge(context, policy, requests, made), "runner_by_hand": True}
+
+    def answers_at(temperature: float) -> list[Completion]:
+        return answers_by_hand(policy, requests, temperature, config.max_len)
+
+    return {**judge_at_temperatures(context, policy, requests, answers_at), "runner_by_hand": True}

@@ -1,34 +1,75 @@
-"""Wakes a caller of vLLM whose engine core was killed: vLLM's synchronous client would wait for its answer for ever.
+"""Wakes a caller of vLLM whose engine core was killed, and kills one that does not answer: vLLM's synchronous client
+would wait for it for ever.
 
 vLLM notices that the process is gone and marks its client, but does not tell a caller that waits for outputs or for a
-result.
+result. A core that is there and stuck, in a collective or on a driver that hangs, it does not notice at all.
 """
 
 # vLLM is an extra that type checks and most machines do not have.
 # mypy: disable-error-code="import-not-found,import-untyped,no-any-unimported"
 
+import os
+import signal
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from shoal.process import tree_of
 
 CHECK_S = 0.1
 
 
-def watch_for_death(client: Any) -> None:
-    """Gives every call of this client, from here on, an `EngineDeadError` once its engine core is gone."""
-    from vllm.v1.engine.exceptions import EngineDeadError
+class DeathWatch:
+    """Watches one client; `late` says what was not answered in time, if the core was killed for that."""
 
-    alive = weakref.ref(client)
+    def __init__(self, client: Any) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
 
-    def watch() -> None:
-        while (watched := alive()) is not None:
-            if watched.resources.engine_dead:
-                watched.outputs_queue.put_nowait(EngineDeadError())
-                for result in list(watched.utility_results.values()):
+        self.late = ""
+        self._client = weakref.ref(client)
+        self._error: type[Exception] = EngineDeadError
+        self._lock = threading.Lock()
+        self._due: tuple[float, str] | None = None
+        threading.Thread(target=self._watch, daemon=True, name="vllm-death-watch").start()
+
+    @contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[None]:
+        """Gives what is called in here so long to come back; then the core is killed, and the caller gets an
+        `EngineDeadError`."""
+        with self._lock:
+            self._due = time.monotonic() + seconds, f"did not answer for {seconds:g} s while {what}"
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._due = None
+
+    def _watch(self) -> None:
+        while (client := self._client()) is not None:
+            with self._lock:
+                if self._due is not None and time.monotonic() > self._due[0]:
+                    self.late, self._due = self._due[1], None
+                    kill_core(client)
+            if client.resources.engine_dead:
+                client.outputs_queue.put_nowait(self._error())
+                for result in list(client.utility_results.values()):
                     if not result.done():
-                        result.set_exception(EngineDeadError())
-            del watched
+                        result.set_exception(self._error())
+            del client
             time.sleep(CHECK_S)
 
-    threading.Thread(target=watch, daemon=True, name="vllm-death-watch").start()
+
+def kill_core(client: Any) -> None:
+    """Kills the engine core with all that it started: ranks that are stuck themselves do not see its end."""
+    for core in client.resources.engine_manager.processes:
+        for pid in tree_of(core.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def watch_for_death(client: Any) -> DeathWatch:
+    """Gives every call of this client, from here on, an `EngineDeadError` once its engine core is gone."""
+    return DeathWatch(client)

@@ -1,7 +1,7 @@
 """vLLM behind our engine's interface. A completion depends on weights, prompt, seed and sample alone, as with ours.
 
 That is why an engine that dies is started again with the version it had, and given what was running: the same answers
-come out. It must get on in between, or the error is raised.
+come out. It must get on in between, or the error is raised. One that does not answer is killed, which is a death, too.
 """
 
 # vLLM is an extra that type checks and most machines do not have.
@@ -22,7 +22,7 @@ from shoal.errors import ModelError
 from shoal.generate.decoding import Decoding
 from shoal.generate.engine import Completion, Engine, Request, check_request
 from shoal.generate.vllm.asked import Asked
-from shoal.generate.vllm.death_watch import watch_for_death
+from shoal.generate.vllm.death_watch import DeathWatch, watch_for_death
 from shoal.generate.vllm.start import VllmSettings, reason, start
 from shoal.models.adapter_files import is_adapter
 from shoal.models.load import Policy, check_names
@@ -32,6 +32,9 @@ from shoal.models.weights import read_weights, write_weights
 Reader = Callable[[Path], Mapping[str, Tensor]]
 # Deaths without a completion in between, after which starting again is given up.
 MAX_DEATHS = 3
+# What an engine that works is given to answer, on the slowest machine: one forward pass, a call that computes nothing,
+# and on top of that bytes of a version per second from its disk into place and through the comparison.
+STEP_S, CALL_S, LOAD_BYTES_PER_S = 600.0, 300.0, 20e6
 Say = Callable[[str], None]
 
 
@@ -71,6 +74,7 @@ class VllmEngine(Engine):
         self._printed = 0
         self._loaded: tuple[Path, str] | None = None
         self._engine: Any = None
+        self._watch: DeathWatch
         try:
             self._start(folder, origin)
         except BaseException:
@@ -96,13 +100,15 @@ class VllmEngine(Engine):
             self._start(folder, origin)
             return
         try:
-            if not self._engine.reset_prefix_cache():
+            with self._watch.within(CALL_S, "it emptied its prefix cache"):
+                is_empty = self._engine.reset_prefix_cache()
+            if not is_empty:
                 # Keys and values of the version before would go into answers of this one.
                 self._say(f"vLLM did not empty its prefix cache for {origin}; it is started again")
                 self._stop()
                 self._start(folder, origin)
                 return
-            self._all_ranks("shoal_load", str(folder), self._settings.held, origin)
+            self._all_ranks("shoal_load", folder, origin)
         except _DEAD() as error:
             self._start_again(str(error), folder, origin)
             return
@@ -125,7 +131,9 @@ class VllmEngine(Engine):
         if not self._submitted:
             return []
         try:
-            outputs = [(int(output.request_id), output) for output in self._engine.step()]
+            with self._watch.within(STEP_S, "it computed a step"):
+                made = self._engine.step()
+            outputs = [(int(output.request_id), output) for output in made]
             known = [(number, output) for number, output in outputs if number in self._submitted]
             for number, output in known:
                 self._note(self._submitted[number], output.outputs[0])
@@ -160,8 +168,9 @@ class VllmEngine(Engine):
         if not numbers or self._engine is None:
             return
         try:
-            self._engine.abort_request([str(number) for number in numbers])
-            self._engine.collective_rpc("shoal_drop", args=(numbers,))
+            with self._watch.within(CALL_S, "requests were taken back"):
+                self._engine.abort_request([str(number) for number in numbers])
+            self._call("shoal_drop", numbers)
         except _DEAD() as error:
             self._recover(str(error))
 
@@ -171,20 +180,20 @@ class VllmEngine(Engine):
 
     def counts(self) -> tuple[int, int]:
         """The most states that a proof has held, and how often preempted requests came back."""
-        most, resumed = self._engine.collective_rpc("shoal_counts")[0]
+        most, resumed = self._call("shoal_counts")[0]
         return int(most), int(resumed)
 
     def graphs(self) -> tuple[bool, str]:
         """Whether vLLM runs eagerly, and the mode of its CUDA graphs, as its first rank has them after it started."""
-        eager, mode = self._engine.collective_rpc("shoal_graphs")[0]
+        eager, mode = self._call("shoal_graphs")[0]
         return bool(eager), str(mode)
 
     def _start(self, folder: Path, origin: str) -> None:
         self._engine = start(folder, self._settings, self.log, origin)
         self._printed = self.log.stat().st_size
-        watch_for_death(self._engine.engine_core)
-        self._engine.collective_rpc("shoal_prepare", args=(os.getpid(),))
-        self._all_ranks("shoal_check", str(folder), self._settings.held, origin)
+        self._watch = watch_for_death(self._engine.engine_core)
+        self._call("shoal_prepare", os.getpid())
+        self._all_ranks("shoal_check", folder, origin)
         self._loaded = folder, origin
 
     def _stop(self) -> None:
@@ -196,7 +205,9 @@ class VllmEngine(Engine):
         """Gives up on an engine that dies again and again; why is in what it printed, if it had time for that."""
         self._stop()
         self._deaths += 1
-        why = reason(self.log.read_bytes()[self._printed :].decode(errors="replace")) or said or "without a word"
+        printed = self.log.read_bytes()[self._printed :].decode(errors="replace")
+        why = self._watch.late or reason(printed) or said or "without a word"
+        self._watch.late = ""
         if self._deaths > MAX_DEATHS:
             raise ModelError(
                 f"vLLM died {self._deaths} times without an answer in between: {why} ({self.log}); "
@@ -242,12 +253,13 @@ class VllmEngine(Engine):
             output_kind=RequestOutputKind.CUMULATIVE if request.streamed else RequestOutputKind.FINAL_ONLY,
             extra_args=asked.extra_args if settings.noise else None,
         )
-        self._engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, params)
+        with self._watch.within(CALL_S, "it was given a request"):  # it is asked what it can do first
+            self._engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, params)
 
     def _proofs(self, ended: Sequence[tuple[int, int]]) -> list[bytes]:
         if not ended or not (self._settings.proofs and self._settings.noise):
             return [b""] * len(ended)
-        found = self._engine.collective_rpc("shoal_take", args=(list(ended),))[0]
+        found = self._call("shoal_take", list(ended))[0]
         if isinstance(found, str):
             raise ModelError(found)
         return [bytes(proof) for proof in found]
@@ -257,11 +269,19 @@ class VllmEngine(Engine):
         logprobs = [float(logp) for logp in answer.logprobs.logprobs]
         return Completion(self._submitted.pop(number).key, list(answer.token_ids), logprobs, finish, proof)
 
-    def _all_ranks(self, method: str, *args: Any) -> None:
-        """Calls a method of ours in every rank; what any of them says is wrong is raised."""
-        for said in self._engine.collective_rpc(method, args=args):
+    def _all_ranks(self, method: str, folder: Path, origin: str) -> None:
+        """Calls a method of ours about a version in every rank; what any of them says is wrong is raised."""
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        seconds = CALL_S + size / LOAD_BYTES_PER_S
+        for said in self._call(method, str(folder), self._settings.held, origin, seconds=seconds):
             if said:
                 raise ModelError(said)
+
+    def _call(self, method: str, *args: Any, seconds: float | None = None) -> list[Any]:
+        """What each rank answers; the engine is killed if one does not in time."""
+        with self._watch.within(CALL_S if seconds is None else seconds, f"it was asked for {method}"):
+            found: list[Any] = self._engine.collective_rpc(method, args=args)
+        return found
 
     def _whole(self, folder: Path) -> Path:
         """A directory with all weights of a version: its own, or that of an adapter merged to the bit."""

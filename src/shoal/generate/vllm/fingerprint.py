@@ -30,13 +30,14 @@ from shoal.generate.vllm.linear_probe import (
 MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def first_difference(model: Any, weights: Mapping[str, Tensor]) -> str | None:
-    """What of a model is not as in a version's files, or cannot be compared with them; None if all agrees."""
+def first_difference(model: Any, weights: Mapping[str, Tensor], *, head: bool = True) -> str | None:
+    """What of a model is not as in a version's files, or cannot be compared with them; None if all agrees. `head` is
+    False for a model that computes states alone and has no head."""
     with torch.inference_mode():
-        return next((what for what, agrees in _comparisons(model, weights) if not agrees), None)
+        return next((what for what, agrees in _comparisons(model, weights, has_head=head) if not agrees), None)
 
 
-def _comparisons(model: Any, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, bool]]:
+def _comparisons(model: Any, weights: Mapping[str, Tensor], *, has_head: bool) -> Iterator[tuple[str, bool]]:
     from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -44,6 +45,8 @@ def _comparisons(model: Any, weights: Mapping[str, Tensor]) -> Iterator[tuple[st
     for name, module in model.named_modules():
         if isinstance(module, VocabParallelEmbedding):
             head = isinstance(module, ParallelLMHead)
+            if head and not has_head:
+                continue
             own = f"{name}.weight"
             stored = own if own in weights else _only(weights, "embed_tokens.weight")
             if stored is None:
@@ -63,12 +66,13 @@ def _comparisons(model: Any, weights: Mapping[str, Tensor]) -> Iterator[tuple[st
             yield from found
         elif (own := f"{name}.weight") in weights and weights[own].ndim == 1 and hasattr(module, "weight"):
             yield own, same(module.weight, weights[own])
-    if "head" not in compared and "embedding" in compared:  # a tied head that is the embedding's own module
+    if has_head and "head" not in compared and "embedding" in compared:  # a tied head is the embedding's own module
         embedding = next(m for m in model.modules() if isinstance(m, VocabParallelEmbedding))
         stored = _only(weights, "embed_tokens.weight")
         assert stored is not None
+        compared.add("head")
         yield "the tied head", _head_is(model, embedding, weights[stored])
-    elif missing := {"head", "embedding", "q"} - compared:
+    if missing := {"embedding", "q", *(["head"] * has_head)} - compared:
         yield f"{min(missing)}: vLLM has no such layer in {type(model).__name__}", False
 
 

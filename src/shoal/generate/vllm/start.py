@@ -19,11 +19,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shoal.devices import Room, least_room
 from shoal.errors import ModelError, first_line
 from shoal.extras import require
+from shoal.generate.vllm.device_room import GIB, Share, share_of, worker_needs
 
 PACKAGE = "shoal.generate.vllm"
-GIB = 1 << 30
 # Tokens that vLLM computes in one step, at least.
 USUAL_BATCHED_TOKENS = 2048
 # The release whose inner interfaces we know: logits processors, compute_logits, reload_weights.
@@ -32,8 +33,10 @@ _REASON = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _NO_REASON = ("Engine core initialization failed", "EngineDeadError", "WorkerProc initialization failed")
 HINTS = {
     "cache blocks": "lower workers.max_batch or the length of answers, or give it more memory with workers.kv_cache_gb",
+    "Free memory on device": "another process took it meanwhile: start again, or give this one a device of its own "
+    "(CUDA_VISIBLE_DEVICES)",
     "KV cache": "lower the length of prompts and answers, or raise workers.kv_cache_gb",
-    "memory": "raise workers.tensor_parallel, or lower workers.kv_cache_gb",
+    "memory": "raise workers.tensor_parallel, lower workers.max_batch, or lower workers.kv_cache_gb",
     "architectures": 'vLLM does not know this model; set workers.engine = "torch"',
 }
 DEFAULT_HINT = 'look at the file above, or set workers.engine = "torch"'
@@ -55,7 +58,7 @@ class VllmSettings:
     tensor_parallel: int = 1
     kv_cache_gb: float | None = None
     gpu_share: float | None = None
-    """Of a GPU's memory, at most; as much as vLLM takes if not given."""
+    """Of a GPU's memory, at most; as much as is free and of use if not given."""
     proofs: bool = True
     noise: bool = True
     """Without it vLLM samples by itself: what our noise costs is measured against that."""
@@ -72,8 +75,9 @@ def check_installed(what: str) -> None:
         raise ModelError(f"{what}: vLLM {vllm.__version__} is installed, Shoal knows {RELEASE}; install that")
 
 
-def engine_args(folder: Path, settings: VllmSettings) -> dict[str, Any]:
-    """Arguments of vLLM's engine.
+def engine_args(folder: Path, settings: VllmSettings, room: Room | None = None) -> dict[str, Any]:
+    """Arguments of vLLM's engine. `room` is what there is on each of its devices where these are CUDA ones; a
+    ModelError where it is not enough.
 
     Not asynchronous: the scheduler would run one token ahead of the end of an answer. Greedy: our logits processor
     leaves one token to choose, and its log-prob.
@@ -101,11 +105,28 @@ def engine_args(folder: Path, settings: VllmSettings) -> dict[str, Any]:
     if settings.dtype != "float32":
         args["hf_overrides"] = {"head_dtype": "float32"}  # a bf16 head rounds logits of 16 to 32 to an eighth of a nat
     gb = settings.kv_cache_gb if settings.kv_cache_gb is not None else None if settings.cuda else 1.0
-    if gb is not None:
-        args["kv_cache_memory_bytes"] = int(gb * GIB)
-    if settings.gpu_share is not None:
-        args["gpu_memory_utilization"] = settings.gpu_share
+    share, cache = settings.gpu_share, None if gb is None else int(gb * GIB)
+    if room is not None:
+        found = _share(folder, settings, room, cache)
+        share, cache = found.share, found.cache
+    if cache is not None:
+        args["kv_cache_memory_bytes"] = cache
+    if share is not None:
+        args["gpu_memory_utilization"] = share
     return args | dict(settings.more)
+
+
+def _share(folder: Path, settings: VllmSettings, room: Room, cache: int | None) -> Share:
+    batched = max(settings.max_batch, USUAL_BATCHED_TOKENS)
+    devices = settings.tensor_parallel
+    needs = worker_needs(folder, settings.held, settings.dtype, settings.max_batch, settings.max_len, batched, devices)
+    try:
+        return share_of(room, needs, cache, settings.gpu_share)
+    except ModelError as error:
+        raise ModelError(
+            f"{error}; give it devices of its own (CUDA_VISIBLE_DEVICES), raise workers.tensor_parallel, or lower "
+            "workers.kv_cache_gb"
+        ) from None
 
 
 @contextmanager
@@ -165,7 +186,8 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            args = EngineArgs(**engine_args(folder, settings))
+            room = least_room(settings.tensor_parallel) if settings.cuda else None
+            args = EngineArgs(**engine_args(folder, settings, room))
             config = args.create_engine_config()
             if settings.noise:
                 interface = "2" if config.use_v2_model_runner else "1"
@@ -175,12 +197,16 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             _log_to(log)
             return engine
-    except ModelError:
-        raise
+    except ModelError as error:
+        raise ModelError(f"{origin}: {error}") from error
     except Exception as error:
         said = reason(log.read_bytes()[began:].decode(errors="replace")) or _in_short(error)
-        hint = next((hint for word, hint in HINTS.items() if word in said), DEFAULT_HINT)
-        raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint}") from error
+        raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint(said)}") from error
+
+
+def hint(said: str) -> str:
+    """What to change so that it starts, by what vLLM said when it did not."""
+    return next((hint for word, hint in HINTS.items() if word in said), DEFAULT_HINT)
 
 
 def _log_to(log: Path) -> None:

@@ -25,22 +25,28 @@ class VersionCache:
     loaded: Version
     dtype: str
     size: int
-    on_load: Callable[[Path], None] | None = None
-    """Told the directory of each version that is loaded."""
+    on_load: Callable[[Version, Path], None] | None = None
+    """Told of each version that is loaded, and its directory."""
     kept: OrderedDict[Version, Weights] = field(default_factory=OrderedDict)
     _reader: VersionReader = field(init=False)
+    _told: Version = field(init=False)
 
     def __post_init__(self) -> None:
+        self._told = self.loaded
         self._reader = VersionReader(self.channel, self.dtype)
 
     def load(self, version: Version) -> None:
-        """Makes `version` the one that files are computed with; a WeightsError or ModelError if it cannot be."""
-        if version == self.loaded:
-            return
-        self.policy.set_weights(self._weights(version), f"version {version.number}")
-        self.loaded = version
-        if self.on_load is not None:
-            self.on_load(self.channel.fetch(version))
+        """Makes `version` the one that files are computed with; a WeightsError or ModelError if it cannot be.
+
+        Policy and listener have one version each: where one has it and the other failed to take it, the next call makes
+        up for that, whichever version it is for.
+        """
+        if version != self.loaded:
+            self.policy.set_weights(self._weights(version), f"version {version.number}")
+            self.loaded = version
+        if version != self._told and self.on_load is not None:
+            self.on_load(version, self.channel.fetch(version))
+            self._told = version
 
     def own(self) -> Weights | None:
         """The weights of the version that is loaded, in their files; None if nobody has these any more."""
