@@ -37,16 +37,26 @@ def serve_until_stopped(
     *,
     metrics: MetricsWriter,
 ) -> None:
-    """Serves until SIGTERM, or until what feeds the server fails: then so does this."""
+    """Serves until SIGTERM, or until what feeds the server fails: then so does this.
+
+    Nobody is told that it serves before it listens.
+    """
     traffic = Traffic(server, metrics)
+    is_listening = False
 
     async def main() -> None:
-        await asyncio.gather(server.keep(await server.start()), *([feed()] if feed else []))
+        nonlocal is_listening
+        listener = await server.start()
+        is_listening = True
+        tell()
+        await asyncio.gather(server.keep(listener), *([feed()] if feed else []))
 
     def sent() -> str:
         return f"{server.counts['bytes_sent'] / 1e6:.0f} MB"
 
     def tell() -> None:
+        if not is_listening:
+            return
         status.working(f"serving {offered()} at {server.url}, {sent()} so far")
         traffic.note(every_s=TRAFFIC_S)
 
