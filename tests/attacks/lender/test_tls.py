@@ -28,7 +28,7 @@ from tests.support.origin_and_relays import KEY, origin_at
 from tests.support.until import until
 
 A, MALLORY = key_of("a"), key_of("mallory")
-PAUSE_S = 0.5
+PAUSE_S = 5.0  # longer than a busy machine keeps an honest handshake waiting
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_a_relay_over_tls_is_held_to_its_address(tmp_path: Path) -> None:
 def test_the_card_names_the_address_that_a_relay_joined_with(secure: World) -> None:
     with secure.link(A) as link:
         link.join("relay", "relay", "https://203.0.113.1:7200")
-        until(lambda: f"https://203.0.113.1:7200#{A.address}" in link.refresh().relays, 10.0)
+        until(lambda: f"https://203.0.113.1:7200#{A.address}" in link.refresh().relays, 60.0)
 
 
 def test_half_open_handshakes_keep_nobody_from_a_relay(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_half_open_handshakes_keep_nobody_from_a_relay(tmp_path: Path) -> None:
             assert connection.get("head.json", pace=Pace(5.0)).status == 200
             for sock in half:
                 sock.setblocking(False)
-            until(lambda: not any(_is_open(sock) for sock in half), 10.0)
+            until(lambda: not any(_is_open(sock) for sock in half), 60.0)
 
 
 def test_trainer_and_worker_work_over_tls(secure: World) -> None:
