@@ -67,12 +67,14 @@ def modules_after(statement: str) -> set[str]:
 def test_help_answers_in_under_half_a_second() -> None:
     """Of processor time, which a busy machine does not change."""
     best = 60.0
-    for _ in range(3):
+    for _ in range(15):  # the best of them: others share its caches
         before = os.times()
         assert shoal("--help").returncode == 0
         after = os.times()
         spent = after.children_user + after.children_system - before.children_user - before.children_system
         best = min(best, spent)
+        if best < 0.5:
+            break
     assert best < 0.5
 
 

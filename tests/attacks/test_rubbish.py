@@ -100,7 +100,13 @@ def validator_of(run: RunDir, world: World) -> Validator:
 def ignore(_file: str, _reason: str) -> None: ...
 
 
-@pytest.mark.timeout(400)
+def rubbish_of(run: RunDir) -> list[dict[str, Any]]:
+    """Verdicts on files of anybody but the honest node."""
+    verdicts = entries(run, "validator", "verdict")
+    return [verdict for verdict in verdicts if verdict["node"] != key_of("honest").address]
+
+
+@pytest.mark.timeout(1200)
 def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> None:
     """Real coordinator, validator and trainer. Fresh keys of many networks hand in well-formed rubbish whose answers
     take a minute each to score, for longer than `wait_s`, while the one honest node does nothing. Nothing ends; when it
@@ -129,7 +135,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
         maker.policy.set_weights(honest.maker.policy.weights(), "version 0")
         handed_in, began, waited = 0, time.monotonic(), notes(run).count("it goes on")
         while notes(run).count("it goes on") < waited + 2 or handed_in < 8:
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < 300
             assert not failed
             place, name = PLACES[handed_in % len(PLACES)], f"fresh-{handed_in}"
             stranger.join(name, place)
@@ -140,10 +146,12 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
             target = f"/v1/files/{lease['step']}/{lease['submission']}?signal={_signal(data)}"
             stranger.ask(key_of(name), place, "PUT", target, data=data)
             handed_in += 1
+        # The run may end before it is known what became of the others'.
+        until(lambda: len(rubbish_of(run)) >= 4, failed)
         assert trainer.is_alive()
         work = in_thread(honest.run, failed)
         for thread in (trainer, judging, work):
-            thread.join(120)
+            thread.join(300)
             assert not failed
             assert not thread.is_alive()
     finally:
@@ -153,7 +161,7 @@ def test_a_public_run_under_rubbish_of_free_keys_never_stops(tmp_path: Path) -> 
     verdicts = entries(run, "validator", "verdict")
     own = {(v["step"], v["submission"]) for v in verdicts if v["node"] == key_of("honest").address and v["accept"]}
     assert {(step["step"], number) for step in steps for number in step["submissions"]} <= own
-    rubbish = [verdict for verdict in verdicts if verdict["node"] != key_of("honest").address]
+    rubbish = rubbish_of(run)
     assert len(rubbish) >= 4
     assert {(verdict["accept"], verdict["check"]) for verdict in rubbish} == {(False, "sampling")}
     assert scorer.slow == 0

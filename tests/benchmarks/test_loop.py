@@ -29,6 +29,7 @@ from shoal.models.load import load
 from shoal.process import Child
 from shoal.rundir import RunDir, prepare_run
 from shoal.telemetry.metrics import read_metrics
+from tests.support.until import until
 
 
 @pytest.fixture
@@ -48,6 +49,11 @@ def test_a_copy_without_end_has_the_same_weights_and_no_reachable_eos(tiny_dir: 
     assert copy.encode(prompt) == base.encode(prompt)
 
 
+def is_stopped(pid: int) -> bool:
+    """A process goes on for a moment after it was sent the signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_our_side_trains_samples_of_the_fixed_length_stands_still_while_paused_and_goes_on(run: RunDir) -> None:
     def trained() -> int:
         return sum(entry["event"] == "step" for entry in read_metrics(run.path / "metrics" / "trainer.jsonl"))
@@ -55,6 +61,7 @@ def test_our_side_trains_samples_of_the_fixed_length_stands_still_while_paused_a
     with Roles(run) as roles:
         steps = roles.steps(1, lambda _: None)
         roles.pause()
+        until(lambda: all(is_stopped(child.process.pid) for child in roles._children))
         before, used = trained(), roles.cpu()
         time.sleep(1)
         assert (trained(), roles.cpu()) == (before, used)

@@ -138,10 +138,10 @@ def test_a_peer_that_never_answers_hits_the_deadline(tmp_path: Path) -> None:
     started = time.monotonic()
     with (
         peer(tmp_path, program) as fake,
-        pytest.raises(WaitError, match=r"(?s)peer fake: the timing of 5 steps did not come within 2 s.*thinking"),
+        pytest.raises(WaitError, match=r"(?s)peer fake: the timing of 5 steps did not come within 10 s.*thinking"),
     ):
-        fake.ask({"steps": 5}, awaiting="the timing of 5 steps", deadline_s=2)
-    assert time.monotonic() - started < 8
+        fake.ask({"steps": 5}, awaiting="the timing of 5 steps", deadline_s=10)
+    assert time.monotonic() - started < 40
 
 
 def test_a_peer_that_never_reads_hits_the_deadline_too(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def progress() -> Progress:
 def short_load(url: str, run: Path) -> Load:
     keys = {role: str(key_path(run, role)) for role in ("trainer", "validator")}
     return Load(
-        url=url, **keys, nodes=8, files_per_step=10, hurried=4, warm_s=0.3, hurry_s=0.7, steady_s=1.0, share=0.5
+        url=url, **keys, nodes=8, files_per_step=10, hurried=4, warm_s=0.3, hurry_s=3.0, steady_s=3.0, share=0.2
     )
 
 

@@ -15,7 +15,6 @@ from shoal.client.weight_source import CastChannel
 from shoal.config_io import load_config
 from shoal.crypto.tls import pinned_context
 from shoal.errors import WeightsError
-from shoal.process import free_ports
 from shoal.protocol.stores import Version
 from shoal.protocol.version_directory import MANIFEST, DirectoryChannel
 from shoal.roles.origin import start_origin
@@ -28,6 +27,7 @@ from shoal.shardcast.serve.server import Server, serving
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import read_status
 from tests.support.origin_and_relays import KEY, RUN, contents, relay_at
+from tests.support.servers.running import free_port
 from tests.support.until import until
 
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
@@ -151,13 +151,15 @@ def test_a_version_that_the_role_has_not_heard_of_yet_is_waited_for_a_moment(
     late = threading.Timer(0.3, lambda: world.publish(2, b"two"))
     late.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.client.weight_source.HEARSAY_S", 20.0)  # a busy machine publishes late
+        patch.setattr("shoal.client.weight_source.HEARSAY_S", 60.0)  # a busy machine publishes late
         found = channel.version(2)
     late.join()
     assert found == world.trainer.version(2)
-    began = time.monotonic()
-    assert channel.version(9) is None
-    assert time.monotonic() - began < 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.client.weight_source.HEARSAY_S", 0.2)
+        began = time.monotonic()
+        assert channel.version(9) is None
+        assert time.monotonic() - began < 10
 
 
 def test_a_role_without_a_relay_that_answers_says_so_in_time(world: World) -> None:
@@ -199,7 +201,13 @@ def test_an_origin_whose_follower_dies_ends_with_what_killed_it(
 def test_an_origin_that_is_told_to_stop_ends_well(tmp_path: Path) -> None:
     run = RunDir(tmp_path, load_config(CONFIG, []))
     (tmp_path / "weights").mkdir()
-    stop = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    def stop_once_it_serves() -> None:
+        """Before that nothing listens for the signal, which would end the tests."""
+        until(lambda: any(status.state == "working" for status in read_status(tmp_path)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = threading.Thread(target=stop_once_it_serves)
     stop.start()
     start_origin(run, 0)
     stop.join()
@@ -210,7 +218,7 @@ def test_an_origin_that_is_told_to_stop_ends_well(tmp_path: Path) -> None:
 def test_an_origin_of_a_run_listens_where_it_is_told_to_and_vouches_for_its_certificate(tmp_path: Path) -> None:
     run = RunDir(tmp_path, load_config(CONFIG, []))
     (tmp_path / "weights").mkdir()
-    (port,) = free_ports([0])
+    port = free_port()
     found: list[object] = []
 
     def look() -> None:

@@ -52,7 +52,10 @@ def main(config: str, folder: Path, client: str) -> None:
             return process  # type: ignore[no-any-return]
 
         other = start(["unshare", "-n", "sleep", "600"], "other.log")
-        time.sleep(0.5)
+        while Path(f"/proc/{other.pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
+            if other.poll() is not None:
+                sys.exit((folder / "other.log").read_text())
+            time.sleep(0.02)
         connect(other.pid)
         # More steps than it takes until the one that joins has a file accepted.
         run = start([*shoal, "run", config, "--out", str(out), f"--set=swarm.host={HERE}", *SMALLEST], "run.log")

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from shoal.files import sha256_file
 from shoal.rundir import role_key
 from shoal.wait import wait_until
 from tests.support.coordinator_in_process import good_file, key_of, make_config
+from tests.support.servers.running import free_port
 from tests.support.submissions import LIMITS, ROOT, judge_formats
 
 KILLS = 2
@@ -52,8 +52,7 @@ class Command:
 
 @contextmanager
 def coordinator(tmp_path: Path, database: str) -> Iterator[Command]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     changes = {"groups_per_step": 2000}
     config = make_config(train=changes, swarm={"database": database, "heartbeat_s": 0.5, "probation_files": 10_000})
     (tmp_path / "run.toml").write_text(to_toml(config))

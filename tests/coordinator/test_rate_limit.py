@@ -17,6 +17,8 @@ from tests.support.coordinator_in_process import HERE, TRAINER, World, key_of, w
 
 A, B = key_of("a"), key_of("b")
 DEFAULT = SwarmConfig().requests_per_s
+# More than a bucket of one request per second holds, and gains while a machine of many tests makes them.
+MANY = int(BURST_S) + 20
 
 
 class Door:
@@ -120,13 +122,13 @@ def strict(tmp_path: Path) -> Iterator[World]:
 def test_a_node_that_floods_is_told_to_wait_and_the_others_work_on(strict: World) -> None:
     lease = strict.take("b")
     strict.store(A)
-    answers = [strict.request(A, "POST", "/v1/heartbeats", {}) for _ in range(int(BURST_S) + 5)]
-    last = answers[-1]
-    assert last.status_code == 429
-    assert last.headers["Retry-After"] == "1"
-    assert last.json()["error"] == "too-often"
-    assert f"{A.address}: more than 1 requests per second" in last.json()["reason"]
+    answers = [strict.request(A, "POST", "/v1/heartbeats", {}) for _ in range(MANY)]
     assert answers[0].status_code == 200
+    refused = next(answer for answer in answers if answer.status_code != 200)
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "1"
+    assert refused.json()["error"] == "too-often"
+    assert f"{A.address}: more than 1 requests per second" in refused.json()["reason"]
     strict.hand_in("b", lease)
     assert strict.trainer.count(lease.step).seen == 2
 
@@ -134,9 +136,10 @@ def test_a_node_that_floods_is_told_to_wait_and_the_others_work_on(strict: World
 def test_a_stranger_who_floods_with_anything_is_told_to_wait_and_the_nodes_work_on(strict: World) -> None:
     lease = strict.take("a")
     for target in ("/v1/card", "/v1/none", "/v1/leases"):
-        codes = {strict.send("GET", target, b"", {}).status_code for _ in range(int(BURST_S) + 2)}
-        assert 429 in codes
-    assert strict.request(key_of("stranger"), "POST", "/v1/nodes", {"role": "worker"}).status_code == 429
+        assert 429 in {strict.send("GET", target, b"", {}).status_code for _ in range(MANY)}
+    # A token becomes whole each second: the first of many strangers may get it.
+    strangers = [key_of(f"stranger-{n}") for n in range(MANY)]
+    assert 429 in {strict.request(key, "POST", "/v1/nodes", {"role": "worker"}).status_code for key in strangers}
     strict.hand_in("a", lease)
     assert strict.request(A, "POST", "/v1/heartbeats", {}).status_code == 200
 

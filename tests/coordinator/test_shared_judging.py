@@ -22,9 +22,7 @@ MANY = {"train": {"groups_per_step": 64}, "swarm": {"heartbeat_s": 10.0}}
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     config = make_config(**MANY, audit={"count": 3, "probation": 2})
-    world = World(
-        tmp_path, f"sqlite:///{tmp_path / 'state.db'}", config, validators=[key.address for key in JUDGES], pause_s=0.1
-    )
+    world = World(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", config, validators=[key.address for key in JUDGES])
     world.start()
     yield world
     world.end()

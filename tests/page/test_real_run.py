@@ -19,6 +19,8 @@ from tests.support.page_in_process import serving_pages
 from tests.support.real_pages import PAGES, WAIT_S, document, found_out, open_all
 from tests.support.run_processes import Runs
 
+pytestmark = pytest.mark.timeout(900)
+
 CONFIG = """
 name = "pages"
 steps = 100000

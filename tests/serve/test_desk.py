@@ -3,6 +3,7 @@
 import io
 import queue
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from rich.console import Console
 
 from shoal.errors import ModelError
 from shoal.generate.decoding import Decoding
-from shoal.generate.engine import Request
+from shoal.generate.engine import Completion, Request
 from shoal.openai_api.errors import ApiError
 from shoal.roles.model_server import ServeOptions, desk_of
 from shoal.rundir import RunDir
 from shoal.serve.desk import Began, Desk, Ended, News, Ticket, Tokens
+from shoal.wait import wait_until
 from tests.support.model_in_process import chat_run, publish
 
 WAIT_S = 60.0
@@ -65,6 +67,23 @@ def whole(heard: News_) -> tuple[int, list[int]]:
                 raise error
 
 
+@contextmanager
+def held(at: Desk) -> Iterator[None]:
+    """The engine begins no step inside the block."""
+    step, go = at._engine.step, threading.Event()
+
+    def late() -> list[Completion]:
+        assert go.wait(WAIT_S)
+        return step()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(at._engine, "step", late)
+        try:
+            yield
+        finally:
+            go.set()
+
+
 def test_a_stream_goes_on_with_its_version_and_the_next_request_gets_the_new_one(run: RunDir) -> None:
     with desk(run) as at:
         _, alone = ask(at, None, 300)
@@ -90,11 +109,14 @@ def test_requests_for_any_versions_are_answered_in_turn_and_each_by_the_one_it_n
 
 def test_what_nobody_waits_for_is_stopped_and_its_place_is_free(run: RunDir) -> None:
     with desk(run, waiting=8) as at:
-        ticket, heard = ask(at, None, 900, count=8)
-        wait_for(heard, Tokens)
-        with pytest.raises(ApiError, match="would exceed 8") as full:
-            ask(at, None, 4)
+        with held(at):
+            ticket, heard = ask(at, None, 900, count=8)
+            wait_for(heard, Began)
+            wait_until(lambda: sum(at.load) == 8, WAIT_S, "not all of them are running", pause_s=0.01)
+            with pytest.raises(ApiError, match="would exceed 8") as full:
+                ask(at, None, 4)
         assert full.value.status == 429
+        wait_for(heard, Tokens)
         at.drop(ticket)
         until = time.monotonic() + WAIT_S
         while at.load != (0, 0):
@@ -115,10 +137,11 @@ def test_a_version_that_is_damaged_refuses_its_own_requests_and_no_others(run: R
 
 def test_a_version_that_is_gone_when_its_turn_comes_is_not_found(run: RunDir) -> None:
     with desk(run) as at:
-        _, long = ask(at, 1, 200)
-        wait_for(long, Tokens)
-        _, late = ask(at, 0, 4)
-        shutil.move(run.path / "weights" / "v000000", run.path / "weights" / "gone")
+        with held(at):
+            _, long = ask(at, 1, 200)
+            wait_for(long, Began)
+            _, late = ask(at, 0, 4)
+            shutil.move(run.path / "weights" / "v000000", run.path / "weights" / "gone")
         assert len(whole(long)[1]) > 0
         with pytest.raises(ApiError, match="does not exist"):
             whole(late)
@@ -142,8 +165,15 @@ def test_an_engine_that_fails_is_told_to_those_it_served_and_serves_the_next(
         assert len(whole(ask(at, None, 4)[1])[1]) == 4
 
 
-def test_closing_tells_those_who_wait(run: RunDir) -> None:
+def test_closing_tells_those_who_wait(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with desk(run) as at:
+        step = at._engine.step
+
+        def slow() -> list[Completion]:
+            time.sleep(0.02)  # the answer takes seconds, and is surely not whole yet
+            return step()
+
+        monkeypatch.setattr(at._engine, "step", slow)
         _, heard = ask(at, None, 900)
         wait_for(heard, Tokens)
         at.close()

@@ -19,6 +19,7 @@ from tests.support.model_in_process import Served, chat_run, publish, serving_mo
 from tests.support.until import until
 
 HI: Any = [{"role": "user", "content": "hi"}]
+PACE_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def served(run: RunDir) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as found:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=2, timeout=120) as found:
         yield found
 
 
@@ -171,12 +172,17 @@ def raw_stream(served: Served, tokens: int) -> socket.socket:
 
 @pytest.fixture
 def steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry per step of the engine."""
+    """One entry per step of the engine; a long answer takes seconds, so that a client is surely gone before its end."""
+    return paced(served, monkeypatch)
+
+
+def paced(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     engine, made = served.serving.desk._engine, list[int]()
     step = engine.step
 
     def counted() -> list[Any]:
         made.append(1)
+        time.sleep(PACE_S)
         return step()
 
     monkeypatch.setattr(engine, "step", counted)
@@ -225,8 +231,9 @@ def test_requests_at_the_same_time_share_the_engine_and_answers_stay_their_own(c
     assert [together[seed] for seed in range(4)] == alone
 
 
-def test_a_queue_that_is_full_says_so(run: RunDir) -> None:
+def test_a_queue_that_is_full_says_so(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_model(run, ServeOptions(engine="torch", batch=2, queue=4)) as served:
+        paced(served, monkeypatch)
         line = raw_stream(served, 900)
         full = post(served, "/v1/completions", {"model": "test", "prompt": "a"})
         assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")

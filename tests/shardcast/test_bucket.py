@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from shoal.errors import ConfigError, ShardcastError, StorageError, WaitError
+from shoal.errors import ConfigError, ShardcastError, StorageError
 from shoal.files import read_regular
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.fetch.polling import MAX_PAUSE_S, MIN_PAUSE_S, Polling
@@ -17,7 +17,7 @@ from shoal.shardcast.format.manifest import MANIFEST
 from shoal.shardcast.format.records import read_head
 from shoal.shardcast.format.store import HEAD, Store
 from shoal.shardcast.serve.bucket import Bucket, Mirror
-from tests.support.origin_and_relays import KEY, RUN, Origin, client_of, contents, origin_at
+from tests.support.origin_and_relays import KEY, RUN, Origin, client_of, contents, fails_to_fetch, origin_at
 from tests.support.servers.s3 import s3_server
 from tests.support.until import until
 
@@ -169,8 +169,7 @@ def test_whatever_a_bucket_changes_is_not_believed(tmp_path: Path, s3: str) -> N
         data[1000] ^= 1
         asyncio.run(bucket._put(file, bytes(data), {}))
         with client_of(tmp_path / "client", url_of(s3, tmp_path)) as client:
-            with pytest.raises(WaitError, match="is not what"):
-                client.fetch(1, 1.0)
+            fails_to_fetch(client, 1, "is not what")
             assert 1 not in client.held()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import ShardcastError, StorageError, WaitError
+from shoal.errors import ShardcastError, StorageError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.fetch.http import distance
 from shoal.shardcast.format.manifest import Index, append_line, verified_lines
@@ -25,12 +25,14 @@ from tests.support.origin_and_relays import (
     changing_relay,
     client_of,
     contents,
+    fails_to_fetch,
     metric,
     origin_at,
     publish_directory,
     relay_at,
     write_version,
 )
+from tests.support.until import until
 
 
 def test_a_version_arrives_through_a_relay_byte_for_byte(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_the_first_piece_arrives_while_the_last_is_not_yet_written(tmp_path: Pat
             fetched = threading.Thread(target=client.fetch, args=(1,))
             fetched.start()
             while not any(job.done for job in client.jobs.values()):
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < 30
                 time.sleep(0.002)
             file.write(b"b" * MIB)
         fetched.join()
@@ -76,7 +78,9 @@ def test_the_origin_sends_each_byte_once_however_many_clients_there_are(tmp_path
         assert metric(relay, "bytes_sent_total") == 4 * size
 
 
-def test_one_client_uses_several_relays_at_once(tmp_path: Path) -> None:
+def test_one_client_uses_several_relays_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forty requests rather than two, of which one relay may get both.
+    monkeypatch.setattr("shoal.shardcast.fetch.downloader.RUN_BYTES", MIB)
     with origin_at(tmp_path) as origin:
         made = origin.publish(1, mib=40)
         with (
@@ -108,9 +112,9 @@ def test_a_stopped_client_goes_on_where_it_was(tmp_path: Path) -> None:
         with (
             changing_relay(origin.server.url, stop_after_three_pieces) as relay,
             client_of(tmp_path / "client", relay) as client,
-            pytest.raises(WaitError, match=f"version 1: nothing came.*{relay}"),
         ):
-            client.fetch(1, wait_s=1)
+            fails_to_fetch(client, 1, f"version 1: nothing came.*{relay}")
+            until(lambda: any(job.done for job in client.jobs.values()))
         index = Index(tmp_path / "client" / name)
         index.refresh()
         assert index.pieces
@@ -177,7 +181,7 @@ def test_the_base_and_the_last_five_versions_stay_and_a_client_keeps_the_last_fo
             client.fetch(number)
             time.sleep(0.2)  # until nobody has asked for the one before for a while
         for store, kept in (("origin", [0, 4, 5, 6, 7, 8]), ("relay", [0, 4, 5, 6, 7, 8]), ("client", [5, 6, 7, 8])):
-            wait_until(partial(keeps, tmp_path / store, kept), 20, f"{store}: does not keep {kept}", pause_s=0.05)
+            wait_until(partial(keeps, tmp_path / store, kept), 60, f"{store}: does not keep {kept}", pause_s=0.05)
 
 
 def test_a_version_in_use_is_not_pulled_away(tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ def test_an_older_head_is_refused_with_its_source_named(tmp_path: Path) -> None:
             with client_of(tmp_path / "client", origin.server.url) as client:
                 client.fetch(2)
             with client_of(tmp_path / "client", relay) as client:
-                wait_until(lambda: client.counts["rollbacks_refused"], 5, "the old head was not noticed", pause_s=0.01)
+                wait_until(lambda: client.counts["rollbacks_refused"], 30, "the old head was not noticed", pause_s=0.01)
                 assert client.latest() == 2
                 assert "older than" in client.sources[0].said
 
@@ -228,8 +232,8 @@ def test_another_runs_head_is_refused(tmp_path: Path) -> None:
     with origin_at(tmp_path) as origin:
         origin.publish(1, mib=0.1)
         client = Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, "other", stall_s=1)
-        with client, pytest.raises(WaitError, match=r"run 'test', wanted 'other'"):
-            client.fetch(wait_s=0.5)
+        with client:
+            fails_to_fetch(client, None, r"run 'test', wanted 'other'")
 
 
 def test_two_writers_of_one_store_are_told(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_a_version_that_newer_ones_have_pushed_out_is_an_error_at_once(tmp_path:
         with pytest.raises(ShardcastError, match="version 8 is not offered"):
             client.fetch(8, wait_s=60)
         later.join()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
 
 
 def test_a_fetch_that_names_its_content_ends_when_that_is_taken_back(tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_a_fetch_that_names_its_content_ends_when_that_is_taken_back(tmp_path: P
         began = time.monotonic()
         with pytest.raises(ShardcastError, match=r"version 1 with root abab.* is no longer offered"):
             client.fetch(1, wait_s=60, root="ab" * 32)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_old_content_of_a_number_that_somebody_still_holds_is_not_handed_out_for_the_new(tmp_path: Path) -> None:
@@ -303,7 +307,7 @@ def test_a_package_that_is_being_hashed_keeps_nobody_waiting(tmp_path: Path, mon
     go_on = threading.Event()
 
     def slow(folder: Path, origin: str) -> object:
-        assert not folder.name.startswith("000001") or go_on.wait(30)
+        assert not folder.name.startswith("000001") or go_on.wait(200)
         return verified_lines(folder, origin)
 
     with origin_at(tmp_path) as origin:
@@ -316,11 +320,11 @@ def test_a_package_that_is_being_hashed_keeps_nobody_waiting(tmp_path: Path, mon
         try:
             with Puller(Store(tmp_path / "relay"), [origin.server.url], KEY.address, RUN, mirror=True) as relay:
                 origin.publish(2, mib=0.1)
-                assert relay.latest(10, after=1) == 2
-                relay.fetch(2, wait_s=10)
+                assert relay.latest(60, after=1) == 2
+                relay.fetch(2, wait_s=60)
                 assert [job.resumed for job in relay.jobs.values()] == [False, True]
                 go_on.set()
-                assert contents(relay.fetch(1, wait_s=10)) == contents(made)
+                assert contents(relay.fetch(1, wait_s=60)) == contents(made)
         finally:
             go_on.set()
 
@@ -339,7 +343,7 @@ def test_a_head_that_the_disk_refuses_is_taken_later(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(client.store, "write_head", refuse)
         with client:
-            assert contents(client.fetch(1, wait_s=10)) == contents(made)
+            assert contents(client.fetch(1)) == contents(made)
 
 
 def test_a_package_whose_end_the_disk_refuses_is_ended_by_the_next_fetch(
@@ -356,8 +360,8 @@ def test_a_package_whose_end_the_disk_refuses_is_ended_by_the_next_fetch(
     with origin_at(tmp_path) as origin, client_of(tmp_path / "client", origin.server.url) as client:
         made = origin.publish(1, mib=0.1)
         with pytest.raises(StorageError, match="the disk is full"):
-            client.fetch(1, wait_s=10)
-        assert contents(client.fetch(1, wait_s=3)) == contents(made)
+            client.fetch(1)
+        assert contents(client.fetch(1)) == contents(made)
 
 
 def test_no_connection_outlives_its_puller(tmp_path: Path) -> None:
@@ -365,6 +369,7 @@ def test_no_connection_outlives_its_puller(tmp_path: Path) -> None:
         origin.publish(1)
         with client_of(tmp_path / "client", origin.server.url) as client:
             client.fetch()
+            until(lambda: client.sources[0].idle)  # its last transfer is put away after the version is whole
             kept = list(client.sources[0].idle)
             assert kept
         assert [connection._sock for connection in kept] == [None] * len(kept)
@@ -376,7 +381,7 @@ def test_a_source_that_comes_later_is_taken_as_well(tmp_path: Path) -> None:
         with Puller(Store(tmp_path / "client"), ["http://127.0.0.1:9"], KEY.address, RUN) as puller:
             assert puller.latest(0.2) is None
             puller.also_from([origin.server.url, f"{origin.server.url}/"])
-            assert contents(puller.fetch(1, 20)) == contents(folder)
+            assert contents(puller.fetch(1)) == contents(folder)
             assert len(puller.sources) == 2
 
 
@@ -387,24 +392,24 @@ def test_sources_that_come_under_ever_new_names_take_no_more_threads(
     with origin_at(tmp_path / "o") as origin:
         folder = origin.publish(1)
         with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN) as puller:
-            assert puller.latest(20) == 1
+            assert puller.latest(60) == 1
             for number in range(30):
                 puller.also_from([origin.server.url, *(f"http://127.0.0.1:9/{number}-{n}" for n in range(9))])
             assert len(puller.sources) == 4
             assert puller.sources[0].url == origin.server.url
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while sum(thread.is_alive() for thread in puller._threads) > 20 and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert sum(thread.is_alive() for thread in puller._threads) <= 20
-            assert contents(puller.fetch(1, 20)) == contents(folder)
+            assert contents(puller.fetch(1)) == contents(folder)
 
 
 def test_a_source_that_lies_nearer_than_it_may_is_connected_to_and_not_asked(tmp_path: Path) -> None:
     with origin_at(tmp_path / "o") as origin:
         origin.publish(1)
         with Puller(Store(tmp_path / "client"), [origin.server.url], KEY.address, RUN, nearest=2) as puller:
+            until(lambda: "inside this network; not asked" in puller.sources.said())
             assert puller.latest(0.5) is None
-            assert "inside this network; not asked" in puller.sources.said()
         assert origin.server.counts["requests"] == 0
 
 

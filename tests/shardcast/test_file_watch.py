@@ -21,7 +21,7 @@ def test_a_waiter_is_woken_by_a_change_and_not_before(tmp_path: Path) -> None:
         await asyncio.gather(*waiters)
         return loop.time() - began
 
-    assert asyncio.run(main()) < 1
+    assert asyncio.run(main()) < 10
 
 
 def test_files_that_never_come_are_not_looked_at_for_ever(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_a_watch_that_is_closed_lets_everyone_go_at_once(tmp_path: Path) -> None
         await asyncio.gather(*waiters, watch.changed(tmp_path / "d", (0, 0), loop.time() + 60))
         return loop.time() - began
 
-    assert asyncio.run(main()) < 1
+    assert asyncio.run(main()) < 10

@@ -1,13 +1,18 @@
 """An origin with a version, relays that are honest, and relays that are not."""
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import pytest
+
 from shoal.crypto.keys import Key
+from shoal.errors import WaitError
 from shoal.shardcast.fetch.client import Puller
 from shoal.shardcast.format.hashing import files_of
 from shoal.shardcast.format.records import MIB
@@ -19,6 +24,7 @@ from tests.support.servers.http_answers import answering
 
 KEY = Key(b"\x11" * 32)
 RUN = "test"
+LATE_S = 60.0
 
 
 def write_version(folder: Path, mib: float = 3.5, seed: int = 1) -> Path:
@@ -77,12 +83,23 @@ def relay_at(path: Path, *sources: str, name: str = "relay", limits: Limits | No
             yield server
 
 
-def client_of(path: Path, *sources: str, stall_s: float = 1.0, seed: int = 0) -> Puller:
+def client_of(path: Path, *sources: str, stall_s: float = 10.0, seed: int = 0) -> Puller:
     return Puller(Store(path), sources, KEY.address, RUN, stall_s=stall_s, seed=seed)
 
 
+def fails_to_fetch(client: Puller, number: int | None, why: str) -> None:
+    """A fetch ends with an error that says why, at the latest once its sources have said so."""
+    deadline = time.monotonic() + LATE_S
+    while True:
+        with pytest.raises(WaitError) as failed:
+            client.fetch(number, wait_s=1.0)
+        if re.search(why, str(failed.value)):
+            return
+        assert time.monotonic() < deadline, failed.value
+
+
 def metric(server: Server, name: str) -> float:
-    with urlopen(f"{server.url}/metrics", timeout=10) as answer:
+    with urlopen(f"{server.url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return float(next((line.split()[-1] for line in lines if line.startswith(f"shoal_cast_{name} ")), "0"))
 

@@ -50,12 +50,13 @@ def _sandbox() -> None:
     ],
 )
 def test_a_program_is_paid_for_passing_every_test(program: str | None, tests: Any, reward: float) -> None:
-    assert judge_program(program, tests, Bounds()).reward == reward
+    bounds = Bounds(seconds=10.0) if reward else Bounds()  # a busy machine may be slow, and is not to cost the reward
+    assert judge_program(program, tests, bounds).reward == reward
 
 
 @pytest.mark.usefixtures("_sandbox")
 def test_who_is_slow_is_judged_with_doubt() -> None:
-    slow = judge_program("import time\ntime.sleep(2)\nprint(3)", SPOKEN[:1], Bounds(seconds=5.0))
+    slow = judge_program("import time\ntime.sleep(4)\nprint(3)", SPOKEN[:1], Bounds(seconds=10.0))
     assert (slow.reward, slow.doubtful) == (1.0, True)
     late = judge_program("while True: pass", SPOKEN[:1], Bounds(seconds=0.1))
     assert (late.reward, late.doubtful) == (0.0, True)

@@ -53,12 +53,13 @@ def test_every_config_on_the_page_can_be_read(tmp_path: Path) -> None:
         assert load_config(path) == config
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("folder")
 def test_training_on_it_works() -> None:
     """As on the page, but for two small steps in the place of forty."""
     smaller = ["steps=2", "train.groups_per_step=4", "workers.groups_per_submission=4", "eval.tasks=8"]
     command = [sys.executable, "-m", "shoal", "run", "own.toml", *(f"--set={setting}" for setting in smaller)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, "COLUMNS": "200"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 in 0:" in done.stdout
     assert (Path("runs/sorting/model") / "config.json").is_file()

@@ -156,7 +156,7 @@ def main(model: Path, scratch: Path) -> dict[str, Any]:
     config = settings(model)
     learner = build_learner(model, config, ALONE)
     steps(learner, config, [5] * 6)
-    distributed.JOIN = timedelta(seconds=3)
+    distributed.JOIN = timedelta(seconds=8)
     came = forked_ranks(2, partial(late, model))
     return {"ranks": ranks, "alone": alone, "third": third, "whole": weights(learner), "late": came}
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.architectures import save_random
 
+pytestmark = pytest.mark.timeout(900)
+
 Claims = dict[str, Any]
 
 
@@ -18,7 +20,7 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Claims:
     scratch = tmp_path_factory.mktemp("ranks")
     model = save_random(scratch / "model", "llama", num_key_value_heads=2, tie_word_embeddings=True)
     command = [sys.executable, "-m", "tests.train.sharded_claims", str(model), str(scratch)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: Claims = json.loads(done.stdout)
     return found

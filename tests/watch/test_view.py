@@ -3,6 +3,7 @@ import re
 import time
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -66,14 +67,18 @@ def test_the_plain_view_of_a_run_that_goes_on_repeats_nothing_of_the_past(run_di
     assert out.getvalue() == ""
 
 
-def test_a_silent_run_says_what_it_waits_for_and_not_more_often_than_asked(tmp_path: Path) -> None:
+def test_a_silent_run_says_what_it_waits_for_and_not_more_often_than_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_status(tmp_path, "trainer", state="waiting", doing="rollouts of step 0", on="worker")
     put_status(tmp_path, "worker-0", doing="loading the model")
     console, out = plain()
+    now = time.time()
+    monkeypatch.setattr("shoal.watch.view.time", SimpleNamespace(time=lambda: now, strftime=time.strftime))
     with LiveView(tmp_path, 3, console, quiet_s=1.0) as view:
         view.update()
         assert out.getvalue() == ""
-        time.sleep(1.01)
+        now += 1.01
         view.update()
         view.update()
     (line,) = out.getvalue().splitlines()

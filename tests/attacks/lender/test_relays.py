@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,8 @@ from shoal.wait import wait_until
 from tests.attacks.lender.relays import Answer, Evil, Twist, evil_relay, late
 
 SIZE = 12 * MIB + 12345
-DEADLINE_S = 20.0
+DEADLINE_S = 25.0  # those that drip would take longer
+WAIT_S = 60.0
 
 
 @dataclass
@@ -52,11 +54,22 @@ def honest(tmp_path: Path) -> Iterator[Honest]:
 
 
 def pull(
-    path: Path, origin: Honest, *urls: str, wait_s: float = DEADLINE_S, number: int | None = 1
+    path: Path, origin: Honest, *urls: str, wait_s: float = WAIT_S, number: int | None = 1
 ) -> tuple[bytes, Puller]:
     with Puller(Store(path), urls, origin.key.address, "run", stall_s=1.0, seed=1) as puller:
         files = puller.fetch(number, wait_s=wait_s)
         return (files / "model.bin").read_bytes(), puller
+
+
+def fails_to_pull(path: Path, origin: Honest, url: str, *why: str) -> None:
+    """A client that reaches this relay alone ends with an error that says why, at the latest after a few tries."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with pytest.raises(WaitError) as refused:
+            pull(path, origin, url, wait_s=2)
+        if all(re.search(words, str(refused.value)) for words in why):
+            return
+        assert time.monotonic() < deadline, refused.value
 
 
 def nothing_is_whole(path: Path) -> bool:
@@ -172,10 +185,8 @@ def test_whoever_reaches_one_honest_relay_gets_the_right_bytes(tmp_path: Path, h
 
 @pytest.mark.parametrize("twist", [flip, wrong_place], ids=lambda twist: twist.__name__)
 def test_a_liar_alone_is_named_and_nothing_of_it_is_kept_as_whole(tmp_path: Path, honest: Honest, twist: Twist) -> None:
-    with evil_relay(honest.url, twist) as evil, pytest.raises(WaitError) as refused:
-        pull(tmp_path / "client", honest, evil.url, wait_s=2)
-    assert evil.url in str(refused.value)
-    assert f"is not what {honest.key.address} signed" in str(refused.value)
+    with evil_relay(honest.url, twist) as evil:
+        fails_to_pull(tmp_path / "client", honest, evil.url, evil.url, f"is not what {honest.key.address} signed")
     assert nothing_is_whole(tmp_path / "client")
     # What it did deliver right is of use later.
     data, _ = pull(tmp_path / "client", honest, honest.url)
@@ -282,9 +293,9 @@ def test_a_head_that_another_key_signed_is_refused_and_its_signer_named(tmp_path
         head = Head.model_validate_json(json.dumps(json.loads(answer.body)[0]))
         return signed_head(head, forger)
 
-    with evil_relay(honest.url, head_twist(resign)) as evil, pytest.raises(WaitError) as refused:
-        pull(tmp_path / "client", honest, evil.url, wait_s=2)
-    assert f"{evil.url}: head: signed by {forger.address}, not by {honest.key.address}" in str(refused.value)
+    with evil_relay(honest.url, head_twist(resign)) as evil:
+        said = f"{evil.url}: head: signed by {forger.address}, not by {honest.key.address}"
+        fails_to_pull(tmp_path / "client", honest, evil.url, said)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +334,7 @@ def test_an_old_head_is_refused_even_after_a_restart_of_the_client(tmp_path: Pat
         honest.publish(2, newer)
         assert pull(tmp_path / "client", honest, honest.url, number=2)[0] == newer
         with Puller(Store(tmp_path / "client"), [evil.url], honest.key.address, "run", stall_s=1.0) as puller:
-            wait_until(lambda: puller.counts["rollbacks_refused"], 10, "the old head was not noticed", pause_s=0.02)
+            wait_until(lambda: puller.counts["rollbacks_refused"], 60, "the old head was not noticed", pause_s=0.02)
             assert puller.latest() == 2
             assert "older than" in puller.sources[0].said
 
@@ -342,8 +353,8 @@ def test_an_origin_that_lost_its_store_is_believed_again(tmp_path: Path) -> None
             client = Store(tmp_path / "client")
             before = client.head(key.address)
             with Puller(client, [server.url], key.address, "run") as puller:
-                wait_until(partial(has_changed, puller, before), 10, "no head came", pause_s=0.01)
-                assert (puller.fetch(1, wait_s=5) / "model.bin").read_bytes() == origin.data
+                wait_until(partial(has_changed, puller, before), 60, "no head came", pause_s=0.01)
+                assert (puller.fetch(1, wait_s=60) / "model.bin").read_bytes() == origin.data
 
 
 def test_a_version_that_is_replaced_while_it_is_handed_out_is_given_whole_or_anew(tmp_path: Path) -> None:
@@ -356,7 +367,7 @@ def test_a_version_that_is_replaced_while_it_is_handed_out_is_given_whole_or_ane
         origin.publish(1, contents[0])
         for _ in range(10):
             with Puller(Store(tmp_path / "client"), [server.url], key.address, "run") as puller:
-                held = puller.fetch(1, wait_s=10) / "model.bin"
+                held = puller.fetch(1, wait_s=60) / "model.bin"
                 with suppress(FileNotFoundError):  # the caller's to hold; what is read is right
                     assert held.read_bytes() in contents
             contents.append(os.urandom(3 * MIB))
@@ -382,8 +393,7 @@ def test_lines_of_another_package_are_refused(tmp_path: Path, honest: Honest) ->
         pull(tmp_path / "first", honest, evil.url, honest.url, number=2)
         data, _ = pull(tmp_path / "client", honest, evil.url, honest.url, number=1)
         assert data == honest.data
-        with pytest.raises(WaitError, match=f"{evil.url}: piece of package .*: signed by 0x"):
-            pull(tmp_path / "alone", honest, evil.url, number=1, wait_s=2)
+        fails_to_pull(tmp_path / "alone", honest, evil.url, f"{evil.url}: piece of package .*: signed by 0x")
     assert nothing_is_whole(tmp_path / "alone")
 
 

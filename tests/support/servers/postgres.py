@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import BenchError
-from shoal.process import free_ports
 from shoal.wait import wait_until
 from tests.support.servers.programs import find_program
+from tests.support.servers.running import free_port, is_taken
 
-START_S = 60.0
+START_S = 120.0
 STOP_S = 20.0
 # It refuses to run as root: then as one of these.
 OTHERS = ("postgres", "nobody")
@@ -46,16 +46,33 @@ def postgres(*, durable: bool = True) -> Iterator[str]:
             raise BenchError(f"postgres: {initdb} cannot be run ({error})") from error
         if done.returncode != 0:
             raise BenchError(f"postgres: initdb ended with {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
-        (port,) = free_ports([0])
-        settings = {"port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": str(home)}
-        options = [f"--{name}={value}" for name, value in (settings | ({} if durable else QUICK)).items()]
-        log = (home / "log").open("wb")
-        server = subprocess.Popen([program, "-D", data, *options], stdout=log, stderr=log, env=locale, cwd=home, **user)
+
+        def start() -> tuple[int, "subprocess.Popen[bytes]"]:
+            port = free_port()
+            settings = {"port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": str(home)}
+            options = [f"--{name}={value}" for name, value in (settings | ({} if durable else QUICK)).items()]
+            command = [str(program), "-D", str(data), *options]
+            with (home / "log").open("wb") as log:
+                server: subprocess.Popen[bytes] = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=locale, cwd=home, **user
+                )
+            try:
+                _wait(server, port, home / "log")
+            except BaseException:
+                server.kill()
+                server.wait()
+                raise
+            return port, server
+
         try:
-            _wait(server, port, home / "log")
+            port, server = start()
+        except BenchError as error:
+            if not is_taken(error):
+                raise
+            port, server = start()
+        try:
             yield f"postgresql://shoal@127.0.0.1:{port}"
         finally:
-            log.close()
             server.send_signal(signal.SIGINT)  # at once, without waiting for those who are connected
             try:
                 server.wait(STOP_S)

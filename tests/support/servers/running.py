@@ -1,15 +1,23 @@
 """Processes of tests and benchmarks that listen on a port of the loopback address."""
 
+import itertools
+import os
+import random
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.process import free_ports
+from shoal.errors import BenchError
 from shoal.wait import wait_until
 
-START_S = 60.0
+START_S = 120.0
+# From 32768 on Linux takes the ports of connections.
+FIRST, RANGE, RANGES = 12_000, 500, 40
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_first = FIRST + _worker % RANGES * RANGE
+_drawn, _given = random.SystemRandom().randrange(RANGE), itertools.count()
 STOP_S = 10.0
 
 
@@ -39,8 +47,23 @@ def running(command: Sequence[str], log: Path, *, listen: bool = False) -> Itera
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    return free_ports([0])[0]
+    """A port that nobody listens on, and that is nobody else's until a process that is told it binds it.
+
+    It is below those that the system gives to any connection by itself. Each of pytest-xdist's processes goes round in
+    a range of its own, from a place drawn at random: other tests may run on this machine.
+    """
+    for _ in range(RANGE):
+        port = _first + (_drawn + next(_given)) % RANGE
+        with socket.socket() as held, suppress(OSError):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended hold nothing
+            held.bind(("", port))
+            return port
+    raise BenchError(f"ports {_first} to {_first + RANGE - 1}: each of them is taken")
+
+
+def is_taken(error: BenchError) -> bool:
+    """Whether a server ended because somebody else has its port."""
+    return "in use" in str(error)
 
 
 def await_port(port: int, who: str, deadline_s: float = START_S) -> None:

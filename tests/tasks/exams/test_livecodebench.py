@@ -48,7 +48,7 @@ def row(tests: list[dict[str, str]], function: str | None = None) -> dict[str, A
 def contest(folder: Path, *rows: dict[str, Any]) -> TaskConfig:
     path = folder / "contest.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    return TaskConfig(source=f"livecodebench/{path}", code=CodeConfig(seconds=2.0))
+    return TaskConfig(source=f"livecodebench/{path}", code=CodeConfig(seconds=20.0))
 
 
 @pytest.mark.usefixtures("_sandbox")
