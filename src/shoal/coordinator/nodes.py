@@ -192,12 +192,15 @@ def readmit(db: Connection, terms: Terms, version: int, now: float) -> list[str]
 
     A ban that enough validators ask for by other reasons stands.
     """
-    db.execute(bans.delete().where(bans.c.rates < version))
+    older = bans.c.rates < version
+    judged = set(db.execute(select(bans.c.node).where(older)).scalars())
+    db.execute(bans.delete().where(older))
     asking: dict[str, set[str]] = {}
     for node, judge in db.execute(select(bans.c.node, bans.c.judge)).all():
         asking.setdefault(node, set()).add(judge)
     banned = db.execute(select(nodes.c.address).where(nodes.c.state == State.BANNED)).scalars()
-    lifted = [node for node in banned if len(asking.get(node, set()) & terms.validators) < terms.quorum]
+    still = {node for node, judges in asking.items() if len(judges & terms.validators) >= terms.quorum}
+    lifted = [node for node in banned if node in judged - still]
     reason = f"is admitted again: it was banned by honest rates before version {version}, which were too strict"
     for node in lifted:
         changed = {"state": after(State.BANNED, Event.READMIT), "since": now, "seen": now, "reason": reason}
