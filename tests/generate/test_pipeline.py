@@ -263,7 +263,7 @@ def test_where_answers_wait_for_tools_whole_files_say_what_is_in_time() -> None:
     assert not tools_can_meet(unfinished=33, lease_answers=16, last=last, lease_s=240)
     assert tools_can_meet(unfinished=1, lease_answers=4, last=FileTime(120.0, 16), lease_s=240)
     assert not tools_can_meet(unfinished=1, lease_answers=4, last=FileTime(121.0, 16), lease_s=240), (
-        "fewer are no faster"
+        "fewer are not faster"
     )
 
 

@@ -188,7 +188,7 @@ def acquit(db: Connection) -> None:
         if finding is None or finding.check not in (NUMBERS, ROUNDING):
             continue
         db.execute(queries.ACQUITTED, {"who": row.node})
-        if row.status == LeaseStatus.REFUSED:  # one that was given again is made good by whoever does it
+        if row.status == LeaseStatus.REFUSED:  # one that was given again is made good by the node that does it
             db.execute(queries.MADE_GOOD, {"who": row.node})
         place = {"at_step": row.step, "at_submission": row.submission}
         db.execute(queries.ENDS, {**place, "as": LeaseStatus.USED})

@@ -3,8 +3,8 @@
 Trainer and validators write counts (`Work` of `protocol/work.py`), the trainer writes once what a token costs its model
 (`model`), and origin and relays write what they have sent. So what remote workers computed is known without their
 metrics: a file is counted once, when a validator of the run's owner has judged it, accepted or not, or when the trainer
-has trained on it, whoever judged it. What other validators alone judged and no step was trained on nobody here has
-seen; `is_partial` says that there are such validators.
+has trained on it, no matter who judged it. What other validators alone judged and no step was trained on nobody here
+has seen; `is_partial` says that there are such validators.
 """
 
 from collections.abc import Mapping

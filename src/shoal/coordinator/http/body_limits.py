@@ -74,7 +74,7 @@ class Bounded:
         async def sending(message: Message) -> None:
             nonlocal answered
             if refused is not None and not answered:
-                return  # what the API makes of half a body, as that it is no valid JSON, is not what was wrong
+                return  # what the API makes of half a body, such as invalid JSON, is not what was wrong
             answered = True
             if message["type"] == "http.response.start" and not over:
                 # A sender that is refused half-way does not get to send the rest.

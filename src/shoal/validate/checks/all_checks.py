@@ -127,7 +127,7 @@ class Checks:
         that names several versions needs `load`, which puts each of them in their place.
 
         No file is rejected for what another engine computed: the policy computes it once more, and decides. Nothing is
-        found by numbers where the run only reports them (`audit.enforce = false`), whoever asks: validator or arbiter.
+        found by numbers where the run only reports them (`audit.enforce = false`), for a validator or for an arbiter.
         """
         if self.numbers is not None:
             for submission in submissions:
