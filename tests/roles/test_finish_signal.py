@@ -52,7 +52,7 @@ def test_who_starts_a_worker_hears_the_signal_as_before() -> None:
     before = signal.signal(FINISH, lambda _number, _frame: heard.set())
     try:
         with held_back():
-            signal.pthread_kill(threading.get_ident(), FINISH)  # other threads of a test process hear what is sent to it
+            signal.pthread_kill(threading.get_ident(), FINISH)  # sent to the process, other threads hear it
             assert came_early()
             assert not heard.is_set()
         assert heard.wait(5.0)
