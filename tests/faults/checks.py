@@ -39,7 +39,7 @@ LOOK_AGAIN_S = 0.5
 COMES_LATE = re.compile(r"\b(files|rollouts|version)\b")
 ATTEMPTS = 20
 # What became of leases for which there is a file.
-FILED = ("used", "refused")
+FILED = ("used", "refused", "redone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,3 +49,8 @@ def axe_faults(page: Page, source: str) -> list[str]:
         "v => [v.id, v.help, v.nodes.slice(0, 3).map(n => n.html.slice(0, 160) + ' ' + (n.any[0]?.message || ''))])))"
     )
     return [f"{name}: {text}: {nodes}" for name, text, nodes in json.loads(found)]
+
+
+def assert_accessible(page: Page, source: str, what: str) -> None:
+    faults = axe_faults(page, source)
+    assert not faults, f"{what}: {faults}"

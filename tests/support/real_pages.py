@@ -4,7 +4,7 @@ import json
 import urllib.request
 from typing import Any
 
-from tests.support.axe import axe_faults
+from tests.support.axe import assert_accessible
 from tests.support.browser import Page
 
 # For a machine on which much else is done: a quiet one takes a tenth of it.
@@ -38,15 +38,15 @@ def open_all(page: Page, url: str, state: str, axe: str) -> None:
         page.open(url + path, ready, WAIT_S)
         page.until(f"document.querySelector('.bar-top .badge').textContent === '{state}'", WAIT_S)
         assert page.run("document.querySelectorAll('main h1').length") == 1
-        assert axe_faults(page, axe) == [], path
+        assert_accessible(page, axe, path)
     page.open(f"{url}/swarm?role=worker", "document.querySelector('tbody .address')", WAIT_S)
     page.run("document.querySelector('tbody .address').click()")
     page.until("/^.node.0x/.test(location.pathname) && document.querySelector('.tile')", WAIT_S)
-    assert axe_faults(page, axe) == [], "contributor"
+    assert_accessible(page, axe, "contributor")
     newest = found_out(url)[0]
     tokens = "document.querySelector('.finding') && document.querySelectorAll('.tokens li').length > 0"
     page.open(f"{url}/verdicts/{newest['step']}/{newest['submission']}", tokens, WAIT_S)
     assert "shoal replay RUN/evidence/step-" in page.text()
-    assert axe_faults(page, axe) == [], "evidence token by token"
+    assert_accessible(page, axe, "evidence token by token")
     assert page.faults == []
     assert [asked for asked in page.requests if not asked.startswith((f"{url}/", "data:"))] == []

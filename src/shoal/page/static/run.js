@@ -86,5 +86,5 @@ export default function Run() {
     <${Roles} roles=${doc.roles} waiting=${doc.waiting}/>
     ${data.cells.length ? html`<${Section} title="Latest numbers" id="numbers"><dl class="pairs">${[...data.cells, ...data.drawn].map(([name, text]) => html`<div><dt><bdi>${name}</bdi></dt><dd><bdi>${text}</bdi></dd></div>`)}</dl>${data.suite ? html`<p><bdi>${data.suite}</bdi></p>` : null}</${Section}>` : null}
     ${data.compute?.length ? html`<${Section} title="Compute ledger" id="compute"><dl class="pairs">${data.compute.map(([name, text]) => html`<div><dt>${name}</dt><dd>${text}</dd></div>`)}</dl></${Section}>` : null}
-    ${data.notes.length ? html`<${Section} title="Notes" id="notes"><ol class="notes" reversed>${[...data.notes].reverse().map(([when, text]) => html`<li><time>${moment(when).slice(11, 19)}</time> <bdi>${text}</bdi></li>`)}</ol></${Section}>` : null}`;
+    ${data.notes.length ? html`<${Section} title="Notes" id="notes"><ol class="notes" reversed tabindex="0" aria-label="notes">${[...data.notes].reverse().map(([when, text]) => html`<li><time>${moment(when).slice(11, 19)}</time> <bdi>${text}</bdi></li>`)}</ol></${Section}>` : null}`;
 }
