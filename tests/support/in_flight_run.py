@@ -46,7 +46,9 @@ def version_comes_in_flight(run: RunDir, worker: Worker) -> Iterator[None]:
 
     def slowed() -> list[Completion]:
         newest = run.channel().latest()
-        if newest is not None and not newest.number and any(flight.lease.step for flight in worker.pipeline.flights):
+        steps = {flight.lease.step for flight in worker.pipeline.flights}
+        # The version comes of step 0: answers to that are not held.
+        if newest is not None and not newest.number and steps and 0 not in steps:
             until[:] = until or [time.monotonic() + MAX_SLOW_S]
             if time.monotonic() < until[0]:
                 time.sleep(SLOW_STEP_S if next(slow_steps, None) is not None else HELD_STEP_S)
