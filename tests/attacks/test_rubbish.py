@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,13 +54,24 @@ class SlowScorer(NoEpisodes):
         return [Score(gym().score(task, answer)) for task, answer in answers]
 
 
+MADE_UP = (40, 41)  # in turns: one token again and again is drawn now and then
+
+
+@cache
+def made_up_text() -> str:
+    return str(build_world("short").maker().policy.tokenizer.decode(MADE_UP))
+
+
 def is_made_up(answer: str) -> bool:
-    return len(answer) > 3 and len(set(answer)) == 1
+    return len(answer) > 3 and answer == (made_up_text() * len(answer))[: len(answer)]
 
 
 def made_up(submission: Submission) -> bytes:
     """Right prompts and lengths, and answers that nobody drew."""
-    rollouts = [changed(r, completion=[40] * (len(r.completion) - 1) + [r.completion[-1]]) for r in submission.rollouts]
+    rollouts = [
+        changed(r, completion=[MADE_UP[at % 2] for at in range(len(r.completion) - 1)] + [r.completion[-1]])
+        for r in submission.rollouts
+    ]
     rubbish = replace(submission, rollouts=rollouts)
     return write_rollouts(rubbish, groups_with_signal(rubbish))
 
