@@ -59,7 +59,7 @@ MADE_UP = (40, 41)  # in turns: one token again and again is drawn now and then
 
 @cache
 def made_up_text() -> str:
-    return str(build_world("short").maker().policy.tokenizer.decode(MADE_UP))
+    return str(build_world("short").maker().policy.tokenizer.decode(list(MADE_UP)))
 
 
 def is_made_up(answer: str) -> bool:
