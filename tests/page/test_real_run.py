@@ -19,7 +19,7 @@ from tests.support.page_in_process import serving_pages
 from tests.support.real_pages import PAGES, WAIT_S, document, found_out, open_all
 from tests.support.run_processes import Runs
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 CONFIG = """
 name = "pages"

@@ -8,7 +8,7 @@ from tests.support.axe import assert_accessible
 from tests.support.browser import Page
 
 # For a machine on which much else is done: a quiet one takes a tenth of it.
-WAIT_S = 200.0
+WAIT_S = 400.0
 # What is there once a page has its content, in a run that has trained a step.
 PAGES = {
     "/": "document.querySelectorAll('.uplot canvas').length >= 7",
