@@ -28,7 +28,7 @@ ProfilePattern = Annotated[str, Field(min_length=1, max_length=180, pattern=r"^[
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 # Default of ledger.plants if validators may belong to someone else.
 PLANTS = 20
-MOST_VALIDATORS = 64  # of a run's owner
+MAX_VALIDATORS = 64  # of a run's owner
 HAS_QUESTION = r"\{question\}"
 HAS_TARGET = r"\{target\}"
 SERVER_URL = r"^(https?://[^\s/]+/?)?$"
@@ -523,7 +523,7 @@ class AuditConfig(_Table):
     token_budget: Positive = Field(4096, description="Tokens recomputed in one forward pass.")
     count: Positive = Field(
         1,
-        le=MOST_VALIDATORS,
+        le=MAX_VALIDATORS,
         description="Validators of the run's owner, which share the files and trust each other; shoal run starts them, "
         "or they are those that swarm.validators names.",
     )

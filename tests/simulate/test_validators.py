@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from shoal.config import MOST_VALIDATORS, AuditConfig
+from shoal.config import MAX_VALIDATORS, AuditConfig
 from shoal.coordinator.judging_turns import FIRST_S
 from shoal.plan.assumptions import assumptions
 from shoal.protocol.stores import PROVEN
@@ -139,4 +139,4 @@ def test_there_are_no_more_validators_than_a_run_may_have_and_twice_the_draws_ta
         return inputs_of(config, assumptions(config), chosen, model_named("32b")).services.validators
 
     assert validators(1000, 1) > 1.3 * validators(1000, 8) > 5
-    assert validators(1_000_000, 1) == MOST_VALIDATORS
+    assert validators(1_000_000, 1) == MAX_VALIDATORS

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shoal.config import MOST_VALIDATORS, RunConfig
+from shoal.config import MAX_VALIDATORS, RunConfig
 from shoal.coordinator.policy import Terms
 from shoal.errors import ConfigError
 from shoal.simulate.inputs import Inputs, Kind, Machines, Services, Spread, Training
@@ -77,7 +77,7 @@ def inputs_of(config: RunConfig, assumed: "Assumptions", chosen: Chosen, model: 
             relay_rate=chosen.relay_link * MBIT,
             origin_rate=chosen.relay_link * MBIT,
             coordinator_rate=chosen.relay_link * MBIT,
-            validators=chosen.validators or min(MOST_VALIDATORS, max(1, math.ceil(_checked(config) * needed_s))),
+            validators=chosen.validators or min(MAX_VALIDATORS, max(1, math.ceil(_checked(config) * needed_s))),
             hold_s=config.patience_s,
             judge_s=0.5,
             judge_token_s=forward_s,
@@ -173,7 +173,7 @@ def check_chosen(chosen: Chosen) -> None:
         ("--spread", chosen.spread, 0, 2),
         ("--relays", chosen.relays, 1, 64),
         ("--relay-link", chosen.relay_link, 0.001, 1e7),
-        ("--validators", 1 if chosen.validators is None else chosen.validators, 1, MOST_VALIDATORS),
+        ("--validators", 1 if chosen.validators is None else chosen.validators, 1, MAX_VALIDATORS),
         ("--steps", 1 if chosen.steps is None else chosen.steps, 1, 1_000_000),
     ]
     for flag, value, least, most in bounds:
