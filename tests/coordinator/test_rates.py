@@ -180,6 +180,38 @@ def test_a_judge_takes_newer_rates_without_a_restart_and_never_tighter_or_forged
     assert follower.newer() is None
 
 
+def test_a_judge_that_starts_again_takes_no_older_rates_than_it_had(tmp_path: Path) -> None:
+    """Whoever recorded a table that was signed once may answer with it when a validator starts."""
+    kept, notes, now = tmp_path / "nodes" / "rates.json", list[str](), [0.0]
+    first = RatesTable(shipped=default_rates()).loosened(rates_file(), "rates")
+    second = first.loosened(rates_file(4.0, H100), "rates")
+    third = second.loosened(rates_file(5.0, H100), "rates")
+    served = [first]
+
+    def started(signer: Key = COORDINATOR) -> RatesFollower:
+        return RatesFollower(
+            lambda: SignedRates.sign("test", served[-1], signer), MODEL, notes.append, lambda: now[0], kept
+        )
+
+    follower = started()
+    served.append(second)
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() == second
+    served.append(first)
+    follower = started()
+    assert follower.table == second
+    assert "version 1: lacks some of version 2; a run may loosen them, never tighten" in notes[-1]
+    served.append(third)
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() == third
+    assert started().table == third
+    served.append(first)
+    assert started(A).table == first, "another coordinator's run"
+    kept.write_text("{")
+    assert started().table == first
+    assert "rates.json: not a table of this run's honest rates" in notes[-1]
+
+
 def test_a_validator_does_not_start_with_rates_of_another_model() -> None:
     table = RatesTable(shipped=default_rates()).loosened(rates_file(model=OTHER), "rates")
     with pytest.raises(ConfigError, match=r"version 1: measured on small .*99 layers.*3 layers"):

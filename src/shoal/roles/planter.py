@@ -269,7 +269,8 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         with Scorer(config.tasks, turns=config.turns) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             rounds = config.model.dtype == "bfloat16"
-            rates = RatesFollower(link.rates, read_architecture(channel.fetch(first))) if rounds else None
+            kept = run.path / "nodes" / "planter-rates.json"
+            rates = RatesFollower(link.rates, read_architecture(channel.fetch(first)), kept=kept) if rounds else None
             maker = PlantingMaker(
                 config,
                 policy,
