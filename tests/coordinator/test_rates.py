@@ -89,6 +89,18 @@ def test_only_the_owner_loosens_and_nobody_replaces_what_is_there(bfloat16: Worl
     assert bfloat16.link(A).rates().version == 2
 
 
+def test_the_first_addition_of_a_run_is_of_its_own_model_too(small_world: World) -> None:
+    """It could never be taken out again, and no validator would start with it."""
+    world = small_world
+    world.stop()
+    world.architecture = MODEL
+    world.start()
+    with pytest.raises(Refusal, match=r"version 1: measured on small .*99 layers.*but this run has a .*3 layers"):
+        loosen_by(world, TRAINER, 1, model=OTHER)
+    assert loosen_by(world, TRAINER, 1)
+    assert world.link(A).rates().version == 1
+
+
 def reject(world: World, name: str, check: str) -> None:
     """Hands in a file for a node, which is rejected for this."""
     world.hand_in(name, world.take(name))

@@ -120,6 +120,7 @@ class Coordinator:
         self.objects = objects
         self.clock = clock
         self._config = config
+        self._architecture = architecture
         self._files = files_of(config.tasks)
         self._origin = origin
         self._database = database
@@ -383,7 +384,8 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> tuple[SignedRates, bool, list[str]]:
             nodes.must_train(self.terms, node.address)
-            signed_rates, changed = rates_table.loosen(db, self.key, self.terms.run, version, added)
+            run, model = self.terms.run, self._architecture
+            signed_rates, changed = rates_table.loosen(db, self.key, run, version, added, model)
             if not changed:
                 return signed_rates, changed, []
             draws.acquit(db)
