@@ -101,17 +101,18 @@ def test_the_first_addition_of_a_run_is_of_its_own_model_too(small_world: World)
     assert world.link(A).rates().version == 1
 
 
-def reject(world: World, name: str, check: str) -> None:
-    """Hands in a file for a node, which is rejected for this."""
+def reject(world: World, name: str, check: str, rates: int | None = None) -> None:
+    """Hands in a file for a node, which is rejected for this, by a version of the honest rates."""
     world.hand_in(name, world.take(name))
     (upload,) = world.validator.waiting(0, 20)
     _, sha256 = world.validator.read(upload)
     finding = Finding(check, "a rule", 1, 2)
-    numbers = NumericEvidence(40.0, 64, "gaps 1", 40.0, 1, 13.8)
+    numbers = NumericEvidence(40.0, 64, "gaps 1", 40.0, 1, 13.8, rates)
     world.validator.judge(upload, Verdict(False, sha256, True, finding, samples=8, tokens=64, numbers=numbers))
 
 
 def record_of(world: World, name: str) -> tuple[str, int, int]:
+    world.coordinator._seen = None  # not the status of a moment ago
     (node,) = (n for n in world.link(A).get("/v1/status")["nodes"] if n["address"] == key_of(name).address)
     return node["state"], node["rejected"], node["owed"]
 
@@ -148,6 +149,26 @@ def test_looser_rates_lift_the_bans_of_those_that_were_too_strict(small_world: W
     world.validator.ban(key_of("odd").address, "by the newest rates", rates=1)
     with pytest.raises(BannedError):
         world.lease("odd")
+
+
+@pytest.mark.parametrize("check", [NUMBERS, ROUNDING])
+def test_a_verdict_by_rates_that_were_loosened_meanwhile_holds_nothing_against_its_node(
+    small_world: World, check: str
+) -> None:
+    """A validator asks for newer rates every ten seconds, and may be at a file for longer."""
+    world = small_world
+    world.announce()
+    assert loosen_by(world, TRAINER, 1)
+    reject(world, "odd", check, rates=0)
+    state, rejected, owed = record_of(world, "odd")
+    assert (state in ("joined", "healthy"), rejected, owed) == (True, 0, 0)
+    assert node_record(world.url, key_of("odd").address).evidence == ""
+    assert world.link(A).get("/v1/submissions/0/0")["verdict"]["accept"] is False, "a verdict is final"
+    reject(world, "cheat", "rewards", rates=0)
+    assert record_of(world, "cheat")[1:] == (1, 1)
+    reject(world, "odd", check, rates=1)
+    assert record_of(world, "odd")[1:] == (1, 1)
+    assert node_record(world.url, key_of("odd").address).evidence.startswith("evidence 40.0 of 13.8 nats")
 
 
 def test_shoal_loosen_says_what_became_looser(bfloat16: World, tmp_path: Path) -> None:

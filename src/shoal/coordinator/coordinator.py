@@ -445,7 +445,8 @@ class Coordinator:
         self, signed: Signed, step: int, submission: int, verdict: Verdict, note: JudgeNote | None = None
     ) -> bool:
         def work(db: Connection, node: Node, now: float) -> tuple[bool, float]:
-            entered = verdicts.judge(db, self.terms, node, step, submission, verdict, now, note)
+            rates = self.rates.version
+            entered = verdicts.judge(db, self.terms, node, step, submission, verdict, now, note, rates)
             return entered, verdicts.received(db, step, submission)
 
         entered, received = await self._act(signed, work)
