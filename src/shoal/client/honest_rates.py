@@ -118,12 +118,12 @@ def loosen(join: str, path: Path, key: Key, architecture: Architecture | None, c
     if (size := path.stat().st_size) > MAX_FILE:
         raise ConfigError(f"rates {path}: {size} bytes, at most {MAX_FILE} fit into a request; give fewer profiles")
     with CoordinatorClient(trusted(join), key, ASK_S) as link:
-        table, patterns = link.rates().rates, link.card.run_config().audit.profiles
-        after = table.loosened(added, f"rates {path}", architecture)
+        table, audit = link.rates().rates, link.card.run_config().audit
+        after = table.loosened(added, f"rates {path}", architecture, proofs=audit.proofs)
         # Joined again, as the trainer that it is: a node that a run has not heard of is refused.
         link.join("trainer", "trainer")
         link.loosen(after.version, added)
-        before, now = table.admitted(patterns), after.admitted(patterns)
+        before, now = table.admitted(audit.profiles), after.admitted(audit.profiles)
     console.print(f"honest rates of run {link.card.run}: version {after.version}", highlight=False)
     for line in changes(before, now):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

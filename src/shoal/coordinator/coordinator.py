@@ -384,7 +384,7 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> tuple[SignedRates, bool, list[str]]:
             nodes.must_train(self.terms, node.address)
-            run, model = self.terms.run, self._architecture
+            run, model = self._config, self._architecture
             signed_rates, changed = rates_table.loosen(db, self.key, run, version, added, model)
             if not changed:
                 return signed_rates, changed, []

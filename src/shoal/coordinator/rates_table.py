@@ -25,7 +25,7 @@ def opened(db: Connection, config: RunConfig, key: Key, architecture: Architectu
 
 
 def loosen(
-    db: Connection, key: Key, run: str, version: int, added: RatesFile, architecture: Architecture | None
+    db: Connection, key: Key, config: RunConfig, version: int, added: RatesFile, architecture: Architecture | None
 ) -> tuple[SignedRates, bool]:
     """The table with rates added as this version, and whether that is new. Idempotent: the same again is not.
 
@@ -43,10 +43,11 @@ def loosen(
             f"{table.version + 1}; ask for it again",
         )
     try:
-        loosened = table.loosened(added, f"honest rates version {version}", architecture)
+        name = f"honest rates version {version}"
+        loosened = table.loosened(added, name, architecture, proofs=config.audit.proofs)
     except ConfigError as error:
         raise Refusal("not-allowed", str(error)) from None
-    return _store(db, SignedRates.sign(run, loosened, key)), True
+    return _store(db, SignedRates.sign(config.name, loosened, key)), True
 
 
 def _store(db: Connection, signed: SignedRates) -> SignedRates:
