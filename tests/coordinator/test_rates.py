@@ -151,6 +151,36 @@ def test_looser_rates_lift_the_bans_of_those_that_were_too_strict(small_world: W
         world.lease("odd")
 
 
+@pytest.mark.parametrize("done", ["not yet", "before", "after"])
+def test_a_draw_that_was_given_again_is_owed_no_more_by_looser_rates(small_world: World, done: str) -> None:
+    """Nor is anything else forgiven for it, once it is done."""
+    world = small_world
+    world.announce()
+    reject(world, "odd", ROUNDING)
+    reject(world, "odd", "rewards")
+    world.announce(1)
+    again = world.take("odd", version=1)
+    assert again.draw_of == "0/0"
+    assert record_of(world, "odd")[1:] == (2, 2)
+    if done == "before":
+        world.hand_in("odd", again)
+        accept(world)
+        assert record_of(world, "odd")[1:] == (2, 1)
+    assert loosen_by(world, TRAINER, 1)
+    assert record_of(world, "odd")[1:] == (1, 1)
+    if done == "after":
+        world.hand_in("odd", again)
+        accept(world)
+    assert loosen_by(world, TRAINER, 2, count=100)
+    assert record_of(world, "odd")[1:] == (1, 1)
+
+
+def accept(world: World) -> None:
+    (upload,) = world.validator.waiting(0, 20)
+    _, sha256 = world.validator.read(upload)
+    world.validator.judge(upload, Verdict(True, sha256, True, samples=8, tokens=64))
+
+
 @pytest.mark.parametrize("check", [NUMBERS, ROUNDING])
 def test_a_verdict_by_rates_that_were_loosened_meanwhile_holds_nothing_against_its_node(
     small_world: World, check: str
