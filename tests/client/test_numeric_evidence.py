@@ -100,8 +100,8 @@ def test_status_and_node_show_it_and_float32_runs_have_no_such_column(small_worl
 
 @pytest.mark.parametrize("enforce", [True, False])
 def test_a_node_of_a_run_that_only_reports_is_not_told_of_a_ban(tmp_path: Path, enforce: bool) -> None:
-    changes = {"model": {"dtype": "bfloat16"}, "audit": {"enforce": enforce}}
-    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", **changes) as world:
+    database, audit = f"sqlite:///{tmp_path / 'state.db'}", {"enforce": enforce}
+    with world_at(tmp_path, database, model={"dtype": "bfloat16"}, audit=audit) as world:
         world.announce()
         judge(world, replace(ODD, node_nats=40.0))
         config = world.config.model_copy(
