@@ -120,7 +120,7 @@ FORBIDDEN = {
     r"_for_cpu\b": {"models/kernels/padded.py": "the kernel of the CPU's row"},
     r"\btorch\.(cuda|mps)\b|backends\.mps|\"cuda\"|\"mps\"": {
         "devices.py": "knows what devices there are",
-        "config.py": "names what may be asked for",
+        "config/table.py": "names what may be asked for",
     },
     r"set_num_threads": {"devices.py": "sets them"},
     r"\.numpy\(\)": {
