@@ -189,7 +189,7 @@ def accepted_of(world: World, name: str) -> int:
     return int(world.store(key_of(name))._link.heartbeat()["accepted"])
 
 
-def until(done: Callable[[], bool], failed: Sequence[BaseException], seconds: float = 60.0) -> None:
+def until(done: Callable[[], bool], failed: Sequence[BaseException], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert not failed

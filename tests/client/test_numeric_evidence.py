@@ -5,7 +5,7 @@ The arithmetic behind it is tested in `tests/validate/numerics`.
 
 import io
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from shoal.client.run_status import NodeRecord, ask_coordinator, coordinator_say
 from shoal.coordinator.verdicts import evidence_against
 from shoal.protocol.numeric_evidence import NumericEvidence, meaning, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
-from shoal.rundir import RUN_FILE
+from shoal.rundir import RUN_FILE, write_run_file
 from shoal.validate.numerics.account import BAN_NATS, Account
 from shoal.validate.numerics.judge import BETS, Weighed, finding_of
-from tests.support.coordinator_in_process import VALIDATOR, World, key_of
+from tests.support.coordinator_in_process import VALIDATOR, World, key_of, world_at
 from tests.support.ledger_of_a_run import pay_in
 
 A = key_of("a").address
@@ -96,6 +96,22 @@ def test_status_and_node_show_it_and_float32_runs_have_no_such_column(small_worl
     told = shown(lambda console: show_node(record, A, console, lambda node: coordinator_says(small_world.url, node)))
     assert "evidence 3.1 of 13.8 nats in 41 files" in told
     assert "evidence" not in shown(lambda console: show_node(record, A, console))
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+def test_a_node_of_a_run_that_only_reports_is_not_told_of_a_ban(tmp_path: Path, enforce: bool) -> None:
+    changes = {"model": {"dtype": "bfloat16"}, "audit": {"enforce": enforce}}
+    with world_at(tmp_path, f"sqlite:///{tmp_path / 'state.db'}", **changes) as world:
+        world.announce()
+        judge(world, replace(ODD, node_nats=40.0))
+        config = world.config.model_copy(
+            update={"swarm": world.config.swarm.model_copy(update={"database": world.url_of_database})}
+        )
+        write_run_file(tmp_path / "run", config, 0.0)
+        for where in (world.url, str(tmp_path / "run")):
+            (said,) = coordinator_says(where, A)
+            assert said.startswith("evidence 40.0 of 13.8 nats in 41 files; ")
+            assert said.endswith("reaches the limit is banned" if enforce else "it is only reported (audit.enforce)")
 
 
 def test_a_ledger_whose_run_cannot_be_read_is_shown_without_what_its_coordinator_knew(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_more_groups_with_signal_than_the_lease_has_cannot_be(busy: World) -> No
     refused(busy.request(A, "PUT", target, content=b"x"), 422, "is for 2 groups, so 3 groups with signal are too many")
 
 
-def raw(world: World, data: bytes, *more: bytes, pause_s: float = 0.0, wait_s: float = 5.0) -> bytes:
+def raw(world: World, data: bytes, *more: bytes, pause_s: float = 0.0, wait_s: float = 60.0) -> bytes:
     """What the server answers to bytes on a connection of its own."""
     host, port = world.url.removeprefix("http://").split(":")
     answer = b""

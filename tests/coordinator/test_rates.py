@@ -89,17 +89,30 @@ def test_only_the_owner_loosens_and_nobody_replaces_what_is_there(bfloat16: Worl
     assert bfloat16.link(A).rates().version == 2
 
 
-def reject(world: World, name: str, check: str) -> None:
-    """Hands in a file for a node, which is rejected for this."""
+def test_the_first_addition_of_a_run_is_of_its_own_model_too(small_world: World) -> None:
+    """It could never be taken out again, and no validator would start with it."""
+    world = small_world
+    world.stop()
+    world.architecture = MODEL
+    world.start()
+    with pytest.raises(Refusal, match=r"version 1: measured on small .*99 layers.*but this run has a .*3 layers"):
+        loosen_by(world, TRAINER, 1, model=OTHER)
+    assert loosen_by(world, TRAINER, 1)
+    assert world.link(A).rates().version == 1
+
+
+def reject(world: World, name: str, check: str, rates: int | None = None) -> None:
+    """Hands in a file for a node, which is rejected for this, by a version of the honest rates."""
     world.hand_in(name, world.take(name))
     (upload,) = world.validator.waiting(0, 20)
     _, sha256 = world.validator.read(upload)
     finding = Finding(check, "a rule", 1, 2)
-    numbers = NumericEvidence(40.0, 64, "gaps 1", 40.0, 1, 13.8)
+    numbers = NumericEvidence(40.0, 64, "gaps 1", 40.0, 1, 13.8, rates)
     world.validator.judge(upload, Verdict(False, sha256, True, finding, samples=8, tokens=64, numbers=numbers))
 
 
 def record_of(world: World, name: str) -> tuple[str, int, int]:
+    world.coordinator._seen = None  # not the status of a moment ago
     (node,) = (n for n in world.link(A).get("/v1/status")["nodes"] if n["address"] == key_of(name).address)
     return node["state"], node["rejected"], node["owed"]
 
@@ -136,6 +149,56 @@ def test_looser_rates_lift_the_bans_of_those_that_were_too_strict(small_world: W
     world.validator.ban(key_of("odd").address, "by the newest rates", rates=1)
     with pytest.raises(BannedError):
         world.lease("odd")
+
+
+@pytest.mark.parametrize("done", ["not yet", "before", "after"])
+def test_a_draw_that_was_given_again_is_owed_no_more_by_looser_rates(small_world: World, done: str) -> None:
+    """Nor is anything else forgiven for it, once it is done."""
+    world = small_world
+    world.announce()
+    reject(world, "odd", ROUNDING)
+    reject(world, "odd", "rewards")
+    world.announce(1)
+    again = world.take("odd", version=1)
+    assert again.draw_of == "0/0"
+    assert record_of(world, "odd")[1:] == (2, 2)
+    if done == "before":
+        world.hand_in("odd", again)
+        accept(world)
+        assert record_of(world, "odd")[1:] == (2, 1)
+    assert loosen_by(world, TRAINER, 1)
+    assert record_of(world, "odd")[1:] == (1, 1)
+    if done == "after":
+        world.hand_in("odd", again)
+        accept(world)
+    assert loosen_by(world, TRAINER, 2, count=100)
+    assert record_of(world, "odd")[1:] == (1, 1)
+
+
+def accept(world: World) -> None:
+    (upload,) = world.validator.waiting(0, 20)
+    _, sha256 = world.validator.read(upload)
+    world.validator.judge(upload, Verdict(True, sha256, True, samples=8, tokens=64))
+
+
+@pytest.mark.parametrize("check", [NUMBERS, ROUNDING])
+def test_a_verdict_by_rates_that_were_loosened_meanwhile_holds_nothing_against_its_node(
+    small_world: World, check: str
+) -> None:
+    """A validator asks for newer rates every ten seconds, and may be at a file for longer."""
+    world = small_world
+    world.announce()
+    assert loosen_by(world, TRAINER, 1)
+    reject(world, "odd", check, rates=0)
+    state, rejected, owed = record_of(world, "odd")
+    assert (state in ("joined", "healthy"), rejected, owed) == (True, 0, 0)
+    assert node_record(world.url, key_of("odd").address).evidence == ""
+    assert world.link(A).get("/v1/submissions/0/0")["verdict"]["accept"] is False, "a verdict is final"
+    reject(world, "cheat", "rewards", rates=0)
+    assert record_of(world, "cheat")[1:] == (1, 1)
+    reject(world, "odd", check, rates=1)
+    assert record_of(world, "odd")[1:] == (1, 1)
+    assert node_record(world.url, key_of("odd").address).evidence.startswith("evidence 40.0 of 13.8 nats")
 
 
 def test_shoal_loosen_says_what_became_looser(bfloat16: World, tmp_path: Path) -> None:
@@ -178,6 +241,38 @@ def test_a_judge_takes_newer_rates_without_a_restart_and_never_tighter_or_forged
     assert follower.newer() == looser
     now[0] += LOOK_EVERY_S
     assert follower.newer() is None
+
+
+def test_a_judge_that_starts_again_takes_no_older_rates_than_it_had(tmp_path: Path) -> None:
+    """Whoever recorded a table that was signed once may answer with it when a validator starts."""
+    kept, notes, now = tmp_path / "nodes" / "rates.json", list[str](), [0.0]
+    first = RatesTable(shipped=default_rates()).loosened(rates_file(), "rates")
+    second = first.loosened(rates_file(4.0, H100), "rates")
+    third = second.loosened(rates_file(5.0, H100), "rates")
+    served = [first]
+
+    def started(signer: Key = COORDINATOR) -> RatesFollower:
+        return RatesFollower(
+            lambda: SignedRates.sign("test", served[-1], signer), MODEL, notes.append, lambda: now[0], kept
+        )
+
+    follower = started()
+    served.append(second)
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() == second
+    served.append(first)
+    follower = started()
+    assert follower.table == second
+    assert "version 1: lacks some of version 2; a run may loosen them, never tighten" in notes[-1]
+    served.append(third)
+    now[0] += LOOK_EVERY_S
+    assert follower.newer() == third
+    assert started().table == third
+    served.append(first)
+    assert started(A).table == first, "another coordinator's run"
+    kept.write_text("{")
+    assert started().table == first
+    assert "rates.json: not a table of this run's honest rates" in notes[-1]
 
 
 def test_a_validator_does_not_start_with_rates_of_another_model() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -132,6 +133,24 @@ def test_a_verdict_that_came_too_late_leaves_no_note(world: World, tmp_path: Pat
     )
     notes = PeerNotes(world.link(JUDGES[2]), Votes(tmp_path / "votes.jsonl")).fresh()
     assert [(note.judge, note.note.letter) for note in notes] == [(JUDGES[0].address, "a")]
+
+
+@pytest.mark.parametrize(("own", "says"), [("v", "a"), ("r", "r"), (None, "a")])
+def test_a_validator_that_came_too_late_with_void_votes_for_the_verdict_that_stands(
+    world: World, tmp_path: Path, own: Literal["v", "r"] | None, says: str
+) -> None:
+    """Otherwise a file that was accepted and trained on would be unpaid, if this one is drawn for its step."""
+    handed_in(world, 1)
+    fast, *_ = stores(world)
+    (upload,) = fast.waiting(0, 9)
+    votes = Votes(tmp_path / "votes.jsonl")
+    if own is not None:
+        votes.note(upload.step, upload.submission, Vote(own, "ab" * 32))
+    accept(fast, upload, JudgeNote(letter="a", tokens=64))
+    PeerNotes(world.link(JUDGES[1]), votes).pull()
+    vote = votes.of(upload.step, upload.submission)
+    assert vote is not None
+    assert vote.letter == says
 
 
 def test_notes_are_for_validators_alone(world: World) -> None:

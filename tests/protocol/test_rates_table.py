@@ -13,6 +13,7 @@ from shoal.protocol.rates.honest_rates import EDGES, Floats, Histogram, HonestRa
 from shoal.protocol.rates.rates_file import Architecture, RatesFile
 from shoal.protocol.rates.rates_table import MAX_ADDITIONS, RatesTable, SignedRates
 from shoal.protocol.rates.shipped import default_rates
+from shoal.validate.numerics.bets import Bets, Noise, Observed
 
 HERE = "x86-64-cpu-avx2/shoal-0.1/sdpa/bfloat16/tp1"
 H100 = "nvidia-h100-80gb-hbm3/vllm-0.11/flash-attn-3/bfloat16/tp8"
@@ -100,6 +101,22 @@ def test_rates_that_rest_on_nothing_are_refused(kind: str) -> None:
     rates = found.rates.model_copy(update={kind: empty})
     with pytest.raises(ConfigError, match=f"{kind} of {HERE} rest on a count of 0"):
         TABLE.loosened(found.model_copy(update={"rates": rates}), "rates")
+
+
+def test_a_run_without_proofs_takes_rates_that_were_measured_without_them(tmp_path: Path) -> None:
+    """Files of a stock server have none, and its owner can loosen odds by nothing else."""
+    found, path = rates_file(4.0, H100), tmp_path / "rates.json"
+    empty = {H100: Histogram(count=0, above=(0,) * len(EDGES))}
+    bare = found.model_copy(update={"rates": found.rates.model_copy(update={"chunks": empty})})
+    bare.write(path)
+    table = RatesTable.first(AuditConfig(rates=str(path), proofs=False), MODEL)
+    assert table.loosened(bare, "rates", MODEL, proofs=False).version == 2
+    answers = [Observed(np.full(64, 0.1), np.zeros(64), np.full(64, 0.5), np.zeros(0))]
+    nats = Bets(table.admitted([])).nats(answers, Noise(0.1, 1.0))
+    assert np.isfinite(list(nats.values())).all()
+    assert all(won == 0 for bet, won in nats.items() if bet.startswith("chunks"))
+    with pytest.raises(ConfigError, match="chunks of nvidia-h100"):
+        RatesTable.first(AuditConfig(rates=str(path)), MODEL)
 
 
 def test_a_way_that_is_measured_twice_is_counted_twice_and_not_added_up() -> None:

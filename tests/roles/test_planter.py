@@ -1,7 +1,9 @@
 """The planter: what it hands in as bad is rejected for sure, and no address outlives its planted file."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ from shoal.generate.submission_builder import Maker
 from shoal.generate.torch_engine import TorchEngine
 from shoal.protocol.lease import Lease
 from shoal.protocol.stores import Version
+from shoal.protocol.verdict import is_blame
 from shoal.roles.planter import KEPT, SEEN_AT_ONCE, PlanterStore, PlantingMaker, start_planter, ways
 from shoal.roles.session import JoinOptions
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks.all_checks import Checks
+from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.judge import BETS, Weighed, finding_of
 from tests.protocol.test_rates_table import H100
 from tests.support.coordinator_in_process import VALIDATOR, good_file, key_of, world_at
 from tests.support.coordinator_in_process import World as Swarm
@@ -87,9 +92,38 @@ def test_a_way_that_changes_nothing_is_not_handed_in_as_bad(monkeypatch: pytest.
     assert finding.check == "rewards"
 
 
-@pytest.mark.parametrize("audit", [{"rate": 0.0}, {"probation": 0}])
-def test_where_validators_do_not_compute_every_new_file_only_what_all_see_goes_wrong(audit: dict[str, float]) -> None:
-    config = build_world("short").config
+@pytest.mark.parametrize("total", [7.0, BAN_NATS + 0.1, BAN_NATS + 4.0, BAN_NATS + 7.0, BAN_NATS + 14.0])
+def test_what_a_validator_may_find_void_is_not_handed_in_as_bad(total: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 blame takes evidence against the address too, over all of its files: a planted one may be any of the
+    first, and a validator that votes void on it would lose its standing."""
+    world = build_world("short", "bfloat16")
+    lease = place(world, "r", "temperature")
+    weighed = Weighed({**dict.fromkeys(BETS, 0.0), BETS[0]: total + math.log(len(BETS))}, 1000)
+    monkeypatch.setattr(Checks, "weigh", lambda *_args, **_options: weighed)
+    submission = world.read(planting(world).file(lease, VERSIONS[1])[1], lease)
+    if world.checks.cheap(submission) is not None:
+        return  # what every validator sees went wrong instead
+    account = Account()
+    for _ in range(world.config.audit.probation):
+        judged = replace(account, won=dict(account.won))
+        judged.add(weighed.nats, weighed.tokens, BETS)
+        assert is_blame(finding_of(weighed, judged)), f"void as file {judged.files}"
+        account.add(dict.fromkeys(BETS, -9.0), 1000, BETS)
+
+
+NOT_ALL = [
+    ("float32", {"rate": 0.0}),
+    ("float32", {"probation": 0}),
+    ("bfloat16", {"count": 2}),
+]
+
+
+@pytest.mark.parametrize(("dtype", "audit"), NOT_ALL)
+def test_where_not_every_validator_blames_by_numbers_only_what_all_see_goes_wrong(
+    dtype: str, audit: dict[str, float]
+) -> None:
+    config = build_world("short", dtype).config
+    assert ways(config) != SEEN_AT_ONCE
     assert ways(check_config(config.model_dump() | {"audit": audit}, "test")) == SEEN_AT_ONCE
 
 

@@ -28,6 +28,7 @@ from shoal.crypto.keys import Key
 from shoal.crypto.signed_request import Recipient, sign_request
 from shoal.crypto.tls import server_context
 from shoal.protocol.lease import Lease
+from shoal.protocol.rates.rates_file import Architecture
 from shoal.protocol.rollout_rules import Limits
 from shoal.protocol.submission import write_rollouts
 from shoal.tasks.difficulty import Table
@@ -85,6 +86,8 @@ class World:
     url: str = ""
     table: Table | None = None
     """What versions are announced with."""
+    architecture: Architecture | None = None
+    """Of the base model, where the coordinator has it."""
     _open: ExitStack = field(default_factory=ExitStack)
     _stores: dict[str, SwarmStore] = field(default_factory=dict)
 
@@ -106,6 +109,7 @@ class World:
             self.ledger_writer,
             self.clock,
             self.plants,
+            self.architecture,
         )
         port = int(self.url.rpartition(":")[2]) if self.url else 0
         context = server_context(COORDINATOR) if self.tls else None

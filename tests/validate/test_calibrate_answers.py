@@ -88,6 +88,19 @@ def test_files_add_up_one_by_one(court: Court, files: list[Path]) -> None:
     assert max(together.nats.values()) < 0
 
 
+def test_files_of_a_run_without_proofs_become_rates_that_such_a_run_takes(tmp_path: Path) -> None:
+    world, out = build_world("short", "bfloat16"), tmp_path / "rates.json"
+    court = open_court(tmp_path / "run", world, model={"dtype": "bfloat16"}, audit={"proofs": False})
+    paths = [court.store.records.file(court.hand_in(f"node-{n}")) for n in range(2)]
+    calibrate_answers(court.run.path, paths, OWN, None, out, Console(quiet=True))
+    found = RatesFile.read(out)
+    assert found.rates.chunks[OWN].count == 0
+    enough = found.model_copy(
+        update={"rates": found.rates.model_copy(update={"gaps": rates_file(1.0, OWN).rates.gaps})}
+    )
+    assert TABLE.loosened(enough, "rates", proofs=False).version == 1
+
+
 def test_a_file_that_the_odds_speak_against_is_pointed_out(court: Court, files: list[Path]) -> None:
     said = io.StringIO()
     calibrate_answers(court.run.path, files[-1:], OWN, None, None, Console(file=said, width=150))

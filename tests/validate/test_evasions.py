@@ -143,7 +143,7 @@ def test_all_answers_of_a_file_have_one_deadline() -> None:
         assert scorer.scores("train", [(task, "x")])[0].reward is not None
         began = time.monotonic()
         found = scorer.scores("train", [(task, "9**9**9**9")] * 20, 2.0)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30  # a deadline per answer would be 40 s
         assert len(found) == 20
         assert all(score.reward is None and score.error for score in found)
         assert scorer.scores("train", [(task, "x")])[0].reward is not None

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from shoal.errors import ConfigError, RolloutError, ShoalError, WeightsError
 from shoal.files import sha256_file
 from shoal.protocol.stores import Version
 from shoal.protocol.submission import parquet_of
-from shoal.protocol.verdict import Finding
+from shoal.protocol.verdict import ROUNDING, Finding
 from shoal.tasks.source import InProcess
 from shoal.validate.evidence import bundle as evidence
 from shoal.validate.evidence import replay as again
@@ -30,7 +30,10 @@ from shoal.validate.evidence import samples
 from shoal.validate.evidence.bundle import bundle_of, prune_evidence, read_bundle, write_bundle
 from shoal.validate.evidence.kept_versions import VERSIONS, find_version, keep_version, prune_versions
 from shoal.validate.evidence.replay import replay_bundle
-from tests.support.model_and_checks import World, gym, with_sample
+from shoal.validate.numerics.account import BAN_NATS, Account
+from shoal.validate.numerics.evidence_log import EvidenceLog
+from shoal.validate.numerics.judge import BETS, NOT_SHOWN, Weighed, finding_of
+from tests.support.model_and_checks import World, build_world, gym, with_sample
 from tests.support.submissions import make_rollout
 from tests.support.validator_in_process import Court, InThisProcess, open_court
 
@@ -184,6 +187,40 @@ def test_an_accusation_that_was_made_up_is_refuted(court: Court) -> None:
     write_bundle(bundle_of(court.run.config, path, lease, None, Finding("format", "a rule", "x", "y")), target)
     assert not replayed(target)[0]
     court.judge()
+
+
+def test_a_file_that_was_dropped_for_more_than_it_shows_is_not_called_a_wrong_verdict(tmp_path: Path) -> None:
+    """In bfloat16 runs: for what other files of its node showed, or beside the version before."""
+    world = build_world("short", "bfloat16")
+    court = open_court(tmp_path / "run", world, model={"dtype": "bfloat16"})
+    assert isinstance(court.validator.evidence, EvidenceLog)
+    court.validator.evidence.add("cheat", 0, 99, Weighed(dict.fromkeys(BETS, BAN_NATS + 9), 100))
+    lease = court.hand_in("cheat")
+    court.judge()
+    path = court.evidence(lease)
+    assert read_bundle(path).finding.check == ROUNDING
+    agrees, text = replayed(path)
+    assert not agrees
+    assert "dropped for what other files of its node showed, which a bundle does not hold" in text
+    weighed = Weighed({**dict.fromkeys(BETS, 0.0), NOT_SHOWN: 12.0}, 100)
+    beside = finding_of(weighed)
+    assert beside is not None
+    agrees, text = replayed(edited(path, lambda tree: tree.update(finding=asdict(beside))))
+    assert not agrees
+    assert "compared with the version before its own, which a bundle does not hold" in text
+    assert "the rejection does not hold" not in text
+
+
+def test_a_file_that_was_dropped_and_shows_enough_for_blame_is_what_the_verdict_says(tmp_path: Path) -> None:
+    """Blame takes as much against the node, whose earlier files may speak for it."""
+    court = open_court(tmp_path / "run", build_world("short", "bfloat16"), model={"dtype": "bfloat16"})
+    path = judged(court, "int4")
+    only_dropped = finding_of(Weighed(dict.fromkeys(BETS, BAN_NATS + 1), 100), Account())
+    assert only_dropped is not None
+    assert only_dropped.check == ROUNDING
+    agrees, text = replayed(edited(path, lambda tree: tree.update(finding=asdict(only_dropped))))
+    assert agrees
+    assert "enough for blame, which takes as much against the node; it was only dropped" in text
 
 
 def test_an_accusation_of_another_sample_than_the_guilty_one_is_no_agreement(court: Court) -> None:

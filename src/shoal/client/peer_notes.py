@@ -30,11 +30,11 @@ class PeerNotes:
                 for filed in notes:
                     self._read = max(self._read, filed.number)
                     self._fresh.append(filed)
-                    if self._votes.of(filed.step, filed.submission) is None:
-                        note = filed.note
-                        self._votes.note(
-                            filed.step, filed.submission, Vote(note.letter, filed.sha256, note.tokens, note.proof)
-                        )
+                    own, note = self._votes.of(filed.step, filed.submission), filed.note
+                    vote = Vote(note.letter, filed.sha256, note.tokens, note.proof)
+                    # Void says nothing of the file: the verdict that stands says more, as after one that came too late.
+                    if vote != own and (own is None or own.letter == "v" or filed.judge == self.me):
+                        self._votes.note(filed.step, filed.submission, vote)
 
     def fresh(self) -> list[FiledNote]:
         """Notes that were not given out yet."""

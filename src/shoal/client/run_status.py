@@ -3,7 +3,7 @@
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,14 +104,17 @@ class NodeRecord:
     """Numeric evidence against it."""
     let_go: str = ""
     """Leases that it let expire, and what follows."""
+    is_enforced: bool = True
+    """Whether the run bans nodes by evidence, and does not only report it."""
 
 
 def coordinator_says(where: str, address: str) -> list[str]:
     """Lines on a node that no ledger has, by the coordinator's URL or the run's directory."""
     known = node_record(where, address)
+    follows = "a node that reaches the limit is banned" if known.is_enforced else "it is only reported (audit.enforce)"
     return [
         *([f"declared profile {known.profile}"] if known.profile else []),
-        *([f"{known.evidence}; a node that reaches the limit is banned"] if known.evidence else []),
+        *([f"{known.evidence}; {follows}"] if known.evidence else []),
         *([known.let_go] if known.let_go else []),
     ]
 
@@ -135,7 +138,9 @@ def _asked_record(url: str, address: str) -> NodeRecord:
         listed = link.look(m.StatusOut, "/v1/status").nodes
         # By itself: evidence outlives a node that was forgotten, and the status lists only so many nodes.
         against = link.look(m.NodeEvidenceOut, f"/v1/evidence/{address}").numbers
-    return _in_words(next((node for node in listed if node.address == address), None), against)
+        audit = link.card.config.get("audit")  # as it is written: the rest may be of another release
+    known = _in_words(next((node for node in listed if node.address == address), None), against)
+    return replace(known, is_enforced=not isinstance(audit, dict) or audit.get("enforce") is not False)
 
 
 def _stored_record(run_dir: Path, address: str) -> NodeRecord:
@@ -147,7 +152,8 @@ def _stored_record(run_dir: Path, address: str) -> NodeRecord:
     if not has_records(run):
         return NodeRecord()
     with reading(run) as db:
-        return _in_words(node_of(db, address), evidence_against(db, address))
+        known = _in_words(node_of(db, address), evidence_against(db, address))
+    return replace(known, is_enforced=run.config.audit.enforce)
 
 
 def _in_words(node: "m.NodeOut | OnRecord | None", against: "m.EvidenceOut | Against | None") -> NodeRecord:

@@ -108,8 +108,12 @@ class VerdictWriter:
             self.metrics.write("banned", node=node, check=check, reason=reason)
 
     def _note(self, upload: Upload, vote: Vote) -> None:
-        if self.votes is not None:
-            self.votes.note(upload.step, upload.submission, vote)
+        if self.votes is None:
+            return
+        known = self.votes.of(upload.step, upload.submission)
+        if self.shares and vote.letter == "v" and known is not None:
+            return  # another one was faster; if this verdict stands after all, its note brings the vote (`PeerNotes`)
+        self.votes.note(upload.step, upload.submission, vote)
 
     def _give(self, judged: Judged, verdict: Verdict, vote: Vote, *, blamed: bool) -> None:
         upload, finding, size = judged.upload, verdict.finding, 0

@@ -120,6 +120,7 @@ class Coordinator:
         self.objects = objects
         self.clock = clock
         self._config = config
+        self._architecture = architecture
         self._files = files_of(config.tasks)
         self._origin = origin
         self._database = database
@@ -383,7 +384,8 @@ class Coordinator:
 
         def work(db: Connection, node: Node, now: float) -> tuple[SignedRates, bool, list[str]]:
             nodes.must_train(self.terms, node.address)
-            signed_rates, changed = rates_table.loosen(db, self.key, self.terms.run, version, added)
+            run, model = self._config, self._architecture
+            signed_rates, changed = rates_table.loosen(db, self.key, run, version, added, model)
             if not changed:
                 return signed_rates, changed, []
             draws.acquit(db)
@@ -443,7 +445,8 @@ class Coordinator:
         self, signed: Signed, step: int, submission: int, verdict: Verdict, note: JudgeNote | None = None
     ) -> bool:
         def work(db: Connection, node: Node, now: float) -> tuple[bool, float]:
-            entered = verdicts.judge(db, self.terms, node, step, submission, verdict, now, note)
+            rates = self.rates.version
+            entered = verdicts.judge(db, self.terms, node, step, submission, verdict, now, note, rates)
             return entered, verdicts.received(db, step, submission)
 
         entered, received = await self._act(signed, work)

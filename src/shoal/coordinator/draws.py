@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, select, update
+from sqlalchemy import Connection, Row, exists, or_, select, update
 
 from shoal.coordinator.db import queries
 from shoal.coordinator.db.schema import WITH_FILE, LeaseStatus, leases, nodes, span_leases, submissions
@@ -188,10 +188,21 @@ def acquit(db: Connection) -> None:
         if finding is None or finding.check not in (NUMBERS, ROUNDING):
             continue
         db.execute(queries.ACQUITTED, {"who": row.node})
-        if row.status == LeaseStatus.REFUSED:  # one that was given again is made good by the node that does it
+        if not _was_made_good(db, row):
             db.execute(queries.MADE_GOOD, {"who": row.node})
         place = {"at_step": row.step, "at_submission": row.submission}
         db.execute(queries.ENDS, {**place, "as": LeaseStatus.USED})
+
+
+def _was_made_good(db: Connection, row: LeaseRow) -> bool:
+    """Whether the draw of a file that was rejected was done after it was given again, so that it is owed no longer."""
+    if row.status == LeaseStatus.REFUSED:
+        return False
+    of_file = (submissions.c.step == leases.c.step) & (submissions.c.submission == leases.c.submission)
+    of_draw = leases.c.draw_of == (row.draw_of or f"{row.step}/{row.submission}")
+    near = or_(leases.c.node == row.node, leases.c.network == row.network)
+    query = select(leases.c.step).join(submissions, of_file).where(of_draw, near, submissions.c.accept)
+    return db.execute(query.limit(1)).first() is not None
 
 
 def void(db: Connection, after_version: int) -> None:

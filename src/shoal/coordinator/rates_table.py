@@ -24,8 +24,14 @@ def opened(db: Connection, config: RunConfig, key: Key, architecture: Architectu
     return _store(db, SignedRates.sign(config.name, RatesTable.first(config.audit, architecture), key))
 
 
-def loosen(db: Connection, key: Key, run: str, version: int, added: RatesFile) -> tuple[SignedRates, bool]:
-    """The table with rates added as this version, and whether that is new. Idempotent: the same again is not."""
+def loosen(
+    db: Connection, key: Key, config: RunConfig, version: int, added: RatesFile, architecture: Architecture | None
+) -> tuple[SignedRates, bool]:
+    """The table with rates added as this version, and whether that is new. Idempotent: the same again is not.
+
+    Nothing is ever taken out again, and no validator starts with rates of another model than the run's, whose
+    `architecture` is this where it is known here.
+    """
     stored = SignedRates.model_validate_json(read_fact(db, FACT) or "")
     table = stored.rates
     if version == table.version and table.additions[-1:] == (added,):
@@ -37,10 +43,11 @@ def loosen(db: Connection, key: Key, run: str, version: int, added: RatesFile) -
             f"{table.version + 1}; ask for it again",
         )
     try:
-        loosened = table.loosened(added, f"honest rates version {version}")
+        name = f"honest rates version {version}"
+        loosened = table.loosened(added, name, architecture, proofs=config.audit.proofs)
     except ConfigError as error:
         raise Refusal("not-allowed", str(error)) from None
-    return _store(db, SignedRates.sign(run, loosened, key)), True
+    return _store(db, SignedRates.sign(config.name, loosened, key)), True
 
 
 def _store(db: Connection, signed: SignedRates) -> SignedRates:

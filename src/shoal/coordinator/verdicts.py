@@ -24,7 +24,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.numeric_evidence import NumericEvidence
 from shoal.protocol.refusal import Refusal
 from shoal.protocol.stores import PROVEN
-from shoal.protocol.verdict import Verdict
+from shoal.protocol.verdict import NUMBERS, ROUNDING, Verdict
 
 MAX_LISTED = 1000
 MAX_NOTES = 500
@@ -144,8 +144,13 @@ def judge(
     verdict: Verdict,
     now: float,
     note: JudgeNote | None = None,
+    rates: int = 0,
 ) -> bool:
-    """Enters a verdict; False if the same one was there already."""
+    """Enters a verdict; False if the same one was there already.
+
+    `rates` is the newest version of the honest rates. What numbers show by an earlier one is held against nobody: a
+    validator may be at a file while they are loosened.
+    """
     row = _find(db, step, submission)
     name = f"submission {submission} of step {step}"
     revokes = row.accept is True and not verdict.accept and node.address == terms.trainer
@@ -172,7 +177,10 @@ def judge(
     if note is not None and not revokes:  # in the same transaction: who reads the verdict finds the note
         place = {"step": step, "submission": submission, "judge": node.address}
         db.execute(queries.ADD_NOTE, {**place, "body": note.model_dump_json()})
-    if verdict.numbers is not None:
+    by_numbers = verdict.finding is not None and verdict.finding.check in (NUMBERS, ROUNDING)
+    said_by = verdict.numbers.rates if verdict.numbers is not None else None
+    is_outdated = said_by is not None and said_by < rates
+    if verdict.numbers is not None and not is_outdated:
         _weigh(db, row.node, verdict.numbers)
     if not revokes:  # what the trainer turns down is not the node's fault
         lease = db.execute(queries.LEASE, {"at_step": step, "at_submission": submission}).one()
@@ -181,7 +189,7 @@ def judge(
             more = {"more_samples": verdict.samples, "more_tokens": verdict.tokens, **took}
             db.execute(queries.ACCEPTED, {"who": row.node, **more})
             draws.accepted(db, lease)
-        else:
+        elif not (is_outdated and by_numbers):
             why = f"{step}/{submission}: {verdict.reason[:MAX_WHY]}"
             db.execute(queries.REJECTED, {"who": row.node, "why": why})
             draws.refused(db, lease, verdict.finding)

@@ -108,6 +108,7 @@ class NumbersIn(_In):
     node_nats: Nats = Field(description="Evidence against the node, over all of its files that were weighed.")
     node_files: Number
     limit: Nats = Field(gt=0, description="From so much evidence on a node is banned.")
+    rates: Number | None = Field(None, description="Version of the honest rates that it was weighed by.")
 
 
 class VerdictIn(_In):

@@ -35,6 +35,8 @@ class NumericEvidence:
     node_files: int
     limit: float
     """From so much on a node is banned."""
+    rates: int | None = None
+    """Version of the honest rates that it was weighed by; None if that is not said."""
 
     @classmethod
     def read(cls, tree: Any) -> Self | None:

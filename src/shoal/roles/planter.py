@@ -2,13 +2,14 @@
 
 To validators its addresses are nodes like others, each with a key that only the owner can compute
 (`coordinator/honeypots.py`). Most of what it hands in is honest work. Some of its files are bad, and one that is handed
-in as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before.
+in as bad is rejected by an honest validator for sure: the planter has judged it with the same checks before, and where
+numbers are weighed, by more than any validator asks for.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Self
 
 from shoal.attacks import attack_named
@@ -40,6 +41,8 @@ from shoal.tasks.rewards.scorer import Scorer
 from shoal.telemetry.metrics import MetricsWriter
 from shoal.telemetry.status import RoleStatus, StatusFile
 from shoal.validate.checks.all_checks import Checks
+from shoal.validate.numerics.account import BAN_NATS
+from shoal.validate.numerics.judge import VOID_NATS
 
 OnRelays = Callable[[Sequence[str]], None]
 NAME = "planter"
@@ -59,6 +62,8 @@ def ways(config: RunConfig) -> tuple[str, ...]:
     """How a bad file may go wrong: in ways that this run's validators look for in every file of a newcomer."""
     if not config.audit.rate or not config.audit.probation:
         return SEEN_AT_ONCE
+    if config.model.dtype == "bfloat16" and config.audit.count > 1:
+        return SEEN_AT_ONCE  # a file whose predecessor another validator is still at is not blamed for its numbers
     return (*COMPUTED, *(SEEDED if config.sampling.mode == "seeded" else ()), *SEEN_AT_ONCE)
 
 
@@ -94,8 +99,21 @@ class PlantingMaker(Maker):
         """Whether an honest validator blames the node for it."""
         if self.rates is not None and (newer := self.rates.newer()):
             self.checks.judge_by(newer)
-        finding = self.checks.cheap(submission) or next(iter(self.checks.costly([submission])))
+        finding = self.checks.cheap(submission)
+        if finding is None and self.checks.numbers is not None:
+            return self._shows_enough(submission)
+        finding = finding or next(iter(self.checks.costly([submission])))
         return finding is not None and finding.check not in NOBODYS_FAULT
+
+    def _shows_enough(self, submission: Submission) -> bool:
+        """Whether numbers show so much that every honest validator blames the address, whichever of its files it is.
+
+        A validator counts its n-th file at 1 / (n (n + 1)) of what it shows, and draws in secret what it compares it
+        with. What is merely void for it would cost it its standing.
+        """
+        audit = self.config.audit
+        enough = BAN_NATS + math.log(audit.probation * (audit.probation + 1)) + VOID_NATS
+        return audit.enforce and self.checks.weigh(submission, ()).shown >= enough
 
 
 class Identity:
@@ -168,7 +186,7 @@ class PlanterStore:
         self._identities: list[Identity] = []
         self._version, self._due = 0, 1.0
         config = run.config
-        files = ceil(config.train.groups_per_step / config.workers.groups_per_submission)
+        files = math.ceil(config.train.groups_per_step / config.workers.groups_per_submission)
         self._files_per_step = files * LIFE / config.ledger.plants
 
     def __enter__(self) -> Self:
@@ -269,7 +287,8 @@ def start_planter(run: RunDir, options: JoinOptions) -> None:
         with Scorer(config.tasks, turns=config.turns) as judge, planting as store:
             checks = Checks(config, policy, judge.tasks, judge, roots_of(channel), store.table)
             rounds = config.model.dtype == "bfloat16"
-            rates = RatesFollower(link.rates, read_architecture(channel.fetch(first))) if rounds else None
+            kept = run.path / "nodes" / "planter-rates.json"
+            rates = RatesFollower(link.rates, read_architecture(channel.fetch(first)), kept=kept) if rounds else None
             maker = PlantingMaker(
                 config,
                 policy,

@@ -288,7 +288,13 @@ class Validator:
         assert self.evidence is not None
         account = self.evidence.add(upload.node, upload.step, upload.submission, weighed)
         numbers = NumericEvidence(
-            weighed.total, weighed.tokens, weighed.strongest, account.held_against, account.files, BAN_NATS
+            weighed.total,
+            weighed.tokens,
+            weighed.strongest,
+            account.held_against,
+            account.files,
+            BAN_NATS,
+            self.checks.rates.version,
         )
         place = {"step": upload.step, "submission": upload.submission, "node": upload.node}
         self.metrics.write("weighed", **place, **asdict(numbers))

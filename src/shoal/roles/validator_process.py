@@ -98,7 +98,10 @@ def start_validator(run: RunDir, options: JoinOptions, name: str = VALIDATOR) ->
             peers = PeerNotes(line(), votes) if config.audit.count > 1 else None
             validator = Validator(run, channel, store, checks, audits, status, metrics, first, votes=votes, peers=peers)
             if config.model.dtype == "bfloat16":
-                validator.rates = RatesFollower(session.link.rates, read_architecture(folder), _noter(metrics))
+                kept = _own_file(run, name, "rates.json")
+                validator.rates = RatesFollower(
+                    session.link.rates, read_architecture(folder), _noter(metrics), kept=kept
+                )
                 validator.judge_by(validator.rates.table)
             if peers is None:  # otherwise the notes of all validators have them, with one's own
                 said, newest = run.path / "metrics" / f"{name}.jsonl", checks.rates.version

@@ -18,7 +18,7 @@ from shoal.roles.validator import Validator
 from shoal.tasks.source import InProcess, Score, Split
 from shoal.validate.audit import MIN_SPOT
 from shoal.validate.checks.all_checks import Checks
-from shoal.validate.evidence.vote_log import Votes
+from shoal.validate.evidence.vote_log import Vote, Votes
 from shoal.validate.numerics.account import BAN_NATS
 from shoal.validate.numerics.evidence_log import EvidenceLog
 from shoal.validate.numerics.judge import BETS, VOID_NATS, Weighed
@@ -225,6 +225,27 @@ def test_a_ban_by_evidence_of_several_files_votes_void_so_that_nothing_is_slashe
             court.store.lease(node, 1)
     found = [votes.of(lease.step, lease.submission) for lease in leases]
     assert [(vote.letter, bool(vote.evidence)) for vote in found if vote] == [("v", False), ("v", False), ("r", True)]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_void_takes_no_vote_back_that_a_verdict_of_another_validator_has_given(
+    tmp_path: Path, world: World, scales: Scales, shares: bool
+) -> None:
+    """Where validators share the files, and this one was late. Alone, the vote is that of the verdict."""
+    court = court_of(tmp_path, world)
+    votes = Votes(tmp_path / "votes.jsonl")
+    court.validator = replace(court.validator, votes=votes)
+    court.validator.verdicts.shares = shares
+    scales.of["a"] = [VOID_NATS + 1]
+    lease = court.hand_in("a")
+    votes.note(lease.step, lease.submission, Vote("a", "ab" * 32, 64))
+    court.judge()
+    finding = court.verdict(lease).finding
+    assert finding is not None
+    assert finding.check == ROUNDING
+    found = votes.of(lease.step, lease.submission)
+    assert found is not None
+    assert found.letter == ("a" if shares else "v")
 
 
 def test_a_node_with_too_much_evidence_is_weighed_whole_also_where_nothing_is_drawn(

@@ -49,12 +49,15 @@ class RatesTable(BaseModel):
         table = cls(shipped=default_rates())
         if audit.rates:
             origin = f"audit.rates {audit.rates}"
-            table = table.loosened(RatesFile.read(Path(audit.rates)), origin, architecture)
+            table = table.loosened(RatesFile.read(Path(audit.rates)), origin, architecture, proofs=audit.proofs)
         table.check_patterns(audit.profiles)
         return table
 
-    def loosened(self, rates: RatesFile, origin: str, architecture: Architecture | None = None) -> Self:
-        """The next version, with these rates beside those that are there."""
+    def loosened(
+        self, rates: RatesFile, origin: str, architecture: Architecture | None = None, *, proofs: bool = True
+    ) -> Self:
+        """The next version, with these rates beside those that are there. In a run without `proofs` nothing is bet on
+        any, and rates that were measured there hold none."""
         if architecture is None and self.additions:
             architecture = self.additions[0].architecture
         if architecture is not None:
@@ -66,7 +69,7 @@ class RatesTable(BaseModel):
                     "measure more answers (--samples), or add up files with shoal calibrate merge"
                 )
             # What rests on nothing has no bound, and odds without one would accept everything.
-            for kind, least in (("shortfalls", 1e-9), ("chunks", MIN_UNITS)):
+            for kind, least in (("shortfalls", 1e-9), ("chunks", MIN_UNITS if proofs else 0)):
                 if (found := getattr(rates.rates, kind)[name].count) < least:
                     raise ConfigError(
                         f"{origin}: {kind} of {name} rest on a count of {found:g}; measure it with shoal calibrate"

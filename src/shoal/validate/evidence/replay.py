@@ -16,6 +16,7 @@ from shoal.errors import RolloutError
 from shoal.extras import require
 from shoal.models.load import load_as
 from shoal.models.version_reader import VersionReader
+from shoal.protocol.numeric_evidence import meaning
 from shoal.protocol.rollout_rules import Limits, check_samples
 from shoal.protocol.spans import check_span_leases
 from shoal.protocol.stores import Version
@@ -31,6 +32,7 @@ from shoal.tasks.untrusted import try_tasks
 from shoal.validate.checks.all_checks import Checks
 from shoal.validate.evidence.bundle import Bundle, find_base_model, read_bundle, rerun
 from shoal.validate.evidence.kept_versions import bring_version, find_version
+from shoal.validate.numerics.judge import NOT_SHOWN, OF_NODE
 
 NEEDS_WEIGHTS = ("sampling", "logprobs", "computation", NUMBERS, ROUNDING, MARGIN)
 
@@ -48,15 +50,32 @@ def replay_bundle(path: Path, console: Console, weights: Sequence[Path] = ()) ->
     console.print(bound_to(bundle, path.parent.parent), markup=False, highlight=False, soft_wrap=True)
     console.print(f"the verdict    {bundle.finding}", markup=False, highlight=False, soft_wrap=True)
     again = judge_again(bundle, path.parent)
+    if again is None and (elsewhere := _shown_elsewhere(bundle.finding)):
+        console.print(f"recomputed: this shows nothing by itself; {elsewhere}", soft_wrap=True)
+        return False
     if again is None:
         console.print("recomputed: no rule is broken; the rejection does not hold", style="bold red")
         return False
     console.print(f"computed again {again}", markup=False, highlight=False, soft_wrap=True)
+    if (bundle.finding.check, again.check) == (ROUNDING, NUMBERS):
+        console.print("it shows enough for blame, which takes as much against the node; it was only dropped")
+        return True
     agree = (again.check, again.sample) == (bundle.finding.check, bundle.finding.sample)
     console.print(
         "the same rule is broken at the same place" if agree else "a rule is broken, but the verdict names another rule"
     )
     return agree
+
+
+def _shown_elsewhere(finding: Finding) -> str:
+    """What a file was dropped for that its bundle does not hold; empty if its bundle holds all."""
+    if finding.check != ROUNDING:
+        return ""
+    if OF_NODE in finding.rule:
+        return "it was dropped for what other files of its node showed, which a bundle does not hold"
+    if meaning(NOT_SHOWN) in str(finding.found):
+        return "it was compared with the version before its own, which a bundle does not hold"
+    return ""
 
 
 def bound_to(bundle: Bundle, run: Path) -> str:

@@ -37,6 +37,8 @@ BETS = [*bet_names(SHIFTS), *FREE_BETS]
 # A bet that needs more than the file and its version: an arbiter may not have the version before.
 NOT_SHOWN = shift_bet(OLDER)
 HONEST = "honest rounding"
+# The rule by which a file is dropped that may show nothing by itself.
+OF_NODE = f"files of a node are dropped from {BAN_NATS:.1f} nats against it on"
 # What the judge answers itself per version, to measure noise: 256 tokens, in more answers if these are shorter. Gaps
 # are within 16 % of those of many tokens in 98 of 100 draws of 256 tokens, and odds allow half as much again.
 NOISE_ANSWERS, NOISE_TOKENS = 8, 32
@@ -98,8 +100,7 @@ def finding_of(weighed: Weighed, node: Account | None = None) -> Finding | None:
     if weighed.total >= VOID_NATS:
         return Finding(ROUNDING, f"{rule}; a file is dropped from {VOID_NATS:.1f} nats on", HONEST, found)
     if is_over:
-        rest = f"files of a node are dropped from {BAN_NATS:.1f} nats against it on"
-        return Finding(ROUNDING, f"{rule}; {rest}", HONEST, found)
+        return Finding(ROUNDING, f"{rule}; {OF_NODE}", HONEST, found)
     return None
 
 
