@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from shoal.coordinator.archive import Kept, kept_files, kept_steps
 from shoal.errors import RolloutError, UnreadError
 from shoal.page.privacy import public_text
-from shoal.page.series import histogram, short
+from shoal.page.series import finite, histogram, short
 from shoal.page.source import RunFiles
 from shoal.page.tokens import Decoder, decoder_of
 from shoal.protocol.parquet_reader import READER
@@ -180,8 +180,8 @@ def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) 
     logprobs = _beside_tokens(sample, drawn)[:MAX_STRIP]
     document: dict[str, object] = {
         "sample": sample.sample,
-        "reward": sample.reward,
-        "advantage": short(float(sample.advantage)),
+        "reward": None if sample.reward is None else finite(sample.reward),
+        "advantage": finite(sample.advantage),
         "parts": {public_text(name): short(value) for name, value in list(_parts(sample).items())[:12]},
         "tokens": len(sample.completion),
         "finish": sample.finish,
@@ -219,10 +219,12 @@ def running_mean(values: "np.ndarray[tuple[int], np.dtype[np.float32]]", window:
 
 
 def _parts(sample: Rollout) -> dict[str, float]:
+    """Those that are numbers: a file may say NaN, which is not JSON and which no browser reads."""
     try:
-        return read_parts(sample.parts)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        found = read_parts(sample.parts)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 @functools.lru_cache(maxsize=2)
@@ -267,7 +269,7 @@ def _index(run: RunDir, kept: Kept) -> Iterable[GroupIndex]:
             kept.lease.version,
             public_text(group[0].source),
             group[0].task,
-            tuple(None if sample.reward is None else short(sample.reward) for sample in group),
+            tuple(None if sample.reward is None else finite(sample.reward) for sample in group),
             tuple(len(sample.completion) for sample in group),
         )
 
