@@ -368,3 +368,38 @@ def test_files_are_followed_by_one_thread_however_many_documents_are_asked_for(r
     pages.files.refresh()
     assert pages.revision == (1, 1, 1), "nothing was written, so nothing is news"
     assert threading.active_count() == before
+
+
+def test_a_document_that_fails_unexpectedly_is_an_answer_with_the_policy_and_says_nothing_of_why(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> dict[str, object]:
+        raise RuntimeError("/home/owner/secret")
+
+    monkeypatch.setattr("shoal.page.data_routes.run_document", fails)
+    with serving_pages(run) as url:
+        answer = get(f"{url}/data/run")
+        assert (answer.status_code, list(answer.json())) == (500, ["error"])
+        assert "secret" not in answer.text
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+        assert get(f"{url}/data/join").status_code == 200
+
+
+def test_files_are_followed_on_after_a_look_that_failed_unexpectedly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=128, answer_bytes=100)
+    looks: list[int] = []
+    refresh = RunFiles.refresh
+
+    def first_fails(files: RunFiles) -> None:
+        looks.append(1)
+        if len(looks) == 2:  # the first one opens the run
+            raise OverflowError("int too large to convert to float")
+        refresh(files)
+
+    monkeypatch.setattr(RunFiles, "refresh", first_fails)
+    with serving_pages(run) as url:
+        until(lambda: len(looks) > 2)
+        append_step(run, 3)
+        until(lambda: document(f"{url}/data/run")["done"] == 4)

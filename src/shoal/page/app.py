@@ -74,7 +74,8 @@ def make_app(pages: Pages) -> Starlette:
         Route("/events", _events(pages), methods=["GET"]),
         *[Route(f"/data/{path}", handler, methods=["GET"]) for path, handler in data_handlers(pages).items()],
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    # Starlette answers outside of all middleware where a handler failed, so this answer has its headers by itself.
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={Exception: _failed})
     app.add_middleware(Protected, pages=pages)
     return app
 
@@ -114,6 +115,10 @@ class Protected:
                 429, f"more than {REQUESTS_PER_S:g} requests per second; wait a second", {"Retry-After": "1"}
             )
         return None
+
+
+async def _failed(_: Request, _error: Exception) -> Response:
+    return problem(500, "this cannot be shown; the log of the page's server says why", HEADERS)
 
 
 def _shell(pages: Pages) -> Handler:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import mimetypes
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -16,6 +17,8 @@ from shoal.page.run import live_document
 from shoal.page.source import RunFiles
 from shoal.shardcast.serve.rate_limit import Rates
 
+LOG = logging.getLogger(__name__)
+MAX_LOGGED = 20
 LOOK_S = 0.5
 BEAT_S = 15.0
 # Of one network, where it is not this machine itself; a page that is opened asks about ten times.
@@ -51,11 +54,21 @@ class Pages:
         self.static = _static_files()
 
     async def follow(self) -> None:
-        """Looks for news for as long as the server runs. A file that cannot be read now may be readable later."""
+        """Looks for news for as long as the server runs. A file that cannot be read now may be readable later.
+
+        Whatever else goes wrong is logged once: a page that stays as it was, without a word, would be believed.
+        """
         seen: tuple[int, ...] = ()
+        logged: set[str] = set()
         while True:
-            with suppress(OSError, ShoalError):
+            try:
                 await asyncio.to_thread(self.files.refresh)
+            except (OSError, ShoalError):
+                pass
+            except Exception as error:
+                if repr(error) not in logged and len(logged) < MAX_LOGGED:
+                    logged.add(repr(error))
+                    LOG.exception("the run's files could not be read to their end")
             if (now := self.revision) != seen:
                 seen = now
                 changed, self._changed = self._changed, asyncio.Event()
