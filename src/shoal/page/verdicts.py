@@ -142,10 +142,11 @@ def verdict_document(db: Connection, files: RunFiles, step: int, submission: int
 
 
 def _ledger(files: RunFiles, step: int, submission: int) -> list[str]:
-    state = files.ledger.state
-    if state is None:
-        return []
-    try:
-        return [public_text(line) for line in ledger_lines(state, step, submission)[1:]]
-    except LedgerError:
-        return ["its step is not entered yet"]
+    with files.ledger.lock:
+        state = files.ledger.state
+        if state is None:
+            return []
+        try:
+            return [public_text(line) for line in ledger_lines(state, step, submission)[1:]]
+        except LedgerError:
+            return ["its step is not entered yet"]
