@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.coordinator.archive import HOME, STATE
 from shoal.coordinator.http.loopback import is_loopback_name
@@ -18,6 +20,7 @@ from shoal.page.app import HEADERS, MAX_STREAMS
 from shoal.page.data_routes import ELSEWHERE, NO_DATABASE
 from shoal.page.documents import MAX_WAITING
 from shoal.page.pages import LOOK_S, Pages
+from shoal.page.rollouts import steps_near
 from shoal.page.serve import serve_page
 from shoal.page.source import NO_CONFIG, RunFiles
 from shoal.rundir import RUN_FILE
@@ -118,6 +121,24 @@ def test_rollouts_are_counted_filtered_and_decoded(url: str) -> None:
     assert count > 0
 
 
+def test_a_step_whose_rollouts_are_gone_is_said_to_be_and_not_taken_for_another(url: str) -> None:
+    found = document(f"{url}/data/rollouts?step=4")
+    assert (found["step"], found["gone"]) == (9, 4)
+    assert document(f"{url}/data/rollouts?step=9")["gone"] is None
+    assert document(f"{url}/data/rollouts")["gone"] is None
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1, max_size=1200), st.data())
+def test_every_step_can_be_reached_from_every_other(steps: set[int], data: st.DataObject) -> None:
+    ordered = sorted(steps)
+    chosen = data.draw(st.sampled_from(ordered))
+    shown = steps_near(ordered, chosen)
+    at, place = ordered.index(chosen), shown.index(chosen)
+    assert shown[max(0, place - 1) : place + 2] == ordered[max(0, at - 1) : at + 2], "its neighbours"
+    assert ordered[-1] in shown
+    assert len(shown) <= 300
+
+
 def test_rollouts_whose_environment_nobody_plays_again_are_marked(tmp_path: Path) -> None:
     run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=16, answer_bytes=100)
     file, source = run / RUN_FILE, "spell_backward"
@@ -154,6 +175,8 @@ def test_verdicts_say_what_was_claimed_and_found_and_refuse_what_is_not_a_number
     assert one["finding"]["claimed"] == f"token 5 {HOSTILE[1]}"
     assert one["finding"]["found"].endswith("from [address]")
     assert document(f"{url}/data/verdicts?check=proofs")["found"] == 0
+    assert document(f"{url}/data/verdicts?check=Sampling")["found"] == 200
+    assert document(f"{url}/data/verdicts?check=%22%25")["found"] == 0, "what no check is called is no check's name"
     assert document(f"{url}/data/verdicts?node={address(7)}")["found"] == 1
     refused = get(f"{url}/data/verdicts?step=x1")
     assert (refused.status_code, refused.json()["error"]) == (422, "step = 'x1': must be a whole number")

@@ -122,8 +122,9 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
     rewards = [reward for group in pool for reward in group.rewards if reward is not None]
     lengths = [float(length) for group in pool for length in group.lengths]
     return {
-        "steps": steps[-STEPS_SHOWN:],
+        "steps": steps_near(steps, chosen),
         "step": chosen,
+        "gone": query.step if query.step != chosen else None,
         "left_out": max(0, len(kept) - MAX_FILES),
         "files": min(len(kept), MAX_FILES),
         "samples": sum(len(group.lengths) for group in groups),
@@ -138,6 +139,12 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
         "per_page": PER_PAGE,
         "groups": [_row(group, files.run) for group in shown[page * PER_PAGE : (page + 1) * PER_PAGE]],
     }
+
+
+def steps_near(steps: Sequence[int], chosen: int) -> list[int]:
+    """The newest steps and those about the chosen one, so that every step can be reached from every other."""
+    at, half = steps.index(chosen), STEPS_SHOWN // 2
+    return sorted({*steps[max(0, at - half) : at + half], *steps[-half:]})
 
 
 def group_document(db: Connection, files: RunFiles, step: int, submission: int, group: int) -> dict[str, object] | None:

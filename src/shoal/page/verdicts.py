@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, func, select, true
+from sqlalchemy import ColumnElement, Connection, false, func, select, true
 
 from shoal.client.run_status import ADVICE
 from shoal.coordinator.db.schema import nodes, submissions
@@ -45,8 +45,9 @@ def verdicts_document(db: Connection, query: VerdictQuery) -> dict[str, object]:
         wanted &= submissions.c.node.startswith(query.node.lower(), autoescape=True)
     if query.step is not None:
         wanted &= submissions.c.step == query.step
-    if CHECK.fullmatch(query.check):
-        wanted &= submissions.c.verdict.contains(f'"check": "{query.check}"', autoescape=True)
+    if check := query.check.lower():
+        named = submissions.c.verdict.contains(f'"check": "{check}"', autoescape=True)
+        wanted &= named if CHECK.fullmatch(check) else false()
     found = db.execute(select(func.count()).select_from(submissions).where(wanted)).scalar_one()
     counts: dict[bool | None, int] = dict(
         db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all()
