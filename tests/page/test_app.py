@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,23 @@ def test_streams_are_bounded_and_a_closed_one_gives_its_place_back(run: Path, mo
                     return
             time.sleep(0.05)
         raise AssertionError("its place was not given back")
+
+
+def test_one_network_gets_half_of_the_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.page.app.MAX_STREAMS", 4)
+    monkeypatch.setattr("shoal.page.app.network_of", lambda scope: dict(scope["headers"])[b"x-from"].decode())
+    reading: list[Iterator[str]] = []
+    with serving_pages(run, public=True) as url, ExitStack() as held, httpx2.Client(trust_env=False) as client:
+
+        def opens(network: str) -> int:
+            stream = held.enter_context(client.stream("GET", f"{url}/events", headers={"X-From": network}))
+            if stream.status_code == 200:
+                reading.append(stream.iter_lines())  # a stream ends with what reads it
+                next(reading[-1])  # it is counted by now
+            return stream.status_code
+
+        assert [opens("192.0.2.1") for _ in range(3)] == [200, 200, 503]
+        assert [opens("127.0.0.1") for _ in range(3)] == [200, 200, 503], "this machine, until all are taken"
 
 
 def test_a_run_that_is_only_metrics_or_whose_database_is_broken_says_so_and_shows_the_rest(

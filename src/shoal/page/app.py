@@ -144,10 +144,13 @@ def _static(pages: Pages) -> Handler:
 
 
 def _events(pages: Pages) -> Handler:
-    async def events(_: Request) -> Response:
-        if pages.streams >= MAX_STREAMS:
-            return problem(503, f"{MAX_STREAMS} pages are open already; reload later", {"Retry-After": "30"})
+    async def events(request: Request) -> Response:
+        network = network_of(request.scope)
+        # Of one network half, as of connections; behind a proxy on this machine nobody knows whose they are.
+        room = MAX_STREAMS if is_loopback(network) else MAX_STREAMS // 2
+        if pages.streams.total() >= MAX_STREAMS or pages.streams[network] >= room:
+            return problem(503, f"{room} pages are open already; reload later", {"Retry-After": "30"})
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(pages.events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(pages.events(network), media_type="text/event-stream", headers=headers)
 
     return events

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import mimetypes
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -47,7 +48,8 @@ class Pages:
         self.decoded = Documents("page-decoded")
         """Made of rollout files: decoding those of a step takes seconds, for which no other document waits."""
         self.index = StepIndex()
-        self.streams = 0
+        self.streams: Counter[str] = Counter()
+        """Open event streams, by the network that they go to."""
         self.rates = Rates(REQUESTS_PER_S, BURST)
         self._changed = asyncio.Event()
         self._stopping = False
@@ -86,9 +88,9 @@ class Pages:
         revision = self.files.revision
         return revision.steps, revision.roles, revision.records
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, network: str) -> AsyncIterator[bytes]:
         """Server-sent events: what changed, with the live part of the run's page; a comment when nothing does."""
-        self.streams += 1
+        self.streams[network] += 1
         try:
             while not self._stopping:
                 changed = self._changed
@@ -99,7 +101,7 @@ class Pages:
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
-            self.streams -= 1
+            self.streams -= Counter({network: 1})  # which forgets a network that has none left
 
     def stop(self) -> None:
         """Ends all event streams, so that a server that is stopped need not cut them off."""
