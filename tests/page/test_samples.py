@@ -5,12 +5,14 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shoal.page.documents import to_json
 from shoal.page.rollouts import sample_document
+from shoal.page.tokens import decoder_of
 from shoal.protocol.rollout import bare_rollout
 
 
@@ -62,3 +64,12 @@ def test_a_reward_and_an_advantage_that_are_not_finite_are_none_on_a_page() -> N
     strange = replace(bare_rollout([5], [6], [-1.0]), reward=math.nan, advantage=math.inf)
     shown = json.loads(to_json(sample_document(strange, Plain(), tokens=True)))
     assert (shown["reward"], shown["advantage"]) == (None, None)
+
+
+def test_a_tokenizer_is_read_once_and_found_when_it_comes_later(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    assert decoder_of(tmp_path).text([1, 2]) == "1 2"
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    assert decoder_of(tmp_path).text([1]) == "b"
+    assert decoder_of(tmp_path) is decoder_of(tmp_path)

@@ -4,13 +4,11 @@ Files are strangers': they are decoded in a process of their own with little mem
 what comes out is text and numbers. Only accepted files are read.
 """
 
-import functools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -154,7 +152,7 @@ def group_document(db: Connection, files: RunFiles, step: int, submission: int, 
         return None
     kept, samples = found
     assert files.run is not None
-    decoder = _decoder(files.run.base_model)
+    decoder = decoder_of(files.run.base_model)
     return {
         "step": step,
         "submission": submission,
@@ -176,7 +174,7 @@ def answer_text(
     if found is None or not 0 <= sample < len(found[1]):
         return None
     assert files.run is not None
-    return {"text": _decoder(files.run.base_model).text(found[1][sample].completion.tolist())[:MAX_WHOLE]}
+    return {"text": decoder_of(files.run.base_model).text(found[1][sample].completion.tolist())[:MAX_WHOLE]}
 
 
 def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) -> dict[str, object]:
@@ -232,11 +230,6 @@ def _parts(sample: Rollout) -> dict[str, float]:
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-@functools.lru_cache(maxsize=2)
-def _decoder(base_model: Path) -> Decoder:
-    return decoder_of(base_model)
 
 
 def _group(
