@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -17,6 +18,7 @@ from shoal.fbam import FrameShape
 from shoal.fbam.recording import (
     Change,
     Player,
+    Recording,
     RecordingSource,
     RecordOptions,
     RecordReport,
@@ -31,7 +33,7 @@ from shoal.fbam.recording.recording_file import MAX_ACTIONS, text_hash
 from shoal.fbam.recording.recording_source import SNAPSHOT_BYTES
 from shoal.fbam.recording.repository import Limits
 from shoal.fbam.recording.screen import draw_screen, screen_text
-from shoal.fbam.recording.terminal import list_changes, play, print_frame
+from shoal.fbam.recording.terminal import list_changes, play, print_frame, shape_for
 from tests.fbam.repositories import git, make_repository
 
 SHAPE = FrameShape(rows=5, columns=20)
@@ -419,6 +421,32 @@ def test_a_recording_is_watched_without_obeying_escapes_in_it(history: Path, tmp
     rows = screen_text(draw_screen(Editor.opened(b"\x1b[31m\x9b\ta"), "\x1b]0;x", SHAPE))
     assert rows[0].startswith("·[31m·→a")
     assert all(row.isprintable() for row in rows)
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (10, 40), (5, 20), (2, 10)])
+def test_a_frame_has_room_in_the_terminal_for_the_line_that_says_where_one_is(
+    history: Path, tmp_path: Path, height: int, width: int
+) -> None:
+    record(history, tmp_path / "r.jsonl")
+    recording, out = read_recording(tmp_path / "r.jsonl"), StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    shape = shape_for(console, None, None)
+    play(recording, 0, 1e6, shape, console)
+    assert "add.py" in out.getvalue() or shape.rows < 3
+    actions = len(recording.changes[0].actions)
+    for at in (0, actions):
+        assert re.search(rf"(?<!\d){at} of {actions}", out.getvalue()), "the line below each frame"
+    list_changes(recording, Console(file=out, width=width))
+    assert shape_for(console, 30, 100) == FrameShape(rows=30, columns=100), "what was asked for"
+    assert shape_for(Console(file=out), None, None) == FrameShape(rows=24, columns=80), "no terminal"
+
+
+@pytest.mark.parametrize("width", [20, 30])
+def test_numbers_of_changes_are_whole_in_a_narrow_terminal(tmp_path: Path, width: int) -> None:
+    change = Change(commit="a" * 40, path="some/long/name.py", before="", actions=[SAVE], after_sha256="0" * 64)
+    out = StringIO()
+    list_changes(Recording(ActionTable(), (change,) * 1200), Console(file=out, width=width))
+    assert "1199" in out.getvalue()
 
 
 def test_a_screen_follows_the_cursor_to_any_place() -> None:
