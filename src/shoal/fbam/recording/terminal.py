@@ -15,7 +15,6 @@ from shoal.fbam.recording.recording_source import Player
 from shoal.fbam.recording.screen import draw_screen, screen_text
 from shoal.text import one_line
 
-
 ROWS, COLUMNS = 24, 80  # of a screen, unless it is told otherwise
 
 
