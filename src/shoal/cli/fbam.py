@@ -91,7 +91,7 @@ def train(context: typer.Context, run: RunPath, new: NewRun) -> None:
 
     For example: shoal fbam train runs/frjt --task frjt
     """
-    from shoal.fbam.training.run_directory import RunDirectory
+    from shoal.fbam.training.run_directory import RunDirectory, check_source
     from shoal.fbam.training.train_run import train_run
 
     directory = RunDirectory(run)
@@ -104,7 +104,9 @@ def train(context: typer.Context, run: RunPath, new: NewRun) -> None:
         else:
             why = "all its sequences have --length frames"
             refuse_flags(context, "fbam train --recording", ("curriculum",), why)
-        directory.create(new.settings())
+        settings = new.settings()
+        check_source(settings)  # settings that nothing can be trained with would have to be removed by hand
+        directory.create(settings)
     report = train_run(run, console)
     if report is None:
         console.print(f"{run}: all steps were made before", markup=False, highlight=False, soft_wrap=True)
