@@ -186,7 +186,7 @@ def test_lies_of_the_right_form_are_caught(embeddings: Change, name: str, gradie
 def test_a_gradient_of_the_master_that_is_not_finite_blames_no_worker() -> None:
     model = build_model(small_config(), seed=1)
     torch.nn.init.constant_(model.to_actions.weight, torch.inf)
-    with pytest.raises(FbamError, match=r"frame workers: version 0: loss nan .* is no worker's fault"):
+    with pytest.raises(FbamError, match=r"frame workers: version 0: loss nan .* no worker is to blame"):
         step_with(model, [LocalFrameWorker(model, STREAM, RECORDING, 0)])
 
 

@@ -168,7 +168,7 @@ def gradient_with_workers(
         # Handed on, it would make answers of honest workers look like lies.
         raise FbamError(
             f"frame workers: version {version}: loss {float(loss.detach())} has a gradient that is not finite, "
-            "which is no worker's fault; go back to an earlier version and use a smaller learning rate"
+            "and no worker is to blame; go back to an earlier version and use a smaller learning rate"
         )
     for worker, lease in leases:
         gradient_BTD = embeddings_BTD.grad[:, lease.begin : lease.end]
