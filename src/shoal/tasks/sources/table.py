@@ -148,7 +148,7 @@ def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where
 def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = []
     # Not splitlines: a text may hold U+2028 and other things that end a line elsewhere.
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -161,9 +161,16 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"task source file/{path}: is not UTF-8 text ({error}); convert it") from None
+
+
 def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
     """A list of rows, else one row per line."""
-    text = path.read_text("utf-8-sig")
+    text = _text(path)
     if not text.lstrip().startswith("["):
         return _read_jsonl(path)
     try:
