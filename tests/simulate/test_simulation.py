@@ -165,6 +165,9 @@ def test_with_the_papers_inputs_all_times_are_within_a_tenth_of_the_papers() -> 
         (Chosen(churn=-1.0), "--churn -1"),
         (Chosen(uplink=0.0), "--uplink 0"),
         (Chosen(relays=65), "--relays 65"),
+        (Chosen(trainer_gpus=0), "--trainer-gpus 0"),
+        (Chosen(trainer_gpus=-1), "--trainer-gpus -1"),
+        (Chosen(seed=-1), "--seed -1"),
         (Chosen(versions="half"), "--versions half"),  # type: ignore[arg-type]
     ],
 )
