@@ -126,10 +126,10 @@ def _devices(model: Model, assumed: "Assumptions") -> int:
 
 
 def _passes(config: RunConfig) -> int:
-    """Forward passes that training a token costs, as `plan.step_time.training_flops` counts them."""
+    """Forward passes that training a token costs, as `plan.step_time.training_passes` counts those of matrices."""
     ahead = config.train.optimizer_steps > 1
     reference = config.train.loss.kl_coef > 0
-    return 3 + ahead + reference + config.train.activation_checkpointing
+    return (2 if config.train.lora else 3) + ahead + reference + config.train.activation_checkpointing
 
 
 def _checked(config: RunConfig) -> float:
