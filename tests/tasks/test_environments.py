@@ -295,6 +295,37 @@ def test_what_floods_is_cut_at_the_runs_limit(scorer: Scorer) -> None:
     assert played.observations[0].text == "x" * 50
 
 
+ELSEWHERE = """
+import locale, os, sys, time
+
+def reset(seed):
+    return {"prompt": f"{seed}: {place()}"}
+
+def step(state, action):
+    return place()
+
+def score(state):
+    return 0.0
+
+def place():
+    return f"{locale.setlocale(locale.LC_ALL, '')} {os.environ.get('TZ')} {time.localtime(0)[3]} {sys.flags.utf8_mode}"
+"""
+
+
+def test_what_an_environment_says_depends_on_no_machines_language_or_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LC_ALL": "POSIX", "LANG": "de_DE", "TZ": "Asia/Tokyo"}.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "elsewhere.py"
+    path.write_text(ELSEWHERE)
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=60.0)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        said = scorer.play("train", task, ["where?"]).result(120).observations[0].text
+    assert said == "C.UTF-8 UTC 0 1"
+    assert task.prompt.endswith(said)
+
+
 def test_environments_that_wait_do_so_side_by_side(own: TaskConfig) -> None:
     """Each waits until all are there."""
     with Scorer([own], turns=TurnsConfig(seconds=60.0)) as scorer:
