@@ -151,6 +151,25 @@ def test_a_template_that_leaves_out_what_a_tool_says_is_refused_by_name(tokenize
         turns.between(1, "tool", "2")
 
 
+NEXT_IS_TOOL = "loop.nextitem is defined and loop.nextitem['role'] == 'tool'"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (FORGETS_THINKING.replace("not loop.last", NEXT_IS_TOOL), "changes a reply once it is followed"),
+        (COUNTS.replace("== 'user'", "== 'tool'"), "puts other text between later turns"),
+    ],
+)
+def test_a_template_that_rewrites_what_came_before_a_tool_alone_is_refused_by_name(
+    tokenizer: PreTrainedTokenizerFast, template: str, said: str
+) -> None:
+    turns = turns_of(tokenizer, template)
+    assert turns.between(1, "user", "2")
+    with pytest.raises(ModelError, match=said):
+        turns.between(1, "tool", "2")
+
+
 def test_a_template_without_anything_between_turns_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
     bare = "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
     with pytest.raises(ModelError, match="inserts no token between two turns"):
