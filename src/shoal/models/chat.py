@@ -133,7 +133,7 @@ class Turns:
         before = None
         while before != text:  # what is taken out may leave another one behind
             before = text
-            for special in _specials(self.tokenizer):
+            for special in _specials(self):
                 text = text.replace(special, "")
         return text
 
@@ -149,9 +149,20 @@ def _check_role(turns: Turns, role: str) -> None:
 
 
 @lru_cache(maxsize=8)
-def _specials(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+def _specials(turns: Turns) -> tuple[str, ...]:
+    """Tokens that no text may become. Not every model calls those special that its template tells turns apart by."""
+    tokenizer, template = turns.tokenizer, template_of(turns.tokenizer) or ""
+    added = {
+        token.content
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special or number in turns.eos_ids or (_is_mark(token.content) and token.content in template)
+    }
     return tuple(sorted(added | set(tokenizer.all_special_tokens)))
+
+
+def _is_mark(text: str) -> bool:
+    """Whether a token is neither space nor a word, which models add for being frequent."""
+    return not text.replace(" ", "").isalnum() and bool(text.strip())
 
 
 def _reply(text: str) -> Message:
