@@ -1,6 +1,7 @@
 """Memory and time run out on one machine and not on another: the episode is void, and neither side is blamed for it."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ from shoal.generate.submission_builder import Maker
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, is_blame
 from shoal.tasks.build import build_source
+from shoal.tasks.environments.environment import Played
+from shoal.tasks.environments.source import LocalHost
 from shoal.tasks.isolation import sandbox
 from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.tasks.source import InProcess, Judge
+from shoal.tasks.source import InProcess, Judge, Split, Task, TaskSource
+from shoal.validate.checks.own_scores import OwnScores
 from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
 
 LIMITS = TurnsConfig(max=3, tokens=90, seconds=60.0)
@@ -52,6 +56,23 @@ def score(state):
 
 def solve(state):
     return "end"
+"""
+# What it draws depends on the episodes that are played beside this one: a worker plays them turn by turn.
+SHARING = """
+import random
+
+def reset(seed):
+    random.seed(seed)
+    return {"prompt": f"what {seed % 9973}?", "turns": 0}
+
+def step(state, action):
+    state["turns"] += 1
+    drawn = random.randint(1000, 9999)
+    state["won"] = drawn % 2
+    return str(drawn) if state["turns"] < 3 else None
+
+def score(state):
+    return SCORE
 """
 HUNGRY = "x = bytearray(200 << 20)\nprint(len(x))"
 FRUGAL = {"memory_mb": 64}
@@ -126,6 +147,46 @@ def test_a_failure_for_both_sides_is_void_for_both(world: EpisodeWorld, file: Pa
         handed_in = submission(world, failing, "go", "end")
         assert judged(world, failing, handed_in) is None
     assert all(sample.reward is None and sample.advantage == 0.0 for sample in handed_in.rollouts)
+
+
+class InTurns:
+    """Plays all episodes in one process, and keeps those that go on."""
+
+    def __init__(self, source: TaskSource) -> None:
+        self._host, self.scores = LocalHost(source), InProcess(source).scores
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
+        return self._host.play(split, task, actions, **how)
+
+
+@pytest.mark.parametrize("score", ["1.0", "float(random.random())"])
+def test_an_environment_whose_episodes_share_their_chance_blames_nobody(tmp_path: Path, score: str) -> None:
+    """Played as a whole, as validators do, it is the same each time."""
+    path = tmp_path / f"sharing_{score[:3]}.py"
+    path.write_text(SHARING.replace("SCORE", score))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    honest = submission(world, InTurns(world.tasks), "go", "go")
+    finding = judged(world, InTurns(world.tasks), honest)
+    assert finding is not None
+    assert not is_blame(finding), str(finding)
+
+
+def test_an_environment_that_has_played_otherwise_once_is_blamed_on_nobody_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that draws lots seldom plays the same again for a while, and may not have done so for its worker."""
+    path = tmp_path / "sharing_still.py"
+    path.write_text(SHARING.replace("SCORE", "1.0"))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    honest = submission(world, InTurns(world.tasks), "go", "go")
+    monkeypatch.setattr(OwnScores, "_turn_by_turn", lambda *_: iter(()))
+    assert is_blame(judged(world, InTurns(world.tasks), honest)), "it plays the same again here"
+    monkeypatch.undo()
+    checks = replace(world.checks, judge=InTurns(world.tasks))
+    assert not is_blame(checks.rewards(honest))
+    monkeypatch.setattr(OwnScores, "_turn_by_turn", lambda *_: iter(()))
+    assert checks.rewards(honest) is not None
+    assert not is_blame(checks.rewards(honest))
 
 
 @pytest.fixture(scope="module")
