@@ -57,6 +57,16 @@ def score(state):
 def solve(state):
     return "end"
 """
+AVERAGING = """
+def reset(seed, numbers=(0.1, 0.2, 0.3)):
+    return {"prompt": f"what {seed % 9973}?", "numbers": numbers}
+
+def step(state, action):
+    return None if action == "end" else f"in all {sum(state['numbers'])!r} of 3"
+
+def score(state):
+    return 1.0
+"""
 # What it draws depends on the episodes that are played beside this one: a worker plays them turn by turn.
 SHARING = """
 import random
@@ -169,6 +179,22 @@ def test_an_environment_whose_episodes_share_their_chance_blames_nobody(tmp_path
     finding = judged(world, InTurns(world.tasks), honest)
     assert finding is not None
     assert not is_blame(finding), str(finding)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_a_lie"), [([0.3, 0.2, 0.1], False), ([0.1, 0.2, 0.31], True), ([1, 2, 3], True)]
+)
+def test_the_last_digits_of_a_fraction_are_blamed_on_nobody(
+    tmp_path: Path, numbers: list[float], is_a_lie: bool
+) -> None:
+    path = tmp_path / "averaging.py"
+    path.write_text(AVERAGING)
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    other = build_source([TaskConfig(source=f"environment/{path}", options={"numbers": numbers})])
+    finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go", "end"))
+    assert finding is not None
+    assert finding.sample == 0
+    assert is_blame(finding) == is_a_lie, str(finding)
 
 
 def test_an_environment_that_has_played_otherwise_once_is_blamed_on_nobody_any_more(
