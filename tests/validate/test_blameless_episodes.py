@@ -22,6 +22,7 @@ from shoal.tasks.isolation import sandbox
 from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import InProcess, Judge, Split, Task, TaskSource
+from shoal.validate.checks.episodes import differ_by_rounding
 from shoal.validate.checks.own_scores import OwnScores
 from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
 
@@ -179,6 +180,23 @@ def test_an_environment_whose_episodes_share_their_chance_blames_nobody(tmp_path
     finding = judged(world, InTurns(world.tasks), honest)
     assert finding is not None
     assert not is_blame(finding), str(finding)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "own", "is_rounding"),
+    [
+        ("-0.0", "0.0", True),
+        ("1.2246467991473532e-16", "0.0", True),
+        ("x 1e-17 y 2.5", "x 0.0 y 2.5000001", True),
+        ("0.5", "-0.5", False),
+        ("a 2.5", "b 2.5000001", False),
+        ("2.5", "2.5 2.5", False),
+        ("25", "26", False),
+        ("0.3", "0.3", False),
+    ],
+)
+def test_rounding_changes_last_digits_alone(claimed: str, own: str, is_rounding: bool) -> None:
+    assert differ_by_rounding(claimed, own) == is_rounding
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ CHECK = "episode"
 UNSURE = "scorer"
 MAX_REMEMBERED = 8192
 # Fractions: whole numbers are computed alike everywhere.
-NUMBER = re.compile(r"\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+")
-# Sums of a few thousand numbers of float32 are off by less.
-ROUNDED = 1e-5
+NUMBER = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?|-?\d+[eE][-+]?\d+")
+# Sums of a few thousand numbers of float32 are off by less; and what is left of a difference by the second.
+ROUNDED, NOTHING = 1e-5, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def differ_by_rounding(claimed: str, own: str) -> bool:
     if claimed == own or NUMBER.sub("0", claimed) != NUMBER.sub("0", own):
         return False
     pairs = zip(NUMBER.findall(claimed), NUMBER.findall(own), strict=True)
-    return all(math.isclose(float(one), float(other), rel_tol=ROUNDED) for one, other in pairs if one != other)
+    return all(math.isclose(float(one), float(other), rel_tol=ROUNDED, abs_tol=NOTHING) for one, other in pairs)
 
 
 def check_episode(number: int, sample: Rollout, played: Played, rules: EpisodeRules) -> Finding | None:
