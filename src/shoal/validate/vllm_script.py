@@ -33,6 +33,9 @@ SETTINGS = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
+    # Float32 is float32 in each matrix product: Triton, in which vLLM computes attention for it, takes TF32 on GPUs.
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
+    "TRITON_F32_DEFAULT": "ieee",
 }
 
 

@@ -129,23 +129,32 @@ def _share(folder: Path, settings: VllmSettings, room: Room, cache: int | None) 
         ) from None
 
 
-@contextmanager
-def _environment(settings: VllmSettings) -> Iterator[None]:
-    """What vLLM reads from its environment, which its processes inherit: nothing leaves this machine."""
+def environment_of(settings: VllmSettings) -> dict[str, str]:
+    """What vLLM reads from its environment, which its processes inherit: nothing leaves this machine, and float32 is
+    float32 in each matrix product. vLLM's attention for it is Triton's, which takes TF32 on GPUs unless it is told not
+    to: a thousandth off, which a float32 judge takes for other weights."""
     ours = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.dtype == "float32":
+        ours["TRITON_F32_DEFAULT"] = "ieee"
     if not settings.cuda:
         ours |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(settings.threads),
             "GLOO_SOCKET_IFNAME": "lo",
         }
+    return ours
+
+
+@contextmanager
+def _environment(ours: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
@@ -182,7 +191,7 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
     check_installed(f'{origin}: workers.engine = "vllm"')
     began = log.stat().st_size if log.exists() else 0
     try:
-        with _output_to(log), _environment(settings):
+        with _output_to(log), _environment(environment_of(settings)):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
