@@ -82,7 +82,7 @@ def pool(job: dict[str, Any], replies: Any) -> None:
 
 
 def reloader() -> Any:
-    """What loads another version into a model runner; None where Shoal cannot be imported."""
+    """What loads another version into vLLM's worker; None where Shoal cannot be imported."""
     try:
         from shoal.generate.vllm.states_reload import load_states_version
     except ImportError:
@@ -91,8 +91,8 @@ def reloader() -> Any:
 
 
 def reload(worker: Any, load: Any, folder: str, dtype: str) -> str:
-    """In vLLM's worker, which is in this process."""
-    return str(load(worker.model_runner, folder, dtype))
+    """Gives vLLM's worker, which is in this process, another version."""
+    return str(load(worker, folder, dtype))
 
 
 def watch_model(job: dict[str, Any], replies: Any) -> None:
