@@ -200,6 +200,7 @@ class VllmEngine(Engine):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.engine_core.shutdown()
+            self._watch.end()
 
     def _died(self, said: str) -> None:
         """Gives up on an engine that dies again and again; why is in what it printed, if it had time for that."""
