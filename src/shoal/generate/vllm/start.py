@@ -23,12 +23,11 @@ from shoal.devices import Room, least_room
 from shoal.errors import ModelError, first_line
 from shoal.extras import require
 from shoal.generate.vllm.device_room import GIB, Share, share_of, worker_needs
+from shoal.generate.vllm.release import RELEASE, is_known
 
 PACKAGE = "shoal.generate.vllm"
 # Tokens that vLLM computes in one step, at least.
 USUAL_BATCHED_TOKENS = 2048
-# The release whose inner interfaces we know: logits processors, compute_logits, reload_weights.
-RELEASE = "0.32"
 _REASON = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _NO_REASON = ("Engine core initialization failed", "EngineDeadError", "WorkerProc initialization failed")
 HINTS = {
@@ -71,7 +70,7 @@ def check_installed(what: str) -> None:
     require("vllm", what)
     import vllm
 
-    if not vllm.__version__.startswith(f"{RELEASE}."):
+    if not is_known(vllm.__version__):
         raise ModelError(f"{what}: vLLM {vllm.__version__} is installed, Shoal knows {RELEASE}; install that")
 
 
