@@ -6,6 +6,7 @@ computes, so that a run never names a device that somebody else does not have.
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,12 @@ def least_room(devices: int) -> Room:
         )
     found = [torch.cuda.mem_get_info(number) for number in range(devices)]
     return Room(total=min(total for _, total in found), free=min(free for free, _ in found))
+
+
+def to_device(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host on a device; a CUDA device copies them while the host goes on."""
+    pin = device.type == "cuda" and can_pin()
+    return torch.tensor(numbers, dtype=dtype, device=CPU, pin_memory=pin).to(device, non_blocking=pin)
 
 
 def to_numpy(x: Tensor) -> npt.NDArray[Any]:

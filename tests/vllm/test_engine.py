@@ -311,7 +311,7 @@ def start_with(folder: Path, **changes: Any) -> None:
 
 
 def test_a_vllm_of_the_cpu_does_not_pretend_to_be_a_gpu(tiny: Path) -> None:
-    with pytest.raises(ModelError, match=r"version 0: this vLLM computes on cpu, and the worker's device is cuda"):
+    with pytest.raises(ModelError, match=r"version 0: this vLLM computes on cpu, and the worker on a CUDA device"):
         start_with(tiny, cuda=True)
 
 

