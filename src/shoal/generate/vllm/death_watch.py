@@ -21,8 +21,8 @@ from typing import Any
 from shoal.process import tree_of
 
 CHECK_S = 0.1
-# A driver takes its time to free a large device.
-END_S = 60.0
+# What ranks that see the end of their core are given to end in order, and a driver to free a large device.
+GRACE_S, END_S = 3.0, 60.0
 
 
 class DeathWatch:
@@ -54,13 +54,22 @@ class DeathWatch:
     def end(self) -> None:
         """Ends what is left of the processes that the client began with, and waits until they are gone: ranks outlive a
         core that was killed, and as long as they do they hold their devices' memory, which the next engine needs."""
-        for pid, began in self._processes.items():
-            if beginning(pid) == began:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + END_S
-        while any(beginning(pid) == began for pid, began in self._processes.items()) and time.monotonic() < until:
+        if self._are_gone(GRACE_S):
+            return
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._are_gone(END_S)
+
+    def _left(self) -> list[int]:
+        return [pid for pid, began in self._processes.items() if beginning(pid) == began]
+
+    def _are_gone(self, seconds: float) -> bool:
+        """Whether they are, after so long at most."""
+        until = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < until:
             time.sleep(CHECK_S)
+        return not left
 
     def _watch(self) -> None:
         while (client := self._client()) is not None:
