@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.devices import Room
 from shoal.errors import ModelError
-from shoal.generate.vllm.device_room import CONTEXT, GIB, Needs, share_of, worker_needs
+from shoal.generate.vllm.device_room import CONTEXT, GIB, LOGIT_TENSORS, Needs, share_of, worker_needs
 from shoal.generate.vllm.start import VllmSettings, engine_args, hint
 from shoal.models.cache_size import Shape
 
@@ -88,6 +88,15 @@ def test_the_cache_that_a_person_asks_for_is_what_vllm_gets_or_an_error_that_say
 def test_a_device_without_room_for_weights_and_one_answer_is_refused_before_anything_is_loaded(model: Path) -> None:
     with pytest.raises(ModelError, match=r"vLLM needs .*give it devices of its own \(CUDA_VISIBLE_DEVICES\)"):
         engine_args(model, settings(), Room(CARD, 16 * GIB))
+
+
+def test_states_that_wait_for_their_proofs_have_room(model: Path) -> None:
+    """A gigabyte and more where many answers of a wide model are generated at once."""
+    shape = Shape.read(model / "config.json")
+    assert shape is not None
+    few, many = (worker_needs(model, "bfloat16", "bfloat16", batch, 2048, 2048, 1) for batch in (1, 1025))
+    logits = LOGIT_TENSORS * 1024 * shape.vocab * 4
+    assert many.working - few.working - logits == 64 * 1024 * shape.hidden * 2
 
 
 def test_devices_that_share_a_model_each_hold_their_part(model: Path) -> None:

@@ -53,11 +53,11 @@ class CapturedStates:
                 f"vLLM sampled {count} rows and computed logits of {found}: proofs cannot be built; "
                 "Shoal knows vLLM 0.32, and speculative decoding must be off"
             )
-        proven_BD = states_BD.bfloat16()
+        states = states_BD.bfloat16().unbind()
         proofs = [self._proofs.setdefault(row.noise.asked.number, ProofBuilder()) for row in asked]
         self._close_full(proofs, asked)
         for proof, row in zip(proofs, asked, strict=True):
-            proof.put(row.position, proven_BD[row.row])
+            proof.put(row.position, states[row.row])
             self.most_held = max(self.most_held, proof.held)
 
     def _close_full(self, proofs: Sequence[ProofBuilder], rows: Sequence[Row]) -> None:
