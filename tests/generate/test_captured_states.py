@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal import toploc
-from shoal.devices import to_numpy
+from shoal.devices import META, to_numpy
 from shoal.generate import proof_builder
 from shoal.generate.proof_builder import CHUNK
 from shoal.generate.vllm.asked import Asked
@@ -47,5 +47,6 @@ def test_chunks_that_end_in_one_step_cost_one_wait_for_the_device(monkeypatch: p
         return to_numpy(x)
 
     monkeypatch.setattr(proof_builder, "to_numpy", counted)
+    monkeypatch.setattr(proof_builder, "CPU", META)  # as if they were on a GPU
     generate(CapturedStates(), 40, 3 * CHUNK)
     assert waits == [2]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from shoal import toploc
-from shoal.devices import to_numpy
+from shoal.devices import CPU, to_numpy
 from shoal.errors import ModelError
 
 CHUNK = 32
 POINTS = 128
-# Values among which the largest of several chunks are found at once, in 8 bytes each and some copies of them.
+# Values among which a device finds the largest of several chunks at once, in 8 bytes each and some copies of them. A
+# CPU takes one chunk after the other, which its cache has room for.
 AT_ONCE = 1 << 21
 # A value's magnitude in front of its position: of equal magnitudes the one of lowest position is larger.
 _BY_MAGNITUDE = 32
@@ -84,7 +85,7 @@ def chunk_proofs(chunks: Sequence[Sequence[Tensor]]) -> list[bytes]:
     if not chunks:
         return []
     values = len(chunks[0]) * len(chunks[0][0])
-    many = max(1, AT_ONCE // values)
+    many = 1 if chunks[0][0].device == CPU else max(1, AT_ONCE // values)
     found: list[bytes] = []
     for first in range(0, len(chunks), many):
         positions_Ck, bits_Ck = top_values(chunks[first : first + many])
