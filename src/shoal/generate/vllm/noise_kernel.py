@@ -142,6 +142,7 @@ def draw_on_device(
 
 
 def _on(device: torch.device, *numbers: Sequence[int]) -> list[Tensor]:
-    """Unsigned 64-bit numbers on a device, as int64 of the same bits; in one copy."""
+    """Unsigned 64-bit numbers on a device, as int64 of the same bits. Each begins where memory does: Triton compiles a
+    kernel again for addresses of another alignment, which rows of one tensor would have by the number of answers."""
     signed = [[n - (1 << 64) if n >> 63 else n for n in some] for some in numbers]
-    return list(to_device(signed, torch.int64, device))
+    return [to_device(some, torch.int64, device) for some in signed]
