@@ -156,6 +156,10 @@ def test_vllm_is_never_told_of_more_than_is_free(
         ("ValueError: No available memory for the cache blocks.", "lower workers.max_batch"),
         ("ValueError: To serve one request 1 GiB KV cache is needed", "raise workers.kv_cache_gb"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "raise workers.tensor_parallel, lower workers.max_batch"),
+        (
+            "Value error, Total number of attention heads (28) must be divisible by tensor parallel size (8).",
+            "give workers.tensor_parallel",
+        ),
         ("Model architectures ['NobodysForCausalLM'] are not supported", 'set workers.engine = "torch"'),
     ],
 )

@@ -31,6 +31,7 @@ USUAL_BATCHED_TOKENS = 2048
 _REASON = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _NO_REASON = ("Engine core initialization failed", "EngineDeadError", "WorkerProc initialization failed")
 HINTS = {
+    "tensor parallel size": "give workers.tensor_parallel (--tensor-parallel) a number that divides them",
     "cache blocks": "lower workers.max_batch or the length of answers, or give it more memory with workers.kv_cache_gb",
     "Free memory on device": "another process took it meanwhile: start again, or give this one a device of its own "
     "(CUDA_VISIBLE_DEVICES)",
