@@ -4,12 +4,15 @@ Fake tensors have no values: these tests show that no path mixes devices, not wh
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shoal
@@ -17,6 +20,9 @@ from shoal import toploc
 from shoal.devices import CPU
 from shoal.generate.engine import Request
 from shoal.generate.torch_engine import TorchEngine
+from shoal.generate.vllm.asked import Asked
+from shoal.generate.vllm.captured_states import CapturedStates
+from shoal.generate.vllm.draw import Noise, Row, draw
 from shoal.models import load
 from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
@@ -98,6 +104,30 @@ def test_a_judge_measures_its_own_noise_where_the_policy_is(policy: Policy, way:
         assert len(honest_answers(policy, WAYS[way], texts, 1.0)) == 2
 
 
+@pytest.mark.parametrize("read", [4, 3], ids=["all rows", "some rows"])
+def test_rows_of_vllm_are_drawn_and_proven_where_they_are(read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernel's place taken by one that gives what it gives; `read` rows are at the end of their prompts."""
+
+    def drawn(logits_BV: Tensor, *asked: list[int]) -> tuple[Tensor, Tensor]:
+        assert {len(one) for one in asked} == {len(logits_BV)}
+        return logits_BV.argmax(dim=1), logits_BV[:, 0]
+
+    kernel: Any = ModuleType("noise_kernel")
+    kernel.draw_on_device = drawn
+    monkeypatch.setitem(sys.modules, "shoal.generate.vllm.noise_kernel", kernel)
+    monkeypatch.setattr(toploc, "build_from_top", lambda *_: b"1")
+    captured, noises = CapturedStates(), [Noise(Asked(n, 7, n, 0.7, proof=True), 300) for n in range(read)]
+    model = SimpleNamespace(compute_logits=lambda states_BD: states_BD[:, :1].float() * torch.ones(300, device=CUDA))
+    captured.watch(model, builds=True)
+    with fake_gpu():
+        for position in range(40):
+            logits_BV = model.compute_logits(torch.zeros(4, 64, device=CUDA, dtype=torch.bfloat16))
+            rows = [Row(row, noise, position) for row, noise in enumerate(noises)]
+            captured.hand_over(rows, 4)
+            assert draw(logits_BV, rows).device == CUDA
+        assert captured.take(0, 40) == b"11"
+
+
 @pytest.mark.parametrize("device", [CUDA, MPS], ids=str)
 def test_a_fake_device_notices_what_is_on_another_one(device: torch.device) -> None:
     with fake_gpu():
@@ -120,7 +150,7 @@ FORBIDDEN = {
     r"_for_cpu\b": {"models/kernels/padded.py": "the kernel of the CPU's row"},
     r"\btorch\.(cuda|mps)\b|backends\.mps|\"cuda\"|\"mps\"": {
         "devices.py": "knows what devices there are",
-        "config.py": "names what may be asked for",
+        "config/table.py": "names what may be asked for",
     },
     r"set_num_threads": {"devices.py": "sets them"},
     r"\.numpy\(\)": {

@@ -1,6 +1,9 @@
 """Claims about devices: which one a process gets, what is said where there is none, and what each computes with."""
 
 import mmap
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -76,6 +79,17 @@ def test_set_up_limits_threads() -> None:
         assert torch.get_num_threads() == 3
     finally:
         devices.set_threads(before)
+
+
+def test_float32_is_no_tf32_where_the_environment_turns_that_on() -> None:
+    """As NVIDIA's containers do, by a variable that PyTorch reads when it is imported."""
+    code = (
+        "import torch; from shoal.devices import set_up; before = torch.get_float32_matmul_precision(); "
+        "set_up('cpu', 1); print(before, torch.get_float32_matmul_precision())"
+    )
+    env = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["high", "highest"]
 
 
 def test_ranks_on_gpus_can_also_exchange_what_is_on_the_host() -> None:

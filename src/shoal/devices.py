@@ -6,6 +6,7 @@ computes, so that a run never names a device that somebody else does not have.
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,13 @@ def resolve(wanted: DeviceName, machine: Machine | None = None, what: str = "dev
 
 
 def set_up(wanted: DeviceName, threads: int, what: str = "device") -> torch.device:
-    """Resolves this process's device and makes it current, and limits PyTorch to `threads` CPU threads."""
+    """Resolves this process's device and makes it current, and limits PyTorch to `threads` CPU threads.
+
+    Float32 is computed as such, whatever the environment says: NVIDIA's containers turn TF32 on, in which a judge would
+    be a thousandth off.
+    """
     device = resolve(wanted, what=what)
+    torch.set_float32_matmul_precision("highest")
     if device.type == "cuda":
         torch.cuda.set_device(device)  # what a library creates on "cuda" is then created there
     set_threads(threads)
@@ -208,8 +214,19 @@ class Room:
 
 def least_room(devices: int) -> Room:
     """The first so many CUDA devices of this process have this much room at least, each of them."""
+    if devices > (here := this_machine().cuda):
+        raise DeviceError(
+            f"{devices} CUDA devices are asked for, and this process sees {here}; ask for fewer (--tensor-parallel, "
+            "workers.tensor_parallel), or see what CUDA_VISIBLE_DEVICES hides"
+        )
     found = [torch.cuda.mem_get_info(number) for number in range(devices)]
     return Room(total=min(total for _, total in found), free=min(free for free, _ in found))
+
+
+def to_device(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host on a device; a CUDA device copies them while the host goes on."""
+    pin = device.type == "cuda" and can_pin()
+    return torch.tensor(numbers, dtype=dtype, device=CPU, pin_memory=pin).to(device, non_blocking=pin)
 
 
 def to_numpy(x: Tensor) -> npt.NDArray[Any]:

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from shoal.errors import FbamError
-from shoal.fbam import ActionModel, build_model, streamed_gradient
+from shoal.fbam import ActionModel, TensorStream, build_model, streamed_gradient
 from shoal.fbam.frame_workers import Auditor, FrameWorker, Gradients, LocalFrameWorker, SpanLease, gradient_with_workers
+from shoal.fbam.frames import IGNORED
 from tests.fbam.support import random_stream, small_config
 
 STREAM = random_stream(17)
 Change = Callable[[Tensor], Tensor]
 RECORDING, OTHER = "1a" * 32, "2b" * 32  # hashes
 STEPS = 5
+SHUFFLE = torch.Generator().manual_seed(1)
 
 
 class Scaled(LocalFrameWorker):
@@ -132,6 +134,71 @@ class Malformed(LocalFrameWorker):
 
 def unchanged(answer: Tensor) -> Tensor:
     return answer
+
+
+class Lying(LocalFrameWorker):
+    """Answers with something else than what was computed, in the right form."""
+
+    def __init__(self, model: ActionModel, embeddings: Change, name: str, gradient: Change) -> None:
+        super().__init__(model, STREAM, RECORDING, 0)
+        self.change_embeddings, self.name, self.change_gradient = embeddings, name, gradient
+
+    def embed(self, lease: SpanLease) -> Tensor:
+        return self.change_embeddings(super().embed(lease))
+
+    def backpropagate(self, lease: SpanLease, gradient_BTD: Tensor) -> Gradients:
+        found = dict(super().backpropagate(lease, gradient_BTD))
+        return {**found, self.name: self.change_gradient(found[self.name])}
+
+
+def with_one_frame_changed(answer: Tensor) -> Tensor:
+    changed = answer.clone()
+    changed[0, 0] += 1e-3 * answer.norm() / answer[0, 0].numel() ** 0.5
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "name", "gradient", "said"),
+    [
+        (lambda answer: answer.flip(0), "norm.weight", unchanged, "embeddings"),
+        (lambda answer: answer.flip(1), "norm.weight", unchanged, "embeddings"),
+        (lambda answer: answer[..., torch.randperm(8, generator=SHUFFLE)], "norm.weight", unchanged, "embeddings"),
+        (lambda answer: answer * 0, "norm.weight", unchanged, "embeddings"),
+        (lambda answer: answer.mean(1, keepdim=True).expand_as(answer), "norm.weight", unchanged, "embeddings"),
+        (lambda answer: answer * 1e30, "norm.weight", unchanged, "embeddings"),
+        (with_one_frame_changed, "norm.weight", unchanged, "embeddings"),
+        (unchanged, "norm.weight", lambda answer: answer * 0, "gradient of norm.weight"),
+        (unchanged, "norm.weight", lambda answer: -answer, "gradient of norm.weight"),
+        (unchanged, "position_RWD", lambda answer: answer.flip(0), "gradient of position_RWD"),
+        (unchanged, "code_point.weight", lambda answer: answer.flip(0), "gradient of code_point.weight"),
+        (unchanged, "code_point.weight", lambda answer: answer * 1e30, "gradient of code_point.weight"),
+        (unchanged, "blocks.0.attention.to_qkv.weight", lambda answer: answer.sign() * 1e-2, "to_qkv.weight"),
+    ],
+)
+def test_lies_of_the_right_form_are_caught(embeddings: Change, name: str, gradient: Change, said: str) -> None:
+    """Rows, frames and columns in another order, nothing, the mean, overflow, one frame, one parameter's gradient."""
+    model = build_model(small_config(), seed=1)
+    workers = [LocalFrameWorker(model, STREAM, RECORDING, 0), Lying(model, embeddings, name, gradient)]
+    with pytest.raises(FbamError, match=f"frame worker 1: .*{said}.* differ by"):
+        step_with(model, workers)
+
+
+def test_a_gradient_of_the_master_that_is_not_finite_blames_no_worker() -> None:
+    model = build_model(small_config(), seed=1)
+    torch.nn.init.constant_(model.to_actions.weight, torch.inf)
+    with pytest.raises(FbamError, match=r"frame workers: version 0: loss nan .* no worker is to blame"):
+        step_with(model, [LocalFrameWorker(model, STREAM, RECORDING, 0)])
+
+
+def test_a_stream_without_an_action_to_score_blames_no_worker() -> None:
+    model = build_model(small_config(), seed=1)
+    stream = TensorStream(STREAM.frames_BTCRW, torch.full_like(STREAM.targets_BT, IGNORED))
+    worker = LocalFrameWorker(model, stream, RECORDING, 0)
+    with pytest.raises(FbamError, match="stream of 17 frames: no frame has an action to score; give it targets"):
+        gradient_with_workers(model, stream, RECORDING, [worker], 4, 0, Auditor(worker, 1.0, secret=7))
+    for workers, span in (([], 4), ([worker], 0)):
+        with pytest.raises(FbamError, match=r"frame workers: \d of them, spans of \d frames: both must be at least 1"):
+            gradient_with_workers(model, STREAM, RECORDING, workers, span, 0, Auditor(worker, 1.0, secret=7))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -10,11 +13,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from shoal.errors import FbamError
+from shoal.errors import FbamError, StorageError
 from shoal.fbam import FrameShape
 from shoal.fbam.recording import (
     Change,
     Player,
+    Recording,
     RecordingSource,
     RecordOptions,
     RecordReport,
@@ -29,7 +33,7 @@ from shoal.fbam.recording.recording_file import MAX_ACTIONS, text_hash
 from shoal.fbam.recording.recording_source import SNAPSHOT_BYTES
 from shoal.fbam.recording.repository import Limits
 from shoal.fbam.recording.screen import draw_screen, screen_text
-from shoal.fbam.recording.terminal import list_changes, play, print_frame
+from shoal.fbam.recording.terminal import list_changes, play, print_frame, shape_for
 from tests.fbam.repositories import git, make_repository
 
 SHAPE = FrameShape(rows=5, columns=20)
@@ -278,8 +282,6 @@ def test_objects_behind_symbolic_links_are_refused(private: Path, tmp_path: Path
 
 
 def git_unpack(repository: Path, pack: bytes) -> None:
-    import subprocess
-
     subprocess.run(["git", "-C", str(repository), "unpack-objects", "-q"], input=pack, check=True)
 
 
@@ -287,8 +289,45 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
     path = make_repository(tmp_path / "large", {"large.txt": b"x\n" * 600, "small.txt": b"x\n"})
     report = record(path, tmp_path / "r.jsonl", limits=Limits(blob_bytes=1000, seconds=60))
     assert (report.eligible, report.not_text) == (1, 1)
-    with pytest.raises(FbamError, match=r"repository .*: git --git-dir failed"):
+    with pytest.raises(FbamError, match=r"repository .*: git diff-tree failed"):
         record(path, tmp_path / "r.jsonl", limits=Limits(output_bytes=100, seconds=60))
+
+
+def test_limits_of_the_users_own_that_are_lower_stay(history: Path, tmp_path: Path) -> None:
+    script = "import sys; from shoal.cli import main; sys.argv = ['shoal', *sys.argv[1:]]; main()"
+    command = [sys.executable, "-c", script, "fbam", "record", str(history), str(tmp_path / "r.jsonl")]
+    lower = ["sh", "-c", 'ulimit -f 100000 && exec "$@"', "sh", *command]
+    found = subprocess.run(lower, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "2 of 3 text changes" in found.stdout
+
+
+def test_a_repository_whose_path_is_not_utf8_is_read(history: Path, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    git(tmp_path, "clone", "--quiet", str(history), str(place))
+    assert record(place, tmp_path / "r.jsonl").kept == 2
+
+
+def test_a_path_without_end_is_left_out_and_refused_in_a_recording(tmp_path: Path) -> None:
+    """Each frame has its path in the status line, and a line of a recording is bounded."""
+    path = make_repository(tmp_path / "long", {"a": b"text\n"})
+    blob = bytes.fromhex(git(path, "rev-parse", "HEAD:a").strip())
+    tree = tmp_path / "tree"
+    tree.write_bytes(b"100644 " + b"p" * 9_000_000 + b"\0" + blob)
+    name = git(path, "hash-object", "-t", "tree", "-w", "--literally", str(tree)).strip()
+    git(path, "update-ref", "HEAD", git(path, "commit-tree", "-m", "long", "-p", "HEAD", name).strip())
+    report = record(path, tmp_path / "r.jsonl")
+    assert report.left_out == {"a path of more than 4,096 characters": 1}
+    assert [change.path for change in read_recording(tmp_path / "r.jsonl").changes] == ["a"]
+    text = (tmp_path / "r.jsonl").read_text().replace('"path":"a"', f'"path":"{"p" * 4097}"')
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(FbamError, match="line 2: path: String should have at most 4096 characters"):
+        read_recording(tmp_path / "r.jsonl")
+
+
+def test_a_place_that_no_recording_can_be_written_to_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be written because it is a directory; give the name of a file"):
+        record(tmp_path / "never looked at", tmp_path)
 
 
 def test_the_objects_of_linked_bare_and_packed_repositories_are_found(history: Path, tmp_path: Path) -> None:
@@ -382,6 +421,32 @@ def test_a_recording_is_watched_without_obeying_escapes_in_it(history: Path, tmp
     rows = screen_text(draw_screen(Editor.opened(b"\x1b[31m\x9b\ta"), "\x1b]0;x", SHAPE))
     assert rows[0].startswith("·[31m·→a")
     assert all(row.isprintable() for row in rows)
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (10, 40), (5, 20), (2, 10)])
+def test_a_frame_has_room_in_the_terminal_for_the_line_that_says_where_one_is(
+    history: Path, tmp_path: Path, height: int, width: int
+) -> None:
+    record(history, tmp_path / "r.jsonl")
+    recording, out = read_recording(tmp_path / "r.jsonl"), StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    shape = shape_for(console, None, None)
+    play(recording, 0, 1e6, shape, console)
+    assert "add.py" in out.getvalue() or shape.rows < 3
+    actions = len(recording.changes[0].actions)
+    for at in (0, actions):
+        assert re.search(rf"(?<!\d){at} of {actions}", out.getvalue()), "the line below each frame"
+    list_changes(recording, Console(file=out, width=width))
+    assert shape_for(console, 30, 100) == FrameShape(rows=30, columns=100), "what was asked for"
+    assert shape_for(Console(file=out), None, None) == FrameShape(rows=24, columns=80), "no terminal"
+
+
+@pytest.mark.parametrize("width", [20, 30])
+def test_numbers_of_changes_are_whole_in_a_narrow_terminal(tmp_path: Path, width: int) -> None:
+    change = Change(commit="a" * 40, path="some/long/name.py", before="", actions=[SAVE], after_sha256="0" * 64)
+    out = StringIO()
+    list_changes(Recording(ActionTable(), (change,) * 1200), Console(file=out, width=width))
+    assert "1199" in out.getvalue()
 
 
 def test_a_screen_follows_the_cursor_to_any_place() -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -232,10 +232,44 @@ def test_misuse_is_named_with_its_fix(
     assert not Path("new").exists()
 
 
+def test_a_run_that_no_sequence_can_be_drawn_for_leaves_nothing_in_the_way_of_another_start(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path / "repository", *({"a": b"%d\n" % n} for n in range(8)))
+    recording, run = str(tmp_path / "r.jsonl"), str(tmp_path / "run")
+    shoal("record", str(repository), recording)
+    start = ["train", run, "--recording", recording, "--rows", "1", "--columns", "4", "--batch", "1", "--steps", "1"]
+    with pytest.raises(FbamError, match=r"its train part has \d+ frames, sequences need 999"):
+        shoal(*start, "--length", "999")
+    assert "step 1: loss" in shoal(*start, "--length", "4")
+
+
+def of_another_run(file: Path) -> None:
+    narrow = small_settings().model.model_copy(update={"width": 8})
+    torch.save(Trainer(small_settings(model=narrow), Frjt()).state(), file)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.write_bytes(b"junk\n"),
+        lambda file: file.write_bytes(b""),
+        lambda file: torch.save([1], file),
+        lambda file: torch.save({"steps_done": 1}, file),
+        of_another_run,
+    ],
+)
+def test_a_checkpoint_that_is_none_of_this_run_is_refused_by_name(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    run = RunDirectory(tmp_path)
+    write(run.checkpoint)
+    with pytest.raises(FbamError, match=r"checkpoint.pt is damaged, or another run's; remove it to begin at step 0"):
+        run.restore(Trainer(small_settings(), Frjt()))
+
+
 def test_a_damaged_checkpoint_and_unknown_settings_are_refused_by_name(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.checkpoint.write_bytes(b"PK\3\4 nonsense")
-    with pytest.raises(FbamError, match=r"checkpoint.pt is damaged; remove it to begin at step 0"):
+    with pytest.raises(FbamError, match=r"checkpoint.pt is damaged, or another run's; remove it to begin at step 0"):
         run.restore(Trainer(small_settings(), Frjt()))
     with pytest.raises(FbamError, match=r"settings.json: chess = 1: Extra inputs are not permitted"):
         parse_settings(json.dumps({**small_settings().model_dump(), "chess": 1}), "settings.json")

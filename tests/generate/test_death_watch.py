@@ -118,3 +118,24 @@ def test_each_call_has_its_own_time_and_between_calls_there_is_none(client: Clie
     time.sleep(3.2)
     assert not client.resources.engine_dead
     assert watch.late == ""
+
+
+def test_ranks_that_outlive_their_core_are_ended_before_the_next_engine_starts(client: Client) -> None:
+    """They hold their devices' memory, and those that wait in a collective do not see that their core is gone."""
+    rank = tree_of(client.resources.core.pid)[1]
+    os.kill(rank, signal.SIGSTOP)
+    watch = watch_for_death(client)
+    client.resources.core.kill()
+    client.resources.core.wait()
+    assert is_running(rank)
+    watch.end()
+    assert not is_running(rank)
+
+
+def test_a_later_process_of_the_same_number_is_left_alone(client: Client) -> None:
+    rank = tree_of(client.resources.core.pid)[1]
+    watch = watch_for_death(client)
+    watch._processes = dict.fromkeys(watch._processes, "began before")
+    watch.end()
+    assert is_running(rank)
+    assert is_running(client.resources.core.pid)

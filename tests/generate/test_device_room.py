@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.devices import Room
 from shoal.errors import ModelError
-from shoal.generate.vllm.device_room import CONTEXT, GIB, Needs, share_of, worker_needs
+from shoal.generate.vllm.device_room import CONTEXT, GIB, LOGIT_TENSORS, Needs, share_of, worker_needs
 from shoal.generate.vllm.start import VllmSettings, engine_args, hint
 from shoal.models.cache_size import Shape
 
@@ -90,6 +90,15 @@ def test_a_device_without_room_for_weights_and_one_answer_is_refused_before_anyt
         engine_args(model, settings(), Room(CARD, 16 * GIB))
 
 
+def test_states_that_wait_for_their_proofs_have_room(model: Path) -> None:
+    """A gigabyte and more where many answers of a wide model are generated at once."""
+    shape = Shape.read(model / "config.json")
+    assert shape is not None
+    few, many = (worker_needs(model, "bfloat16", "bfloat16", batch, 2048, 2048, 1) for batch in (1, 1025))
+    logits = LOGIT_TENSORS * 1024 * shape.vocab * 4
+    assert many.working - few.working - logits == 64 * 1024 * shape.hidden * 2
+
+
 def test_devices_that_share_a_model_each_hold_their_part(model: Path) -> None:
     one, four = (engine_args(model, settings(tensor_parallel=n), Room(CARD, CARD)) for n in (1, 4))
     assert four["kv_cache_memory_bytes"] == pytest.approx(one["kv_cache_memory_bytes"] / 4, rel=1e-3)
@@ -147,6 +156,10 @@ def test_vllm_is_never_told_of_more_than_is_free(
         ("ValueError: No available memory for the cache blocks.", "lower workers.max_batch"),
         ("ValueError: To serve one request 1 GiB KV cache is needed", "raise workers.kv_cache_gb"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "raise workers.tensor_parallel, lower workers.max_batch"),
+        (
+            "Value error, Total number of attention heads (28) must be divisible by tensor parallel size (8).",
+            "give workers.tensor_parallel",
+        ),
         ("Model architectures ['NobodysForCausalLM'] are not supported", 'set workers.engine = "torch"'),
     ],
 )

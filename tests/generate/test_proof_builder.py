@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import toploc
+from shoal.devices import META
 from shoal.errors import ModelError
-from shoal.generate.proof_builder import CHUNK, ProofBuilder
+from shoal.generate import proof_builder
+from shoal.generate.proof_builder import CHUNK, ProofBuilder, chunk_proofs
 
 
 def states_of(tokens: int, hidden: int, kind: str, seed: int) -> torch.Tensor:
@@ -64,3 +66,22 @@ def test_a_lost_state_is_an_error_and_never_a_shorter_proof() -> None:
         building.put(2, torch.ones(8).bfloat16())
     with pytest.raises(ModelError, match="an answer of 2 tokens, of which the states of 1 came"):
         building.proof(2)
+
+
+@given(
+    st.integers(0, 9),
+    st.integers(1, CHUNK),
+    st.integers(1, 90),
+    st.sampled_from(["few", "any"]),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_chunks_that_are_built_together_are_as_if_each_were_alone(
+    count: int, tokens: int, hidden: int, kind: str, seed: int, gpu: bool
+) -> None:
+    chunks = [states_of(tokens, hidden, kind, seed + number) for number in range(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof_builder, "AT_ONCE", 4 * tokens * hidden)
+        if gpu:  # which takes several at once
+            patch.setattr(proof_builder, "CPU", META)
+        assert chunk_proofs([list(chunk) for chunk in chunks]) == [toploc.build(chunk) for chunk in chunks]

@@ -63,6 +63,21 @@ def test_the_last_input_is_that_of_the_terminal_used_last(tmp_path: Path) -> Non
     assert machine(tmp_path, clock).input_s() == pytest.approx(30.0, abs=0.01)
 
 
+def test_a_clock_that_was_set_back_hides_neither_an_idle_machine_nor_one_that_is_used(tmp_path: Path) -> None:
+    wall, clock = Clock(), Clock()
+    watched = MachineState(lambda: 0.0, tmp_path, tmp_path / "dev", tmp_path, wall, clock, lambda _: "")
+    for name, at in (("tty1", wall.now), ("pts/0", wall.now - 7000)):
+        (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+        os.utime(tmp_path / "dev" / name, (at, at))
+    wall.now -= 3600
+    assert watched.input_s() == 0.0, "nobody knows when it was"
+    wall.now, clock.now = wall.now + 600, clock.now + 600
+    assert watched.input_s() == 600.0, "nobody has used it since"
+    os.utime(tmp_path / "dev" / "pts" / "0", (wall.now, wall.now))
+    assert watched.input_s() == 0.0
+
+
 def test_a_machine_without_terminals_tells_of_no_input(tmp_path: Path) -> None:
     assert machine(tmp_path, Clock()).input_s() is None
 

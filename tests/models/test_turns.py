@@ -37,6 +37,18 @@ def test_without_a_template_turns_are_plain_text(tiny_policy: Policy) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("form", "date"), [("%d %b %Y", "01 Jan 2026"), ("%Y-%m-%d", "2026-01-01"), ("%B %-d, %A", "January 1, Thursday")]
+)
+def test_a_template_that_asks_for_the_date_is_told_the_same_one_at_any_time(
+    tiny_policy: Policy, form: str, date: str
+) -> None:
+    """Or an honest worker in another time zone, or before midnight, would be blamed for its prompt."""
+    today = "\n{% macro day() %}{{ strftime_now('" + form + "') }}{% endmacro %}"
+    tiny_policy.tokenizer.chat_template = today + "{{ day() }}" + TEMPLATE
+    assert text_of(tiny_policy) == text_of(tiny_policy, prefill="[assistant]") == f"\n{date}[user]1 + 1?[assistant]"
+
+
 def test_a_template_that_takes_no_system_turn_is_an_error_that_names_it(tiny_policy: Policy) -> None:
     tiny_policy.tokenizer.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE

@@ -5,11 +5,14 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.coordinator.archive import HOME, STATE
 from shoal.coordinator.http.loopback import is_loopback_name
@@ -18,6 +21,7 @@ from shoal.page.app import HEADERS, MAX_STREAMS
 from shoal.page.data_routes import ELSEWHERE, NO_DATABASE
 from shoal.page.documents import MAX_WAITING
 from shoal.page.pages import LOOK_S, Pages
+from shoal.page.rollouts import steps_near
 from shoal.page.serve import serve_page
 from shoal.page.source import NO_CONFIG, RunFiles
 from shoal.rundir import RUN_FILE
@@ -118,6 +122,24 @@ def test_rollouts_are_counted_filtered_and_decoded(url: str) -> None:
     assert count > 0
 
 
+def test_a_step_whose_rollouts_are_gone_is_said_to_be_and_not_taken_for_another(url: str) -> None:
+    found = document(f"{url}/data/rollouts?step=4")
+    assert (found["step"], found["gone"]) == (9, 4)
+    assert document(f"{url}/data/rollouts?step=9")["gone"] is None
+    assert document(f"{url}/data/rollouts")["gone"] is None
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1, max_size=1200), st.data())
+def test_every_step_can_be_reached_from_every_other(steps: set[int], data: st.DataObject) -> None:
+    ordered = sorted(steps)
+    chosen = data.draw(st.sampled_from(ordered))
+    shown = steps_near(ordered, chosen)
+    at, place = ordered.index(chosen), shown.index(chosen)
+    assert shown[max(0, place - 1) : place + 2] == ordered[max(0, at - 1) : at + 2], "its neighbours"
+    assert ordered[-1] in shown
+    assert len(shown) <= 300
+
+
 def test_rollouts_whose_environment_nobody_plays_again_are_marked(tmp_path: Path) -> None:
     run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=16, answer_bytes=100)
     file, source = run / RUN_FILE, "spell_backward"
@@ -154,6 +176,8 @@ def test_verdicts_say_what_was_claimed_and_found_and_refuse_what_is_not_a_number
     assert one["finding"]["claimed"] == f"token 5 {HOSTILE[1]}"
     assert one["finding"]["found"].endswith("from [address]")
     assert document(f"{url}/data/verdicts?check=proofs")["found"] == 0
+    assert document(f"{url}/data/verdicts?check=Sampling")["found"] == 200
+    assert document(f"{url}/data/verdicts?check=%22%25")["found"] == 0, "what no check is called is no check's name"
     assert document(f"{url}/data/verdicts?node={address(7)}")["found"] == 1
     refused = get(f"{url}/data/verdicts?step=x1")
     assert (refused.status_code, refused.json()["error"]) == (422, "step = 'x1': must be a whole number")
@@ -265,6 +289,23 @@ def test_streams_are_bounded_and_a_closed_one_gives_its_place_back(run: Path, mo
         raise AssertionError("its place was not given back")
 
 
+def test_one_network_gets_half_of_the_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.page.app.MAX_STREAMS", 4)
+    monkeypatch.setattr("shoal.page.app.network_of", lambda scope: dict(scope["headers"])[b"x-from"].decode())
+    reading: list[Iterator[str]] = []
+    with serving_pages(run, public=True) as url, ExitStack() as held, httpx2.Client(trust_env=False) as client:
+
+        def opens(network: str) -> int:
+            stream = held.enter_context(client.stream("GET", f"{url}/events", headers={"X-From": network}))
+            if stream.status_code == 200:
+                reading.append(stream.iter_lines())  # a stream ends with what reads it
+                next(reading[-1])  # it is counted by now
+            return stream.status_code
+
+        assert [opens("192.0.2.1") for _ in range(3)] == [200, 200, 503]
+        assert [opens("127.0.0.1") for _ in range(3)] == [200, 200, 503], "this machine, until all are taken"
+
+
 def test_a_run_that_is_only_metrics_or_whose_database_is_broken_says_so_and_shows_the_rest(
     run: Path, tmp_path: Path
 ) -> None:
@@ -368,3 +409,38 @@ def test_files_are_followed_by_one_thread_however_many_documents_are_asked_for(r
     pages.files.refresh()
     assert pages.revision == (1, 1, 1), "nothing was written, so nothing is news"
     assert threading.active_count() == before
+
+
+def test_a_document_that_fails_unexpectedly_is_an_answer_with_the_policy_and_says_nothing_of_why(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> dict[str, object]:
+        raise RuntimeError("/home/owner/secret")
+
+    monkeypatch.setattr("shoal.page.data_routes.run_document", fails)
+    with serving_pages(run) as url:
+        answer = get(f"{url}/data/run")
+        assert (answer.status_code, list(answer.json())) == (500, ["error"])
+        assert "secret" not in answer.text
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+        assert get(f"{url}/data/join").status_code == 200
+
+
+def test_files_are_followed_on_after_a_look_that_failed_unexpectedly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=128, answer_bytes=100)
+    looks: list[int] = []
+    refresh = RunFiles.refresh
+
+    def first_fails(files: RunFiles) -> None:
+        looks.append(1)
+        if len(looks) == 2:  # the first one opens the run
+            raise OverflowError("int too large to convert to float")
+        refresh(files)
+
+    monkeypatch.setattr(RunFiles, "refresh", first_fails)
+    with serving_pages(run) as url:
+        until(lambda: len(looks) > 2)
+        append_step(run, 3)
+        until(lambda: document(f"{url}/data/run")["done"] == 4)

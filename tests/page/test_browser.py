@@ -140,3 +140,36 @@ def test_filters_are_in_the_address_and_a_bar_of_the_histogram_is_one(browser: B
         page.open(f"{large_pages}/swarm?state=banned&search=node-5", "document.querySelector('tbody tr')")
         assert set(page.run("[...document.querySelectorAll('tbody .badge')].map(b => b.textContent)")) == {"banned"}
         assert_clean(page, large_pages)
+
+
+def test_a_page_that_was_refused_its_news_asks_again(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser itself tries again only where the line broke, and never after an answer such as 503."""
+    run = write_large_run(tmp_path / "run", steps=5, node_count=3, samples=128, answer_bytes=100)
+    monkeypatch.setattr("shoal.page.app.MAX_STREAMS", 0)
+    with serving_pages(run) as url, opened(browser) as page:
+        page.open(url, "/page server away, trying again/.test(document.body.innerText)")
+        monkeypatch.setattr("shoal.page.app.MAX_STREAMS", 256)
+        page.until("document.querySelector('.run-name') && !/server away/.test(document.body.innerText)", 60.0)
+
+
+def test_a_page_that_the_browser_kept_hears_of_news_when_it_is_shown_again(browser: Browser, tmp_path: Path) -> None:
+    run = write_large_run(tmp_path / "run", steps=5, node_count=3, samples=128, answer_bytes=100)
+    with serving_pages(run) as url, opened(browser) as page:
+        page.open(url, "document.querySelectorAll('.uplot canvas').length >= 8")
+        for kind in ("pagehide", "pageshow"):  # as when somebody leaves the page and comes back
+            page.run(f"dispatchEvent(new PageTransitionEvent('{kind}', {{ persisted: true }}))")
+        append_step(run, 5)
+        page.until("/of step 5/.test(document.body.innerText)", 60.0)
+        assert_clean(page, url)
+
+
+def test_times_and_amounts_are_rounded_before_they_are_split_into_units(browser: Browser, large_pages: str) -> None:
+    def shown(expression: str) -> object:
+        return page.run(f"import('/static/format.js').then(({{ duration, compact }}) => {expression})")
+
+    with opened(browser) as page:
+        page.open(f"{large_pages}/join", PAGES["join"][1])
+        assert shown("[9.96, 59.6, 119.7, 3599.6].map(duration)") == ["10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min"]
+        assert shown("[9999, 999949, 999950, 999995000].map(compact)") == ["9,999", "999.9 k", "1.00 M", "1.00 G"]

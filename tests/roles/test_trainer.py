@@ -237,10 +237,12 @@ def test_non_finite_steps_are_skipped_said_and_end_the_run_after_a_few(
     assert "(1 in a row, the run stops at 2)" in notes(run)
 
 
+@pytest.mark.parametrize("checkpoint_every", [1, 5])
 def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at_once(
-    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_every: int
 ) -> None:
-    config = make_config(tiny_dir, steps=6, async_level=3, train={"max_bad_steps": 2})
+    changes = {"max_bad_steps": 2, "checkpoint_every": checkpoint_every}
+    config = make_config(tiny_dir, steps=6, async_level=3, keep={"versions": 9}, train=changes)
     run = make_run(tmp_path / "run", config)
     prefilled(run, make_worker(run))
     monkeypatch.setattr("shoal.train.learner.load", load_poisoned)
@@ -251,12 +253,14 @@ def test_bad_steps_are_counted_across_a_restart_and_a_diverged_run_is_refused_at
     assert len(steps_of(run)) == 2
 
 
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_a_run_that_shows_warning_signs_names_them_stops_and_is_refused_until_its_config_says_otherwise(
-    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_every: int
 ) -> None:
     def config(stop: int) -> RunConfig:
         watch = {"window": 2, "skip": 0, "grad_norm": 1.0001, "stop": stop}
-        return make_config(tiny_dir, steps=8, async_level=7, keep={"versions": 12}, train={"watch": watch})
+        train = {"watch": watch, "checkpoint_every": checkpoint_every}
+        return make_config(tiny_dir, steps=8, async_level=7, keep={"versions": 12}, train=train)
 
     run = make_run(tmp_path / "run", config(stop=1))
     prefilled(run, make_worker(run))

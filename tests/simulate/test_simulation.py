@@ -165,6 +165,9 @@ def test_with_the_papers_inputs_all_times_are_within_a_tenth_of_the_papers() -> 
         (Chosen(churn=-1.0), "--churn -1"),
         (Chosen(uplink=0.0), "--uplink 0"),
         (Chosen(relays=65), "--relays 65"),
+        (Chosen(trainer_gpus=0), "--trainer-gpus 0"),
+        (Chosen(trainer_gpus=-1), "--trainer-gpus -1"),
+        (Chosen(seed=-1), "--seed -1"),
         (Chosen(versions="half"), "--versions half"),  # type: ignore[arg-type]
     ],
 )
@@ -173,6 +176,23 @@ def test_what_cannot_be_simulated_is_refused_by_its_flag(chosen: Chosen, says: s
         check_chosen(chosen)
     with pytest.raises(ConfigError, match="--model 9b: unknown; give one of 7b"):
         model_named("9b")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 4}])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer_steps", [1, 2])
+def test_a_trained_token_costs_the_passes_of_matrices_that_a_plan_counts(
+    lora: dict[str, int] | None, kl_coef: float, optimizer_steps: int
+) -> None:
+    from shoal.plan.assumptions import assumptions
+    from shoal.plan.step_time import training_passes
+
+    train = {"lora": lora, "loss": {"kl_coef": kl_coef}, "optimizer_steps": optimizer_steps}
+    config, model = make_config(model={"source": "tiny", "dtype": "bfloat16"}, train=train), model_named("7b")
+    assumed = assumptions(config)
+    token_s = inputs_of(config, assumed, Chosen(nodes=2), model).training.token_s
+    pass_s = 2 * model.parameters / (assumed.trainer.flops * assumed.train_use)
+    assert token_s == pytest.approx(training_passes(config).matrices * pass_s)
 
 
 def test_a_larger_model_needs_more_devices_and_more_bytes() -> None:

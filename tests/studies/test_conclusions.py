@@ -47,7 +47,8 @@ def found_of(name: str, seeds: int, differing: Mapping[str, Mapping[str, Any]] |
     }
 
 
-def claims_of(name: str, differing: Mapping[str, Mapping[str, Any]], seeds: int = 4) -> list[Claim]:
+def claims_of(name: str, differing: Mapping[str, Mapping[str, Any]], seeds: int = 8) -> list[Claim]:
+    """Of as many seeds as decide something although they are all equal."""
     return list(STUDIES[name].conclude(found_of(name, seeds, differing)).claims)
 
 

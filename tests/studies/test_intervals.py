@@ -32,6 +32,18 @@ def test_a_single_seed_decides_nothing() -> None:
     assert Claim("x", "y", mean_of([5.0]), lower=0.0).outcome == "undecided"
 
 
+@pytest.mark.parametrize(("confidence", "seeds"), [(0.95, 6), (0.975, 7), (shared_confidence(4), 8)])
+def test_a_few_runs_that_are_all_equal_decide_nothing_though_their_interval_has_no_width(
+    confidence: float, seeds: int
+) -> None:
+    """Two runs without a sign before their collapse do not show, with 95 % confidence, that there never is one."""
+    for few, many in ((2, seeds), (seeds - 1, seeds + 5)):
+        assert Claim("x", "y", mean_of([0.0] * few, confidence), lower=5.0).outcome == "undecided"
+        assert Claim("x", "y", mean_of([0.0] * many, confidence), lower=5.0).outcome == "did not hold"
+        assert Claim("x", "y", mean_of([9.0] * few, confidence), lower=5.0).outcome == "undecided"
+        assert Claim("x", "y", mean_of([9.0] * many, confidence), lower=5.0).outcome == "held"
+
+
 def test_a_value_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="nan"):
         mean_of([0.5, math.nan])

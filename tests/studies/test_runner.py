@@ -30,7 +30,7 @@ FULL = Size(steps=10, seeds=3, groups=1, heldout=4, every=5)
 
 
 class Coins:
-    """A study without training: side b has 0.1 more than side a, whatever the seed."""
+    """A study without training: side b has about 0.1 more than side a, whatever the seed."""
 
     name = "clip"  # one that the page of findings knows
     summary = "coins"
@@ -52,7 +52,7 @@ class Coins:
         if len(self.done) == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.done.append((job.setting.name, job.seed, job.size.steps))
-        final = job.seed + 0.1 * (job.setting.name == "b")
+        final = job.seed + (0.1 + 0.001 * (job.seed - 2)) * (job.setting.name == "b")
         return {"final": final, "curve": [{"step": 0, "reward": 0.5}], "config": self._config}
 
     def conclude(self, found: Found) -> Conclusion:
@@ -167,7 +167,7 @@ def test_the_page_of_findings_holds_what_the_json_says_and_no_more(tmp_path: Pat
     text = file.read_text()
     assert "written by hand" not in text
     assert text.count("Not run yet.") == len(STUDIES) - 1
-    assert "| b is better | held | +0.100 [+0.100, +0.100] | 95 % | 3 | at least 0 | difference |" in text
+    assert "| b is better | held | +0.100 [+0.098, +0.102] | 95 % | 3 | at least 0 | difference |" in text
     fill_findings(file, [])
     assert file.read_text() == text
 

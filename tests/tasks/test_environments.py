@@ -295,6 +295,37 @@ def test_what_floods_is_cut_at_the_runs_limit(scorer: Scorer) -> None:
     assert played.observations[0].text == "x" * 50
 
 
+ELSEWHERE = """
+import locale, os, sys, time
+
+def reset(seed):
+    return {"prompt": f"{seed}: {place()}"}
+
+def step(state, action):
+    return place()
+
+def score(state):
+    return 0.0
+
+def place():
+    return f"{locale.setlocale(locale.LC_ALL, '')} {os.environ.get('TZ')} {time.localtime(0)[3]} {sys.flags.utf8_mode}"
+"""
+
+
+def test_what_an_environment_says_depends_on_no_machines_language_or_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LC_ALL": "POSIX", "LANG": "de_DE", "TZ": "Asia/Tokyo"}.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "elsewhere.py"
+    path.write_text(ELSEWHERE)
+    with Scorer([TaskConfig(source=f"environment/{path}")], turns=TurnsConfig(seconds=60.0)) as scorer:
+        task = scorer.tasks.task("train", 0)
+        said = scorer.play("train", task, ["where?"]).result(120).observations[0].text
+    assert said == "C.UTF-8 UTC 0 1"
+    assert task.prompt.endswith(said)
+
+
 def test_environments_that_wait_do_so_side_by_side(own: TaskConfig) -> None:
     """Each waits until all are there."""
     with Scorer([own], turns=TurnsConfig(seconds=60.0)) as scorer:
@@ -364,6 +395,11 @@ def test_text_that_takes_most_bytes_is_told_in_one_reply(tmp_path: Path) -> None
         ("Score(None, 'x' * 1500)", None, "x" * 500),
         ("Score(1.0, 'a note')", 1.0, ""),
         ("Score(None, chr(0xd800))", None, "?"),
+        ("Score(Fraction(1, 2))", 0.5, ""),
+        ("Score(1.0, parts={'a': None})", None, "'NoneType'"),
+        ("Score('much')", None, "'much'"),
+        ("exit(3)", None, "raised SystemExit: 3"),
+        ("float(input() or 1)", None, "raised EOFError: EOF when reading a line"),
     ],
 )
 def test_a_score_of_an_environment_is_one_that_a_file_may_hold(
@@ -372,14 +408,42 @@ def test_a_score_of_an_environment_is_one_that_a_file_may_hold(
     """An honest worker would be blamed for the form of its file."""
     path = tmp_path / "scoring.py"
     path.write_text(
-        OWN.replace('return float(state["won"])', f"return {said}") + "\nfrom shoal.tasks.source import Score"
+        OWN.replace('return float(state["won"])', f"return {said}")
+        + "\nfrom fractions import Fraction\nfrom shoal.tasks.source import Score"
     )
     with Scorer([TaskConfig(source=f"environment/{path}")]) as scorer:
-        found = scorer.play("train", scorer.tasks.task("train", 0), ["0"], score=True).result(60).score
-    assert found is not None
+        played = scorer.play("train", scorer.tasks.task("train", 0), ["0"], score=True).result(60)
+    found = played.score or Score(None, played.error)
     assert found.reward == reward
     assert found.error.endswith(error)
     assert bool(found.error) == (reward is None)
+
+
+@pytest.mark.parametrize("deed", ["raise SystemExit", "exit()", "raise GeneratorExit"])
+def test_a_step_that_leaves_its_program_ends_its_episode_at_once(tmp_path: Path, deed: str) -> None:
+    """Or the thread that plays it would end without a word, and others would be played again with it."""
+    path = tmp_path / "leaving.py"
+    path.write_text(OWN.replace('raise RuntimeError("broken")', deed))
+    source = build_source([TaskConfig(source=f"environment/{path}")])
+    played = LocalHost(source).play("train", source.task("train", 0), ["raise"]).result()
+    assert "Exit" in played.error
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [('{"prompt": f"{seed}" + chr(0xd800)}', "surrogate"), ('{"prompt": f"{seed}", "system": 3}', "system = 3")],
+)
+def test_what_no_tokenizer_takes_is_refused_by_name_when_it_is_asked(tmp_path: Path, state: str, match: str) -> None:
+    path = tmp_path / "asking.py"
+    path.write_text(CHANCE.replace("{asks}", f"return {state}"))
+    with pytest.raises(TaskError, match=match):
+        build_source([TaskConfig(source=f"environment/{path}")]).task("train", 0)
+
+
+def test_a_system_turn_of_none_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "asking_alone.py"
+    path.write_text(CHANCE.replace("{asks}", 'return {"prompt": f"{seed}", "system": None}'))
+    assert build_source([TaskConfig(source=f"environment/{path}")]).task("train", 0).system == ""
 
 
 def test_parts_that_have_a_name_of_our_own_are_renamed() -> None:
@@ -436,6 +500,7 @@ def test_one_that_is_not_deterministic_is_taken_only_on_trust(tmp_path: Path) ->
         ({"source": "environment/chess"}, "built in are calculator"),
         ({"source": "environment/maze", "reward": "math"}, "scores its episodes itself"),
         ({"source": "environment/maze", "unverified": "accept"}, "it is deterministic, so validators play its"),
+        ({"source": "reasoning-gym/spell_backward", "unverified": "accept"}, "it is no environment, so validators sc"),
     ],
 )
 def test_a_line_that_cannot_be_an_environment_is_refused_by_name(line: dict[str, str], said: str) -> None:

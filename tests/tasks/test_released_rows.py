@@ -1,5 +1,6 @@
 """Tasks in the format that INTELLECT-2's were released in: read as they are, judged row by row, filtered by a rate."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,18 @@ def test_a_solve_rate_says_which_rows_are_trained_on_and_leaves_held_out_ones(tm
 
 
 @pytest.mark.usefixtures("_sandbox")
+def test_rates_of_a_csv_file_are_text_that_says_a_number(tmp_path: Path) -> None:
+    rows = [math_row(n, n, split="train") for n in range(10)] + [math_row(11, 11, split="train", **{RATE: "NaN"})]
+    with (tmp_path / "released.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    wanted = SolveRateConfig(column=RATE, min=0.2, max=0.6)
+    source = build_source([TaskConfig(source=f"file/{file.name}", reward="row", solve_rate=wanted)])
+    assert [task.entry[RATE] for task in tasks_of(source)] == ["0.2", "0.3", "0.4", "0.5", "0.6"]
+
+
+@pytest.mark.usefixtures("_sandbox")
 def test_a_rate_that_is_not_there_or_keeps_nothing_is_named(tmp_path: Path) -> None:
     rows = [math_row(n, n, split="train") for n in range(5)]
     with pytest.raises(TaskError, match=f"no row has 'solve_rate_x', .* columns like it: {RATE}"):
@@ -146,6 +159,16 @@ def test_a_rate_that_is_not_there_or_keeps_nothing_is_named(tmp_path: Path) -> N
         ({"verification_info": "{}"}, "row 0: verification_info has no ground_truth: {}"),
         ({"task_type": "prime_rl_code"}, "row 0: verification_info has no test_cases with inputs and outputs"),
         ({"prompt": [{"role": "assistant", "content": "a"}]}, "row 0: prompt .* is neither text nor a user turn"),
+        ({"verification_info": '{"ground_truth": [null]}'}, "row 0: ground_truth None is neither text nor a number"),
+        ({"verification_info": '{"ground_truth": ["1", ["2"]]}'}, r"row 0: ground_truth \['2'\] is neither text nor"),
+        ({"verification_info": '{"ground_truth": {}}'}, "row 0: ground_truth {} is neither text nor a number"),
+        ({"verification_info": '{"ground_truth": true}'}, "row 0: ground_truth True is neither text nor a number"),
+        ({"verification_info": '{"ground_truth": NaN}'}, "row 0: ground_truth nan is neither text nor a number"),
+        ({"verification_info": '{"ground_truth": "\\ud800"}'}, "row 0: verification_info holds .* not valid JSON"),
+        ({"verification_info": json.dumps('{"ground_truth": 1}')}, "row 0: verification_info .* is not a JSON object"),
+        ({"verification_info": "[" * 100_000}, "row 0: verification_info holds .* not valid JSON"),
+        ({"verification_info": None}, "row 0 has no 'verification_info', which tasks of INTELLECT-2's format have"),
+        ({"prompt": None, "task_type": None}, "row 0 has no 'prompt' and no 'task_type', which tasks of INTELLECT-2's"),
     ],
 )
 def test_a_row_that_cannot_be_asked_or_judged_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

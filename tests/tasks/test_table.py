@@ -123,10 +123,14 @@ def test_a_table_that_does_not_fit_is_named(
 
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
+    (tmp_path / "latin.jsonl").write_bytes('{"question": "größe"}\n'.encode("latin-1"))
+    (tmp_path / "latin.json").write_bytes('[{"question": "größe"}]'.encode("latin-1"))
     (tmp_path / "bad.parquet").write_text("x")
     (tmp_path / "bad.csv").write_text('problem,solution\n"1" 2,3\n')
     for name, says in [
         ("none.jsonl", r"cannot be read \(No such file"),
+        ("latin.jsonl", r"is not UTF-8 text \(.*\); convert it"),
+        ("latin.json", r"is not UTF-8 text \(.*\); convert it"),
         ("bad.jsonl", r"line 2 is not a JSON object but '\[1\]'"),
         ("bad.parquet", "is not a valid Parquet file"),
         ("bad.csv", "is not a valid CSV file"),

@@ -1,6 +1,7 @@
 """Memory and time run out on one machine and not on another: the episode is void, and neither side is blamed for it."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,14 @@ from shoal.generate.submission_builder import Maker
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding, is_blame
 from shoal.tasks.build import build_source
+from shoal.tasks.environments.environment import Played
+from shoal.tasks.environments.source import LocalHost
 from shoal.tasks.isolation import sandbox
 from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.tasks.source import InProcess, Judge
+from shoal.tasks.source import InProcess, Judge, Split, Task, TaskSource
+from shoal.validate.checks.episodes import differ_by_rounding
+from shoal.validate.checks.own_scores import OwnScores
 from tests.support.episode_world import CALCULATOR, VERSION, EpisodeWorld, episode_world, lease_of
 
 LIMITS = TurnsConfig(max=3, tokens=90, seconds=60.0)
@@ -52,6 +57,33 @@ def score(state):
 
 def solve(state):
     return "end"
+"""
+AVERAGING = """
+def reset(seed, numbers=(0.1, 0.2, 0.3)):
+    return {"prompt": f"what {seed % 9973}?", "numbers": numbers}
+
+def step(state, action):
+    return None if action == "end" else f"in all {sum(state['numbers'])!r} of 3"
+
+def score(state):
+    return 1.0
+"""
+# What it draws depends on the episodes that are played beside this one: a worker plays them turn by turn.
+SHARING = """
+import random
+
+def reset(seed):
+    random.seed(seed)
+    return {"prompt": f"what {seed % 9973}?", "turns": 0}
+
+def step(state, action):
+    state["turns"] += 1
+    drawn = random.randint(1000, 9999)
+    state["won"] = drawn % 2
+    return str(drawn) if state["turns"] < 3 else None
+
+def score(state):
+    return SCORE
 """
 HUNGRY = "x = bytearray(200 << 20)\nprint(len(x))"
 FRUGAL = {"memory_mb": 64}
@@ -126,6 +158,79 @@ def test_a_failure_for_both_sides_is_void_for_both(world: EpisodeWorld, file: Pa
         handed_in = submission(world, failing, "go", "end")
         assert judged(world, failing, handed_in) is None
     assert all(sample.reward is None and sample.advantage == 0.0 for sample in handed_in.rollouts)
+
+
+class InTurns:
+    """Plays all episodes in one process, and keeps those that go on."""
+
+    def __init__(self, source: TaskSource) -> None:
+        self._host, self.scores = LocalHost(source), InProcess(source).scores
+
+    def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
+        return self._host.play(split, task, actions, **how)
+
+
+@pytest.mark.parametrize("score", ["1.0", "float(random.random())"])
+def test_an_environment_whose_episodes_share_their_chance_blames_nobody(tmp_path: Path, score: str) -> None:
+    """Played as a whole, as validators do, it is the same each time."""
+    path = tmp_path / f"sharing_{score[:3]}.py"
+    path.write_text(SHARING.replace("SCORE", score))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    honest = submission(world, InTurns(world.tasks), "go", "go")
+    finding = judged(world, InTurns(world.tasks), honest)
+    assert finding is not None
+    assert not is_blame(finding), str(finding)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "own", "is_rounding"),
+    [
+        ("-0.0", "0.0", True),
+        ("1.2246467991473532e-16", "0.0", True),
+        ("x 1e-17 y 2.5", "x 0.0 y 2.5000001", True),
+        ("0.5", "-0.5", False),
+        ("a 2.5", "b 2.5000001", False),
+        ("2.5", "2.5 2.5", False),
+        ("25", "26", False),
+        ("0.3", "0.3", False),
+    ],
+)
+def test_rounding_changes_last_digits_alone(claimed: str, own: str, is_rounding: bool) -> None:
+    assert differ_by_rounding(claimed, own) == is_rounding
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_a_lie"), [([0.3, 0.2, 0.1], False), ([0.1, 0.2, 0.31], True), ([1, 2, 3], True)]
+)
+def test_the_last_digits_of_a_fraction_are_blamed_on_nobody(
+    tmp_path: Path, numbers: list[float], is_a_lie: bool
+) -> None:
+    path = tmp_path / "averaging.py"
+    path.write_text(AVERAGING)
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    other = build_source([TaskConfig(source=f"environment/{path}", options={"numbers": numbers})])
+    finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go", "end"))
+    assert finding is not None
+    assert finding.sample == 0
+    assert is_blame(finding) == is_a_lie, str(finding)
+
+
+def test_an_environment_that_has_played_otherwise_once_is_blamed_on_nobody_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that draws lots seldom plays the same again for a while, and may not have done so for its worker."""
+    path = tmp_path / "sharing_still.py"
+    path.write_text(SHARING.replace("SCORE", "1.0"))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    honest = submission(world, InTurns(world.tasks), "go", "go")
+    monkeypatch.setattr(OwnScores, "_turn_by_turn", lambda *_: iter(()))
+    assert is_blame(judged(world, InTurns(world.tasks), honest)), "it plays the same again here"
+    monkeypatch.undo()
+    checks = replace(world.checks, judge=InTurns(world.tasks))
+    assert not is_blame(checks.rewards(honest))
+    monkeypatch.setattr(OwnScores, "_turn_by_turn", lambda *_: iter(()))
+    assert checks.rewards(honest) is not None
+    assert not is_blame(checks.rewards(honest))
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,11 @@ from shoal.models.load import Policy
 from shoal.protocol.rollout import Rollout
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import is_blame
-from shoal.validate import vllm_states
+from shoal.validate import vllm_process, vllm_states
 from shoal.validate.numerics.account import BAN_NATS
 from shoal.validate.numerics.judge import Weighed
 from shoal.validate.recompute import StatesOf, replay
+from shoal.validate.vllm_process import ANSWER_S, START_S, VllmProcess
 from shoal.validate.vllm_states import MAX_DEATHS, StatesJob, VllmStates, on_device, vllm_for
 from tests.support.coordinator_in_process import make_config
 from tests.support.model_and_checks import VERSIONS, World, build_world, lease_of
@@ -227,6 +228,26 @@ def test_without_reloads_earlier_versions_are_torchs_and_cost_no_start(home: Hom
             computed.append(engine.states(honest.rollouts) is not None)
     assert computed == [True, True, False, True, False, True]
     assert home.noted("starts") == ["v1", "v2"]
+
+
+def test_a_large_version_has_time_to_be_read(home: Home, honest: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
+    """65 GB from a disk of 200 MB/s take more than five minutes."""
+    home.is_("reloads")
+    given, ask = list[float](), vllm_process.VllmProcess.ask
+
+    def noted(self: VllmProcess, request: dict[str, object], seconds: float = ANSWER_S) -> object:
+        given.append(seconds)
+        return ask(self, request, seconds)
+
+    monkeypatch.setattr(vllm_process.VllmProcess, "ask", noted)
+    with VllmStates(home.program, JOB) as engine:
+        for number in (1, 2):
+            _, folder = home.version(number)
+            with (folder / "model.safetensors").open("wb") as file:
+                file.truncate(65 * 10**9)
+            engine.use(number, folder)
+            engine.states(honest.rollouts)
+    assert given == [START_S + 3250, ANSWER_S, ANSWER_S + 3250, ANSWER_S]
 
 
 def test_a_version_that_no_states_are_asked_of_is_not_loaded(home: Home, honest: Submission) -> None:

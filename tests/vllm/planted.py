@@ -24,8 +24,8 @@ class PlantedExtension(WorkerExtension):
         """What is loaded from now on keeps this matrix of the version in `folder`; an empty name ends it."""
         stale = {name: read_weights(Path(folder), dtype)[name]} if name else {}
 
-        def reload(runner: Any, weights: Mapping[str, Tensor]) -> None:
-            _RELOAD(runner, {**weights, **stale})
+        def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
+            _RELOAD(worker, {**weights, **stale})
 
         setattr(worker_extension, "reload", reload)  # noqa: B010  not exported
 

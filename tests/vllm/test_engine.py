@@ -310,6 +310,11 @@ def start_with(folder: Path, **changes: Any) -> None:
     ).close()
 
 
+def test_a_vllm_of_the_cpu_does_not_pretend_to_be_a_gpu(tiny: Path) -> None:
+    with pytest.raises(ModelError, match=r"version 0: this vLLM computes on cpu, and the worker on a CUDA device"):
+        start_with(tiny, cuda=True)
+
+
 def test_a_cache_that_has_no_room_for_one_answer_is_an_error_that_says_what_to_change(tiny: Path) -> None:
     with pytest.raises(ModelError, match=r"version 0: vLLM does not start with it: .*; .*workers.kv_cache_gb"):
         start_with(tiny, kv_cache_gb=1e-5)

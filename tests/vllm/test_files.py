@@ -1,5 +1,7 @@
 """Files that were generated with vLLM pass the unchanged validator; a worker with stale weights takes no lease."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm has it
 from shoal.config import LoraConfig
 from shoal.errors import ModelError
 from shoal.generate.submission_builder import Maker
+from shoal.generate.vllm.death_watch import beginning
 from shoal.generate.vllm.engine import VllmEngine
 from shoal.models.adapter_files import Merged, write_adapter
 from shoal.models.base import write_base_version
@@ -138,6 +141,20 @@ def test_one_stale_matrix_is_refused_on_two_devices(two_devices: VllmEngine, tmp
     finally:
         two_devices._engine.collective_rpc("plant_stale_matrix", args=("", "", ""))
         two_devices.load(after, "version 1")
+
+
+def test_ranks_that_outlive_a_killed_core_are_gone_when_the_next_one_starts(two_devices: VllmEngine) -> None:
+    """As those do that wait in a collective; on a GPU they hold the memory that the next engine needs."""
+    world = build_world("long", "bfloat16", group_size=8)
+    before = dict(two_devices._watch._processes)
+    core = int(two_devices._engine.engine_core.resources.engine_manager.processes[0].pid)
+    ranks = [pid for pid in before if pid != core]
+    assert len(ranks) >= 2
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    os.kill(core, signal.SIGKILL)
+    assert rejected(world, two_devices, 1) == []
+    assert not any(beginning(pid) == began for pid, began in before.items())
 
 
 def test_a_stale_head_is_refused_by_the_worker_itself(

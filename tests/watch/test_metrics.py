@@ -124,7 +124,7 @@ def test_a_tail_gives_each_entry_once_and_waits_until_a_line_is_whole(tmp_path: 
     assert [entry["event"] for entry in tail.new()] == ["c"]
 
 
-@pytest.mark.parametrize("value", [None, "0.5", float("nan"), [1.0]])
+@pytest.mark.parametrize("value", [None, "0.5", float("nan"), [1.0], 10**400])
 def test_what_is_no_finite_number_reads_as_none(value: object) -> None:
     assert number({"reward": value}, "reward") is None
     assert number({}, "reward") is None

@@ -21,6 +21,10 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a tra
 RecordingPath = Annotated[Path, typer.Argument(metavar="RECORDING", help="A file of `shoal fbam record`.")]
 Rows = Annotated[int, typer.Option(min=1, max=512, help="Rows of the screen.")]
 Columns = Annotated[int, typer.Option(min=1, max=512, help="Columns of the screen.")]
+ShownRows = Annotated[int | None, typer.Option(min=1, max=512, help="Rows; default: 24, if the terminal has room.")]
+ShownColumns = Annotated[
+    int | None, typer.Option(min=1, max=512, help="Columns; default: 80, if the terminal has room.")
+]
 # Flags that have the names of settings.
 MODEL_FLAGS = ("integrator", "layers", "width", "head_width")
 TRAIN_FLAGS = ("steps", "batch", "chunk", "method", "lr", "seed", "checkpoint_every")
@@ -87,7 +91,7 @@ def train(context: typer.Context, run: RunPath, new: NewRun) -> None:
 
     For example: shoal fbam train runs/frjt --task frjt
     """
-    from shoal.fbam.training.run_directory import RunDirectory
+    from shoal.fbam.training.run_directory import RunDirectory, check_source
     from shoal.fbam.training.train_run import train_run
 
     directory = RunDirectory(run)
@@ -100,7 +104,9 @@ def train(context: typer.Context, run: RunPath, new: NewRun) -> None:
         else:
             why = "all its sequences have --length frames"
             refuse_flags(context, "fbam train --recording", ("curriculum",), why)
-        directory.create(new.settings())
+        settings = new.settings()
+        check_source(settings)  # settings that nothing can be trained with would have to be removed by hand
+        directory.create(settings)
     report = train_run(run, console)
     if report is None:
         console.print(f"{run}: all steps were made before", markup=False, highlight=False, soft_wrap=True)
@@ -163,15 +169,14 @@ def show(
     change: Annotated[int | None, typer.Option(help="Change to watch; without it they are listed.")] = None,
     at: Annotated[int | None, typer.Option(min=0, help="Print this frame alone.")] = None,
     speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Frames per second.")] = 10.0,
-    rows: Rows = 24,
-    columns: Columns = 80,
+    rows: ShownRows = None,
+    columns: ShownColumns = None,
 ) -> None:
     """Watch a recording in the terminal."""
-    from shoal.fbam.frames import FrameShape
     from shoal.fbam.recording import read_recording
-    from shoal.fbam.recording.terminal import list_changes, play, print_frame
+    from shoal.fbam.recording.terminal import list_changes, play, print_frame, shape_for
 
-    shape = FrameShape(rows=rows, columns=columns)
+    shape = shape_for(console, rows, columns)
     recorded = read_recording(recording)
     if change is None:
         list_changes(recorded, console)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from shoal.crypto.signed_request import WINDOW_S
 from shoal.doctor.facts import Facts, Torch
+from shoal.generate.vllm.release import RELEASE, is_known
 
 Status = Literal["ok", "note", "warning", "failed"]
 GIB = 1 << 30
@@ -163,6 +164,9 @@ def check_vllm(facts: Facts) -> Check:
     if has_gpu and vllm.platform == "cpu":
         fix = f"pip uninstall {vllm.package}; pip install 'shoal-rl[vllm]'"
         return Check("vLLM", "failed", f"{found} is built for CPUs, and a worker would use it on the GPU", fix)
+    if not is_known(vllm.version):
+        fix = f"workers know {RELEASE}: pip install '{vllm.package}=={RELEASE}.*'"
+        return Check("vLLM", "failed" if has_gpu else "warning", f"{found}, on {vllm.platform}", fix)
     return Check("vLLM", "ok", f"{found}, on {vllm.platform}")
 
 

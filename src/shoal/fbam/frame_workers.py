@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from shoal.errors import FbamError
 from shoal.fbam.action_model import ActionModel
 from shoal.fbam.frames import IGNORED, Stream
+from shoal.fbam.gradient import count_scored
 from shoal.text import one_line
 
 Gradients = Mapping[str, Tensor]
@@ -142,6 +143,9 @@ def gradient_with_workers(
     auditor: Auditor,
 ) -> float:
     """Adds the gradient of the stream's mean loss to `.grad` and returns the loss; workers take spans in turns."""
+    if not workers or span < 1:
+        raise FbamError(f"frame workers: {len(workers)} of them, spans of {span} frames: both must be at least 1")
+    count_scored(stream, [(0, stream.length)])
     leases = [
         (number % len(workers), SpanLease(recording, version, begin, min(begin + span, stream.length)))
         for number, begin in enumerate(range(0, stream.length, span))
@@ -160,6 +164,12 @@ def gradient_with_workers(
     loss = cross_entropy(logits_BTA.flatten(0, 1), targets, ignore_index=IGNORED)
     loss.backward()
     assert embeddings_BTD.grad is not None
+    if not bool(embeddings_BTD.grad.isfinite().all()):
+        # Handed on, it would make answers of honest workers look like lies.
+        raise FbamError(
+            f"frame workers: version {version}: loss {float(loss.detach())} has a gradient that is not finite, "
+            "and no worker is to blame; go back to an earlier version and use a smaller learning rate"
+        )
     for worker, lease in leases:
         gradient_BTD = embeddings_BTD.grad[:, lease.begin : lease.end]
         answer = workers[worker].backpropagate(lease, gradient_BTD)

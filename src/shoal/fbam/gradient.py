@@ -33,7 +33,7 @@ class Loss:
 def streamed_gradient(model: ActionModel, stream: Stream, chunk: int) -> Loss:
     """Adds the exact gradient of the stream's mean loss to `.grad`; peak memory is that of `chunk` frames."""
     spans = _spans(stream, chunk)
-    scored = _count_scored(stream, spans)
+    scored = count_scored(stream, spans)
     states = _states_before(model, stream, spans)
     parts: list[tuple[float, int]] = []
     after_gradient: Sequence[Tensor | None] | None = None
@@ -56,7 +56,7 @@ def full_gradient(model: ActionModel, stream: Stream) -> Loss:
 def truncated_gradient(model: ActionModel, stream: Stream, chunk: int) -> Loss:
     """Adds the gradient of truncated backpropagation: states pass from chunk to chunk, gradients do not. A baseline."""
     spans = _spans(stream, chunk)
-    scored = _count_scored(stream, spans)
+    scored = count_scored(stream, spans)
     state = model.initial_state(stream.batch)
     parts: list[tuple[float, int]] = []
     for begin, end in spans:
@@ -78,7 +78,7 @@ def evaluate_stream(model: ActionModel, stream: Stream, chunk: int) -> Loss:
         logits_BTA, state = model(stream.frames(begin, end), state)
         loss, correct = _summed_loss(logits_BTA, stream.targets(begin, end))
         parts.append((float(loss), correct))
-    return _total(parts, _count_scored(stream, spans))
+    return _total(parts, count_scored(stream, spans))
 
 
 @torch.no_grad()
@@ -116,7 +116,8 @@ def _spans(stream: Stream, chunk: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + chunk, stream.length)) for begin in range(0, stream.length, chunk)]
 
 
-def _count_scored(stream: Stream, spans: Sequence[tuple[int, int]]) -> int:
+def count_scored(stream: Stream, spans: Sequence[tuple[int, int]]) -> int:
+    """Frames whose action counts; an FbamError if there are none, because their mean loss would not be a number."""
     scored = sum(int((stream.targets(begin, end) != IGNORED).sum()) for begin, end in spans)
     if scored == 0:
         raise FbamError(f"stream of {stream.length} frames: no frame has an action to score; give it targets")

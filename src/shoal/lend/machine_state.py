@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class MachineState:
         self._asked: dict[str, tuple[float, str]] = {}
         self._cpu: tuple[float, float, float] | None = None
         self._others: float | None = None
+        self._ahead: tuple[set[float], float] = set(), 0.0
+        """Inputs in the future, and when a new one of them was looked at last."""
 
     def observe(self, when: When) -> Observed:
         """What these conditions need to know, and nothing else: programs that are asked may take seconds."""
@@ -76,8 +78,18 @@ class MachineState:
         for path in (*self._terminals.glob("pts/[0-9]*"), *self._terminals.glob("tty[0-9]*")):
             with suppress(OSError):
                 seen.append(path.stat().st_atime)
-        found = self._wall() - max(seen) if seen else None
+        found = min(self._passed_since(seen)) if seen else None
         return 0.0 if self._desktop_in_use() else found
+
+    def _passed_since(self, seen: Collection[float]) -> Iterator[float]:
+        """Seconds since times of the wall clock; since those in the future, which there are after the clock was set
+        back, from when the last of them was first looked at."""
+        now = self._wall()
+        yield from (now - at for at in seen if at <= now)
+        if ahead := {at for at in seen if at > now}:
+            if ahead - self._ahead[0]:
+                self._ahead = ahead, self._clock()
+            yield self._clock() - self._ahead[1]
 
     def _desktop_in_use(self) -> bool:
         sessions = [

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shoal.errors import ModelError
 from shoal.models.load import Policy
+from shoal.models.templates import template_of
 
 # Stands for a reply in a rendered conversation; nothing that a template could take for its own.
 REPLY = "shoal0reply0"
@@ -44,7 +45,7 @@ class Turns:
 
     def check(self) -> None:
         if self.tokenizer.chat_template:
-            self._check_template()
+            self._check_keeps("user")
         if not self.find_between(min(self.eos_ids), "user", ""):
             raise ModelError("chat template: inserts no token between two turns; they could not be told apart")
 
@@ -64,11 +65,14 @@ class Turns:
         return self._ids(self._behind_end(self._behind_reply({"role": role, "content": text}), ended_with))
 
     def check_role(self, role: str) -> None:
-        """A ModelError names a template that refuses such a role, or leaves out what it says."""
+        """A ModelError names a template that refuses such a role, leaves out what it says, or rewrites what came before
+        where it follows."""
         if TOLD not in self._behind_reply({"role": role, "content": TOLD}):
             raise ModelError(
                 f"chat template: leaves out what a {role} says; use a template that has turns of that role"
             )
+        if role != "user":  # which is checked at the beginning
+            self._check_keeps(role)
 
     def _behind_reply(self, told: Message) -> str:
         return self._rendered([{"role": "user", "content": ASKED}, _reply(REPLY), told]).partition(REPLY)[2]
@@ -86,19 +90,20 @@ class Turns:
             f"({end!r}); turns could not be told apart"
         )
 
-    def _check_template(self) -> None:
-        asked = {"role": "user", "content": ASKED}
+    def _check_keeps(self, role: str) -> None:
+        """Whether all that came before stays as it was where turns of this role follow."""
+        asked, following = {"role": "user", "content": ASKED}, {"role": role, "content": "next"}
         begun = self._rendered([asked])
-        shape = self._rendered([asked, _reply(REPLY), {"role": "user", "content": "next"}])
+        shape = self._rendered([asked, _reply(REPLY), following])
         if not shape.startswith(begun + REPLY):
             raise _rewrites("begins a reply otherwise once it is followed by another turn", begun, shape)
         for reply in TRIED:
-            once = self._rendered([asked, _reply(reply), {"role": "user", "content": "next"}])
+            once = self._rendered([asked, _reply(reply), following])
             expected = shape.replace(REPLY, reply, 1)
             if once != expected:
                 raise _rewrites("changes a reply once it is followed by another turn", expected, once)
-            more = [asked, _reply(reply), {"role": "user", "content": "next"}]
-            twice = self._rendered([*more, _reply("second"), {"role": "user", "content": "last"}])
+            more = [asked, _reply(reply), following]
+            twice = self._rendered([*more, _reply("second"), {"role": role, "content": "last"}])
             if not twice.startswith(once + "second"):
                 raise _rewrites("changes earlier turns when later ones follow", once, twice)
             tail = shape.partition(REPLY)[2].replace("next", "last")
@@ -109,7 +114,12 @@ class Turns:
     def _rendered(self, messages: Sequence[Message]) -> str:
         turns = [dict(message) for message in messages]
         try:
-            return str(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+            template = template_of(self.tokenizer)
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, tokenize=False, chat_template=template
+                )
+            )
         except Exception as error:  # a template is a program, and raises what it likes
             roles = ", ".join(message["role"] for message in turns)
             raise ModelError(
@@ -123,7 +133,7 @@ class Turns:
         before = None
         while before != text:  # what is taken out may leave another one behind
             before = text
-            for special in _specials(self.tokenizer):
+            for special in _specials(self):
                 text = text.replace(special, "")
         return text
 
@@ -139,9 +149,20 @@ def _check_role(turns: Turns, role: str) -> None:
 
 
 @lru_cache(maxsize=8)
-def _specials(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+def _specials(turns: Turns) -> tuple[str, ...]:
+    """Tokens that no text may become. Not every model calls those special that its template tells turns apart by."""
+    tokenizer, template = turns.tokenizer, template_of(turns.tokenizer) or ""
+    added = {
+        token.content
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special or number in turns.eos_ids or (_is_mark(token.content) and token.content in template)
+    }
     return tuple(sorted(added | set(tokenizer.all_special_tokens)))
+
+
+def _is_mark(text: str) -> bool:
+    """Whether a token is neither space nor a word, which models add for being frequent."""
+    return not text.replace(" ", "").isalnum() and bool(text.strip())
 
 
 def _reply(text: str) -> Message:

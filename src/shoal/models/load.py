@@ -32,6 +32,7 @@ from shoal.models.adapter_files import ADAPTER_PARAMETERS
 from shoal.models.attention import NAME as ATTENTION
 from shoal.models.attention import Layout, Packed, SharedPrompt
 from shoal.models.merge import shapes_of
+from shoal.models.templates import template_of
 from shoal.models.untrusted import check_foreign_model
 from shoal.tasks.source import Task
 
@@ -116,9 +117,10 @@ class Policy:
             return list(map(int, tokenizer.encode(text + prefill)))
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": prompt})
+        asking: dict[str, Any] = {"add_generation_prompt": True, "chat_template": template_of(tokenizer)}
         try:
-            ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-            begun = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) if prefill else ""
+            ids = tokenizer.apply_chat_template(turns, **asking, return_dict=False)
+            begun = tokenizer.apply_chat_template(turns, **asking, tokenize=False) if prefill else ""
         except Exception as error:  # a template is a program, and raises what it likes at a system turn
             if not system:
                 raise

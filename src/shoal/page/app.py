@@ -74,7 +74,8 @@ def make_app(pages: Pages) -> Starlette:
         Route("/events", _events(pages), methods=["GET"]),
         *[Route(f"/data/{path}", handler, methods=["GET"]) for path, handler in data_handlers(pages).items()],
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    # Starlette answers outside of all middleware where a handler failed, so this answer has its headers by itself.
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={Exception: _failed})
     app.add_middleware(Protected, pages=pages)
     return app
 
@@ -116,6 +117,10 @@ class Protected:
         return None
 
 
+async def _failed(_: Request, _error: Exception) -> Response:
+    return problem(500, "this cannot be shown; the log of the page's server says why", HEADERS)
+
+
 def _shell(pages: Pages) -> Handler:
     async def shell(_: Request) -> Response:
         data, kind, _tag = pages.static["index.html"]
@@ -139,10 +144,13 @@ def _static(pages: Pages) -> Handler:
 
 
 def _events(pages: Pages) -> Handler:
-    async def events(_: Request) -> Response:
-        if pages.streams >= MAX_STREAMS:
-            return problem(503, f"{MAX_STREAMS} pages are open already; reload later", {"Retry-After": "30"})
+    async def events(request: Request) -> Response:
+        network = network_of(request.scope)
+        # Of one network half, as of connections; behind a proxy on this machine nobody knows whose they are.
+        room = MAX_STREAMS if is_loopback(network) else MAX_STREAMS // 2
+        if pages.streams.total() >= MAX_STREAMS or pages.streams[network] >= room:
+            return problem(503, f"{room} pages are open already; reload later", {"Retry-After": "30"})
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(pages.events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(pages.events(network), media_type="text/event-stream", headers=headers)
 
     return events

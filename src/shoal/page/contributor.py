@@ -28,10 +28,9 @@ def node_document(db: Connection | None, files: RunFiles, address: str, page: in
     """None if neither the coordinator nor the ledger knows the address."""
     row = db.execute(select(nodes).where(nodes.c.address == address)).first() if db is not None else None
     against = evidence_against(db, address) if db is not None else None
-    state = files.ledger.state
-    account = state.accounts.get(address) if state else None
+    books = _books(files, address)
     found = _count(db, address) if db is not None else 0
-    if row is None and account is None and not found:
+    if row is None and books["account"] is None and not found:
         return None
     page = min(page, max(0, -(-found // PER_PAGE) - 1))
     return {
@@ -40,16 +39,26 @@ def node_document(db: Connection | None, files: RunFiles, address: str, page: in
         "node": node_row(row, time.time()) if row is not None else None,
         "evidence": public_text(standing(against.nats, against.files, against.limit)) if against else "",
         "contract": contract_document(files.path, ON_CHAIN, f"shoal node {address} RUN"),
-        "no_account": NO_LEDGER if state is None else NO_ACCOUNT,
-        "account": _account(state, account) if state and account else None,
-        "unit": unit(state) if state else "credits",
-        "outlook": [public_text(line) for line in outlook(state, address, None)] if state and account else [],
-        "judge": _judge(state, address) if state else None,
+        **books,
         "found": found,
         "page": page,
         "per_page": PER_PAGE,
         "files": listed(db, submissions.c.node == address, page) if db is not None else [],
     }
+
+
+def _books(files: RunFiles, address: str) -> dict[str, object]:
+    """What the ledger says, all of one moment: it may be verified further meanwhile."""
+    with files.ledger.lock:
+        state = files.ledger.state
+        account = state.accounts.get(address) if state else None
+        return {
+            "no_account": NO_LEDGER if state is None else NO_ACCOUNT,
+            "account": _account(state, account) if state and account else None,
+            "unit": unit(state) if state else "credits",
+            "outlook": [public_text(line) for line in outlook(state, address, None)] if state and account else [],
+            "judge": _judge(state, address) if state else None,
+        }
 
 
 def _count(db: Connection, address: str) -> int:

@@ -1,6 +1,7 @@
 """Page "ledger": every entry is verified by the page's own process, some at a time, as the file grows."""
 
 import itertools
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -22,10 +23,15 @@ SHOWN = 50
 
 
 class LedgerFollower:
-    """A history that grows with its file. The first bad entry ends it, and is named from then on."""
+    """A history that grows with its file. The first bad entry ends it, and is named from then on.
+
+    One thread verifies, others make documents: what is read together is read under `lock`, which the one holds for an
+    entry at a time.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self.lock = threading.RLock()
         self._stamp: tuple[int, int] | None = None
         self._behind = True
         self.history: chain.History | None = None
@@ -50,11 +56,8 @@ class LedgerFollower:
         try:
             with_first = read_entries(path, before + 1)
             for entry in itertools.islice(with_first, ENTRIES_AT_ONCE):
-                if self.history is None:
-                    self.history = chain.begin(entry)
-                else:
-                    chain.extend(self.history, entry)
-                self.recent.append(entry)
+                with self.lock:
+                    self._take(entry)
         except LedgerError as error:
             self.fault = public_text(error)
             return True
@@ -62,6 +65,13 @@ class LedgerFollower:
         self._behind = found == ENTRIES_AT_ONCE
         self.looked = time.time()
         return found > 0
+
+    def _take(self, entry: Entry) -> None:
+        if self.history is None:
+            self.history = chain.begin(entry)
+        else:
+            chain.extend(self.history, entry)
+        self.recent.append(entry)
 
     @property
     def is_behind(self) -> bool:
@@ -114,6 +124,11 @@ def ledger_document(follower: LedgerFollower, run_dir: Path) -> dict[str, object
     commands = "shoal ledger verify RUN", "shoal ledger show RUN", "shoal earnings RUN"
     if (contract := contract_document(run_dir, READ_IT, *commands)) is not None:
         return {"kind": "contract", **contract}
+    with follower.lock:
+        return _file_document(follower)
+
+
+def _file_document(follower: LedgerFollower) -> dict[str, object]:
     history = follower.history
     if history is None:
         return {"kind": "none", "why": follower.fault or "Nothing is entered yet: the first step is still open."}

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import logging
 import mimetypes
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -16,6 +18,8 @@ from shoal.page.run import live_document
 from shoal.page.source import RunFiles
 from shoal.shardcast.serve.rate_limit import Rates
 
+LOG = logging.getLogger(__name__)
+MAX_LOGGED = 20
 LOOK_S = 0.5
 BEAT_S = 15.0
 # Of one network, where it is not this machine itself; a page that is opened asks about ten times.
@@ -44,18 +48,29 @@ class Pages:
         self.decoded = Documents("page-decoded")
         """Made of rollout files: decoding those of a step takes seconds, for which no other document waits."""
         self.index = StepIndex()
-        self.streams = 0
+        self.streams: Counter[str] = Counter()
+        """Open event streams, by the network that they go to."""
         self.rates = Rates(REQUESTS_PER_S, BURST)
         self._changed = asyncio.Event()
         self._stopping = False
         self.static = _static_files()
 
     async def follow(self) -> None:
-        """Looks for news for as long as the server runs. A file that cannot be read now may be readable later."""
+        """Looks for news for as long as the server runs. A file that cannot be read now may be readable later.
+
+        Whatever else goes wrong is logged once: a page that stays as it was, without a word, would be believed.
+        """
         seen: tuple[int, ...] = ()
+        logged: set[str] = set()
         while True:
-            with suppress(OSError, ShoalError):
+            try:
                 await asyncio.to_thread(self.files.refresh)
+            except (OSError, ShoalError):
+                pass
+            except Exception as error:
+                if repr(error) not in logged and len(logged) < MAX_LOGGED:
+                    logged.add(repr(error))
+                    LOG.exception("the run's files could not be read to their end")
             if (now := self.revision) != seen:
                 seen = now
                 changed, self._changed = self._changed, asyncio.Event()
@@ -73,9 +88,9 @@ class Pages:
         revision = self.files.revision
         return revision.steps, revision.roles, revision.records
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, network: str) -> AsyncIterator[bytes]:
         """Server-sent events: what changed, with the live part of the run's page; a comment when nothing does."""
-        self.streams += 1
+        self.streams[network] += 1
         try:
             while not self._stopping:
                 changed = self._changed
@@ -86,7 +101,7 @@ class Pages:
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
-            self.streams -= 1
+            self.streams -= Counter({network: 1})  # which forgets a network that has none left
 
     def stop(self) -> None:
         """Ends all event streams, so that a server that is stopped need not cut them off."""

@@ -4,13 +4,11 @@ Files are strangers': they are decoded in a process of their own with little mem
 what comes out is text and numbers. Only accepted files are read.
 """
 
-import functools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -19,7 +17,7 @@ from sqlalchemy import Connection
 from shoal.coordinator.archive import Kept, kept_files, kept_steps
 from shoal.errors import RolloutError, UnreadError
 from shoal.page.privacy import public_text
-from shoal.page.series import histogram, short
+from shoal.page.series import finite, histogram, short
 from shoal.page.source import RunFiles
 from shoal.page.tokens import Decoder, decoder_of
 from shoal.protocol.parquet_reader import READER
@@ -122,8 +120,9 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
     rewards = [reward for group in pool for reward in group.rewards if reward is not None]
     lengths = [float(length) for group in pool for length in group.lengths]
     return {
-        "steps": steps[-STEPS_SHOWN:],
+        "steps": steps_near(steps, chosen),
         "step": chosen,
+        "gone": query.step if query.step != chosen else None,
         "left_out": max(0, len(kept) - MAX_FILES),
         "files": min(len(kept), MAX_FILES),
         "samples": sum(len(group.lengths) for group in groups),
@@ -140,6 +139,12 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
     }
 
 
+def steps_near(steps: Sequence[int], chosen: int) -> list[int]:
+    """The newest steps and those about the chosen one, so that every step can be reached from every other."""
+    at, half = steps.index(chosen), STEPS_SHOWN // 2
+    return sorted({*steps[max(0, at - half) : at + half], *steps[-half:]})
+
+
 def group_document(db: Connection, files: RunFiles, step: int, submission: int, group: int) -> dict[str, object] | None:
     """The answers to one prompt side by side; None if they are not (or no longer) there."""
     found = _group(db, files, step, submission, group)
@@ -147,7 +152,7 @@ def group_document(db: Connection, files: RunFiles, step: int, submission: int, 
         return None
     kept, samples = found
     assert files.run is not None
-    decoder = _decoder(files.run.base_model)
+    decoder = decoder_of(files.run.base_model)
     return {
         "step": step,
         "submission": submission,
@@ -169,7 +174,7 @@ def answer_text(
     if found is None or not 0 <= sample < len(found[1]):
         return None
     assert files.run is not None
-    return {"text": _decoder(files.run.base_model).text(found[1][sample].completion.tolist())[:MAX_WHOLE]}
+    return {"text": decoder_of(files.run.base_model).text(found[1][sample].completion.tolist())[:MAX_WHOLE]}
 
 
 def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) -> dict[str, object]:
@@ -180,8 +185,8 @@ def sample_document(sample: Rollout, decoder: Decoder, *, tokens: bool = False) 
     logprobs = _beside_tokens(sample, drawn)[:MAX_STRIP]
     document: dict[str, object] = {
         "sample": sample.sample,
-        "reward": sample.reward,
-        "advantage": short(float(sample.advantage)),
+        "reward": None if sample.reward is None else finite(sample.reward),
+        "advantage": finite(sample.advantage),
         "parts": {public_text(name): short(value) for name, value in list(_parts(sample).items())[:12]},
         "tokens": len(sample.completion),
         "finish": sample.finish,
@@ -219,15 +224,12 @@ def running_mean(values: "np.ndarray[tuple[int], np.dtype[np.float32]]", window:
 
 
 def _parts(sample: Rollout) -> dict[str, float]:
+    """Those that are numbers: a file may say NaN, which is not JSON and which no browser reads."""
     try:
-        return read_parts(sample.parts)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        found = read_parts(sample.parts)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
-
-
-@functools.lru_cache(maxsize=2)
-def _decoder(base_model: Path) -> Decoder:
-    return decoder_of(base_model)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _group(
@@ -267,7 +269,7 @@ def _index(run: RunDir, kept: Kept) -> Iterable[GroupIndex]:
             kept.lease.version,
             public_text(group[0].source),
             group[0].task,
-            tuple(None if sample.reward is None else short(sample.reward) for sample in group),
+            tuple(None if sample.reward is None else finite(sample.reward) for sample in group),
             tuple(len(sample.completion) for sample in group),
         )
 

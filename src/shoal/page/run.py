@@ -103,4 +103,4 @@ def _held_out(evals: dict[int, Entry]) -> list[list[float | None]]:
 
 def _with_waits(files: RunFiles, entry: Entry) -> Entry:
     waited = files.waits.get(entry["step"])
-    return entry if waited is None else {**entry, "workers_wait": waited.total / waited.count}
+    return entry if waited is None or not waited.count else {**entry, "workers_wait": waited.total / waited.count}

@@ -37,6 +37,11 @@ def short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def finite(value: float) -> float | None:
+    """The same for a stranger's number, of which JSON knows neither NaN nor infinity."""
+    return short(value) if math.isfinite(value) else None
+
+
 def histogram(values: Sequence[float], bins: int) -> list[tuple[float, float, int]]:
     """(from, to, count): one bin per value where there are few different ones, else `bins` of equal width."""
     distinct = sorted(set(values))

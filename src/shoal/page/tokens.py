@@ -1,5 +1,6 @@
 """Tokens as text: a whole answer, and each token by itself. What cannot be decoded is shown by its number."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -44,9 +45,14 @@ class Numbers:
 
 
 def decoder_of(base_model: Path) -> Decoder:
-    """The tokenizer of a run's base model, or numbers."""
-    path = base_model / "tokenizer.json"
+    """The tokenizer of a run's base model, or numbers for as long as it is not there."""
     try:
-        return TokenizerFile(path)
+        return _read(base_model / "tokenizer.json")
     except ModelError:
         return Numbers()
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: Path) -> TokenizerFile:
+    """Read once: a large vocabulary takes long, and a page that shows evidence asks again every few seconds."""
+    return TokenizerFile(path)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, func, select, true
+from sqlalchemy import ColumnElement, Connection, false, func, select, true
 
 from shoal.client.run_status import ADVICE
 from shoal.coordinator.db.schema import nodes, submissions
@@ -45,8 +45,9 @@ def verdicts_document(db: Connection, query: VerdictQuery) -> dict[str, object]:
         wanted &= submissions.c.node.startswith(query.node.lower(), autoescape=True)
     if query.step is not None:
         wanted &= submissions.c.step == query.step
-    if CHECK.fullmatch(query.check):
-        wanted &= submissions.c.verdict.contains(f'"check": "{query.check}"', autoescape=True)
+    if check := query.check.lower():
+        named = submissions.c.verdict.contains(f'"check": "{check}"', autoescape=True)
+        wanted &= named if CHECK.fullmatch(check) else false()
     found = db.execute(select(func.count()).select_from(submissions).where(wanted)).scalar_one()
     counts: dict[bool | None, int] = dict(
         db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all()
@@ -142,10 +143,11 @@ def verdict_document(db: Connection, files: RunFiles, step: int, submission: int
 
 
 def _ledger(files: RunFiles, step: int, submission: int) -> list[str]:
-    state = files.ledger.state
-    if state is None:
-        return []
-    try:
-        return [public_text(line) for line in ledger_lines(state, step, submission)[1:]]
-    except LedgerError:
-        return ["its step is not entered yet"]
+    with files.ledger.lock:
+        state = files.ledger.state
+        if state is None:
+            return []
+        try:
+            return [public_text(line) for line in ledger_lines(state, step, submission)[1:]]
+        except LedgerError:
+            return ["its step is not entered yet"]

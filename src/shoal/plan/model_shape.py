@@ -53,9 +53,19 @@ class ModelShape:
         """Of one token's logits."""
         return 2.0 * self.vocab * self.hidden
 
+    @property
+    def pair_flops(self) -> float:
+        """Of attention's scores and sums of one pair of tokens."""
+        return 4.0 * self.query_values
+
+    @property
+    def adapter_flops(self) -> float:
+        """Of one token in all adapters."""
+        return 2.0 * self.adapter_parameters
+
     def forward_flops(self, context: float) -> float:
         """Of one token that sees so many others, without the head."""
-        return self.flops_per_token + 4.0 * self.query_values * context
+        return self.flops_per_token + self.pair_flops * context
 
 
 @dataclass(frozen=True, slots=True)

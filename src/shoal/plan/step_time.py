@@ -56,18 +56,34 @@ class StepTime:
         return max(parts.values()) if async_level else sum(parts.values())
 
 
-def training_passes(config: RunConfig) -> tuple[int, int]:
-    """How many forward passes a step's FLOPs are worth, of all blocks and of the head.
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How many forward passes a step's FLOPs are worth."""
 
-    Forward and backward count three forward passes; log-probs ahead of several optimizer steps and those of the
-    reference one each, and activation checkpointing computes all blocks once more. So does the head, always: it is
-    computed again when its gradient is due.
+    matrices: int
+    """Of all blocks, without attention's scores."""
+    attention: int
+    head: int
+    adapters: int
+
+
+def training_passes(config: RunConfig) -> Passes:
+    """Forward and backward count three forward passes, and two of matrices that adapters leave frozen: these have no
+    gradient of their own. Log-probs ahead of several optimizer steps and those of the reference, which is without
+    adapters, count one each, and activation checkpointing computes all blocks once more. So does the head, always: it
+    is computed again when its gradient is due.
     """
     ahead = 1 if config.train.optimizer_steps > 1 else 0
     reference = 1 if config.train.loss.kl_coef > 0 else 0
     recomputed = 1 if config.train.activation_checkpointing else 0
-    passes = 3 + ahead + reference
-    return passes + recomputed, passes + 1
+    is_adapted = config.train.lora is not None
+    both = 2 if is_adapted else 3
+    return Passes(
+        matrices=both + ahead + reference + recomputed,
+        attention=3 + ahead + reference + recomputed,
+        head=both + ahead + reference + 1,
+        adapters=3 + ahead + recomputed if is_adapted else 0,
+    )
 
 
 def training_flops(config: RunConfig, shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
@@ -75,10 +91,11 @@ def training_flops(config: RunConfig, shape: ModelShape, assumed: Assumptions) -
     groups, size = config.train.groups_per_step, config.sampling.group_size
     answers = groups * size * assumed.answer_tokens
     prompts = groups * assumed.prompt_tokens
-    blocks, head = training_passes(config)
-    body = prompts * shape.forward_flops(assumed.prompt_tokens / 2)
-    body += answers * shape.forward_flops(assumed.prompt_tokens + assumed.answer_tokens / 2)
-    return prompts + answers, blocks * body + head * answers * shape.head_flops
+    passes, tokens = training_passes(config), prompts + answers
+    pairs = prompts * assumed.prompt_tokens / 2 + answers * (assumed.prompt_tokens + assumed.answer_tokens / 2)
+    per_token = passes.matrices * shape.flops_per_token + passes.adapters * shape.adapter_flops
+    flops = per_token * tokens + passes.attention * shape.pair_flops * pairs
+    return tokens, flops + passes.head * answers * shape.head_flops
 
 
 def decoding(config: RunConfig, shape: ModelShape, assumed: Assumptions, slots: int) -> float:

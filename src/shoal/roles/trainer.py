@@ -170,10 +170,20 @@ class Trainer:
         self.progress = Progress(step + 1, bad, self.progress.used | {step: used}, self._rates(submissions))
         self._publish()
         every, kept = self.config.train.checkpoint_every, self.config.keep.rollouts
-        if step + 1 == self.config.steps or (step + 1) % every == 0:
+        if self._is_checkpointed(step + 1):
             self.ranks.save(self.progress)  # the checkpoint before is whole now; this one may never be
             if kept:
                 self.store.forget(max(0, min(step + 1 - kept, step // every * every)))
+
+    def _is_checkpointed(self, version: int) -> bool:
+        return version == self.config.steps or version % self.config.train.checkpoint_every == 0
+
+    def _write_last(self) -> None:
+        """Waits for the checkpoint of this version, at which the run ends, and makes it if none was due: a restart
+        must find why it ended."""
+        if not self._is_checkpointed(self.progress.version):
+            self.ranks.save(self.progress)
+        self.ranks.finish_writing()
 
     def _rates(self, submissions: list[Submission]) -> Rates | None:
         """What is known of the tasks now; answers without signal tell as much of them as others."""
@@ -270,7 +280,7 @@ class Trainer:
                 f"({bad} in a row, the run stops at {most})",
             )
         if bad >= most:
-            self.ranks.finish_writing()  # a restart must find it in the checkpoint
+            self._write_last()
         self._refuse_if_diverged()
 
     def _stop_if_warned(self) -> None:
@@ -278,7 +288,7 @@ class Trainer:
             self.signs.refuse_if_stopped(self.progress.version)
         except DivergedError:
             self._finish_publishing()
-            self.ranks.finish_writing()  # a restart finds the signs in the metrics, and the weights in the checkpoint
+            self._write_last()
             raise
 
     def _refuse_if_diverged(self) -> None:

@@ -16,10 +16,10 @@ class TrainingFlops:
     """FLOPs from the shape of the model, which is measured once on the meta device."""
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
-        shape = measure_shape(policy_on_meta(policy.model.config, "float32"))
-        self.costs = Costs(token=shape.flops_per_token, head=shape.head_flops, pair=4.0 * shape.query_values)
-        self._parameters = shape.parameters
-        self._blocks, self._head = training_passes(config)
+        shape = measure_shape(policy_on_meta(policy.model.config, "float32"), config.train.lora)
+        self.costs = Costs(token=shape.flops_per_token, head=shape.head_flops, pair=shape.pair_flops)
+        self._parameters, self._adapter = shape.parameters, shape.adapter_flops
+        self._passes = training_passes(config)
 
     def model(self) -> dict[str, float]:
         """What others need to turn counts into FLOPs."""
@@ -27,6 +27,7 @@ class TrainingFlops:
 
     def trained(self, samples: Sequence[Rollout]) -> float:
         """All passes of a step over its samples; those of one group stand side by side."""
-        work = work_of(samples)
-        body = self.costs.token * work.fed + self.costs.pair * work.pairs
-        return self._blocks * body + self._head * self.costs.head * work.drawn
+        work, passes = work_of(samples), self._passes
+        per_token = passes.matrices * self.costs.token + passes.adapters * self._adapter
+        body = per_token * work.fed + passes.attention * self.costs.pair * work.pairs
+        return body + passes.head * self.costs.head * work.drawn

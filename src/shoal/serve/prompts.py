@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.models.load import Policy
+from shoal.models.templates import template_of
 from shoal.openai_api.errors import ApiError, invalid
 
 
@@ -25,7 +26,10 @@ class Prompts:
             return tuple(self._policy.encode(turns[0]["content"]))
         tokenizer = self._policy.tokenizer
         try:
-            ids = tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, return_dict=False)
+            template = template_of(tokenizer)
+            ids = tokenizer.apply_chat_template(
+                list(turns), add_generation_prompt=True, return_dict=False, chat_template=template
+            )
         except Exception as error:  # a template is a program, and raises what it likes where roles do not alternate
             raise invalid("messages", f"the model's chat template refuses them ({error!s:.200})") from None
         return tuple(map(int, ids))

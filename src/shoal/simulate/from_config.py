@@ -126,10 +126,10 @@ def _devices(model: Model, assumed: "Assumptions") -> int:
 
 
 def _passes(config: RunConfig) -> int:
-    """Forward passes that training a token costs, as `plan.step_time.training_flops` counts them."""
+    """Forward passes that training a token costs, as `plan.step_time.training_passes` counts those of matrices."""
     ahead = config.train.optimizer_steps > 1
     reference = config.train.loss.kl_coef > 0
-    return 3 + ahead + reference + config.train.activation_checkpointing
+    return (2 if config.train.lora else 3) + ahead + reference + config.train.activation_checkpointing
 
 
 def _checked(config: RunConfig) -> float:
@@ -174,7 +174,9 @@ def check_chosen(chosen: Chosen) -> None:
         ("--relays", chosen.relays, 1, 64),
         ("--relay-link", chosen.relay_link, 0.001, 1e7),
         ("--validators", 1 if chosen.validators is None else chosen.validators, 1, MAX_VALIDATORS),
+        ("--trainer-gpus", 1 if chosen.trainer_gpus is None else chosen.trainer_gpus, 1, 1_000_000),
         ("--steps", 1 if chosen.steps is None else chosen.steps, 1, 1_000_000),
+        ("--seed", chosen.seed, 0, 1_000_000_000),
     ]
     for flag, value, least, most in bounds:
         if not least <= value <= most:

@@ -29,8 +29,10 @@ class Claim:
     @property
     def outcome(self) -> Outcome:
         found = self.interval
-        if found.low == found.high and found.mean in (self.lower, self.upper):
-            return "undecided"  # runs that are all equal show neither more nor less
+        if found.low == found.high and (
+            found.seeds < seeds_if_equal(found.confidence) or found.mean in (self.lower, self.upper)
+        ):
+            return "undecided"  # runs that are all equal say nothing about the spread, however few they are
         if self.lower <= found.low and found.high <= self.upper:
             return "held"
         if found.high < self.lower or found.low > self.upper:
@@ -68,6 +70,12 @@ class Claim:
             "upper": _bound(self.upper),
             "sentence": self.sentence,
         }
+
+
+def seeds_if_equal(confidence: float) -> int:
+    """How many seeds must be alike to decide something: if half of all runs were on the other side of a bound, so many
+    would be on one side of it less often than the confidence leaves room for (sign test, two-sided)."""
+    return math.ceil(math.log2(2 / (1 - confidence)))
 
 
 def overall(claims: Sequence[Claim]) -> Outcome:

@@ -121,6 +121,11 @@ def _build(task: TaskConfig) -> TaskSource:
         raise TaskError(
             f"task source {task.source}: solve_rate filters tables; only file/PATH and dataset/NAME have it"
         )
+    if kind != "environment" and task.unverified == "accept":
+        raise TaskError(
+            f'task source {task.source}: unverified = "accept", but it is no environment, so validators score its '
+            "answers again; leave unverified out"
+        )
     source = _source(kind, rest, task)
     found = content_of(source)
     if task.sha256 is not None and task.sha256 != found:

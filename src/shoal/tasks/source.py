@@ -81,7 +81,7 @@ def score(source: TaskSource, task: Task, answer: str) -> Score:
         return Score(None, scorer_error(task, error))
 
 
-def scorer_error(task: Task, error: Exception, who: str = "scorer") -> str:
+def scorer_error(task: Task, error: BaseException, who: str = "scorer") -> str:
     """What a scorer raised on an answer to the task."""
     return _printable(f"{task.source} task {task.index}: {who} raised {type(error).__name__}: {error}")
 
@@ -110,10 +110,11 @@ def score_of(task: Task, found: "float | Score") -> Score:
     result = found if isinstance(found, Score) else Score(float(found))
     if result.reward is None:
         return Score(None, _printable(result.error or f"{task.source} task {task.index}: scorer gave no reward"))
-    parts = {f"{name}_" if name in OWN_PARTS else name: value for name, value in result.parts.items()}
-    result = Score(result.reward, "", parts, result.doubtful)
+    # Numbers of libraries are not float, and would not be told to another process.
+    parts = {f"{name}_" if name in OWN_PARTS else str(name): float(value) for name, value in result.parts.items()}
+    result = Score(float(result.reward), "", parts, bool(result.doubtful))
     for value in (result.reward, *result.parts.values()):
-        if value is not None and not -1e6 < value < 1e6:
+        if not -1e6 < value < 1e6:
             return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")
     if sum(len(json.dumps(name)) + ROOM_FOR_NUMBER for name in result.parts) > MAX_PARTS:
         names = ", ".join(result.parts)

@@ -111,8 +111,11 @@ def read_steps(path: Path, event: str, key: str = "step") -> list[Entry]:
 def number(entry: Entry, key: str) -> float | None:
     """The value as a finite float; None if it is absent, null or not a number."""
     value = entry.get(key)
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
+    try:
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        pass
     return None
 
 

@@ -21,6 +21,7 @@ from shoal.devices import CPU
 from shoal.errors import ConfigError, DivergedError, TaskError
 from shoal.files import whole_directory
 from shoal.models.load import Policy, load
+from shoal.models.templates import template_of
 from shoal.models.tiny import DEMONSTRATIONS
 from shoal.protocol.rollout import bare_rollout
 from shoal.tasks.source import TaskSource
@@ -143,7 +144,9 @@ def _conversation(policy: Policy, line: str, where: str) -> list[Group]:
 def _context(policy: Policy, messages: Sequence[Mapping[str, Any]], where: str) -> list[int]:
     if policy.tokenizer.chat_template:
         turns = [{str(key): str(value) for key, value in message.items()} for message in messages]
-        ids = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        ids = policy.tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=False, chat_template=template_of(policy.tokenizer)
+        )
         return list(map(int, ids))
     if len(messages) > 1:
         raise ConfigError(

@@ -25,6 +25,8 @@ SCRIPT = Path(__file__).with_name("vllm_script.py")
 START_S = 900.0
 ANSWER_S = 300.0
 END_S = 10.0
+# Of a version, from its disk into place and through the comparison, on top of that: a large model takes minutes.
+LOAD_BYTES_PER_S = 20e6
 
 
 def vllm_python() -> Path | None:
@@ -34,6 +36,11 @@ def vllm_python() -> Path | None:
             raise ConfigError(f"{VARIABLE}={named}: not a program; give an interpreter with vLLM, or unset it")
         return Path(named)
     return Path(sys.executable) if importlib.util.find_spec("vllm") else None
+
+
+def reading_s(folder: Path) -> float:
+    """Seconds that a version's files may take to be read, on the slowest disk."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / LOAD_BYTES_PER_S
 
 
 class VllmProcess:
@@ -48,7 +55,7 @@ class VllmProcess:
         environment["PATH"] = f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self._child = Child([str(self._python), "-I", str(SCRIPT)], environment, show_stderr=False)
         try:
-            said = self.ask({"model": str(self._model), **self._job}, START_S)
+            said = self.ask({"model": str(self._model), **self._job}, START_S + reading_s(self._model))
             self.version = str(said["vllm"])
             self.reloads = bool(said.get("reloads"))
         except BaseException:
@@ -66,7 +73,7 @@ class VllmProcess:
 
     def load(self, folder: Path, dtype: str) -> str:
         """Loads another version, of a process that `reloads`; what is wrong with it, or an empty text."""
-        return str(self.ask({"load": str(folder), "dtype": dtype})["said"])
+        return str(self.ask({"load": str(folder), "dtype": dtype}, ANSWER_S + reading_s(folder))["said"])
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The next tensor of an answer, from its bytes."""

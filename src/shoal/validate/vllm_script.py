@@ -33,6 +33,9 @@ SETTINGS = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
+    # Float32 is float32 in each matrix product: Triton, in which vLLM computes attention for it, takes TF32 on GPUs.
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
+    "TRITON_F32_DEFAULT": "ieee",
 }
 
 
@@ -79,7 +82,7 @@ def pool(job: dict[str, Any], replies: Any) -> None:
 
 
 def reloader() -> Any:
-    """What loads another version into a model runner; None where Shoal cannot be imported."""
+    """What loads another version into vLLM's worker; None where Shoal cannot be imported."""
     try:
         from shoal.generate.vllm.states_reload import load_states_version
     except ImportError:
@@ -88,8 +91,8 @@ def reloader() -> Any:
 
 
 def reload(worker: Any, load: Any, folder: str, dtype: str) -> str:
-    """In vLLM's worker, which is in this process."""
-    return str(load(worker.model_runner, folder, dtype))
+    """Gives vLLM's worker, which is in this process, another version."""
+    return str(load(worker, folder, dtype))
 
 
 def watch_model(job: dict[str, Any], replies: Any) -> None:

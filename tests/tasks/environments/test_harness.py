@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -16,9 +17,9 @@ from shoal.errors import TaskError
 from shoal.tasks.build import build_source
 from shoal.tasks.environments.environment import Played
 from shoal.tasks.environments.harness.endpoint import Endpoint
-from shoal.tasks.environments.source import LocalHost
+from shoal.tasks.environments.source import LocalHost, environment_source
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.tasks.source import TaskSource
+from shoal.tasks.source import Score, TaskSource
 from tests.support.until import until
 
 pytest.importorskip("openai")
@@ -90,6 +91,38 @@ def play(seed, base_url, api_key, model):
 """
 
 
+# Waits for its second reply no longer than it takes to ask, and has an answer of its own then.
+IMPATIENT = """
+from openai import APITimeoutError, OpenAI
+
+def play(seed, base_url, api_key, model):
+    messages = [{"role": "user", "content": f"Say {seed}"}]
+    with OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        for seconds in (60.0, 0.2):
+            try:
+                asked = client.chat.completions.create(model=model, messages=messages, timeout=seconds)
+            except APITimeoutError:
+                return 0.25
+            messages += [asked.choices[0].message.model_dump(), {"role": "user", "content": "again"}]
+    return 1.0
+"""
+# Asks twice at once, and takes what comes.
+AT_ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from openai import BadRequestError, OpenAI
+
+def play(seed, base_url, api_key, model):
+    def ask(text):
+        with suppress(BadRequestError), OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(ask, [f"one {seed}", f"SECOND {seed}"]))
+    return 1.0
+"""
+
+
 def line(folder: Path, text: str, **fields: Any) -> TaskConfig:
     file = folder / f"harness_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"  # modules are loaded once
     file.write_text(text)
@@ -136,6 +169,87 @@ def test_an_episode_that_the_run_cuts_off_earns_nothing_and_its_harness_ends(tmp
     assert found.score is not None
     assert found.score.reward == 0.0
     until(lambda: not any(re.fullmatch(r"harness \d+", thread.name) for thread in threading.enumerate()))
+
+
+def harness_has_ended() -> None:
+    until(lambda: not any(re.fullmatch(r"harness \d+", thread.name) for thread in threading.enumerate()))
+
+
+def test_a_harness_that_does_not_wait_for_a_slow_worker_makes_its_episode_void(tmp_path: Path) -> None:
+    """A validator replies at once: it would find that the episode goes on, and blame the worker for its speed."""
+    source = source_of(tmp_path, IMPATIENT)
+    host, task = LocalHost(source), source.task("train", 0)
+    assert host.play("train", task, ["one"], episode=1).result().observations[0].text == "again"
+    harness_has_ended()
+    slow = host.play("train", task, ["one", "two"], known=1, episode=1).result()
+    assert "did not wait for the reply" in slow.error
+    assert slow.score is None
+
+
+def test_an_episode_that_the_run_cuts_off_earns_nothing_also_where_its_harness_ended_meanwhile(tmp_path: Path) -> None:
+    source = source_of(tmp_path, IMPATIENT)
+    host, task = LocalHost(source), source.task("train", 0)
+    host.play("train", task, ["one"], episode=1).result()
+    harness_has_ended()
+    slow = host.play("train", task, ["one"], known=1, score=True, episode=1).result()
+    assert slow == Played((), Score(0.0))
+    assert host.play("train", task, ["one"], score=True).result().score == slow.score
+
+
+@pytest.mark.parametrize("second", ["two", "one"])
+def test_requests_that_a_harness_sends_at_once_make_its_episode_void(tmp_path: Path, second: str) -> None:
+    """Which one comes first is chance: it may be another one for the validator."""
+    source = source_of(tmp_path, AT_ONCE.replace("SECOND", second))
+    environment = environment_source(source, source.name).environment
+
+    def play() -> None:
+        state = environment.reset(1)
+        until(lambda: state["run"].exchange.is_at_once)
+        environment.step(state, "fine")
+
+    with pytest.raises(TaskError, match="while another one waited"):
+        play()
+
+
+def post(endpoint: Endpoint, key: str, text: str, retry: int) -> socket.socket:
+    """A connection that has sent a request and waits for its reply."""
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:1\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nx-stainless-retry-count: {retry}\r\n"
+    connection = socket.create_connection(("127.0.0.1", int(endpoint.url.split(":")[2].split("/")[0])), 60)
+    connection.sendall(head.encode() + b"\r\n" + body)
+    return connection
+
+
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_a_reply_goes_to_who_asked_again_after_a_connection_that_was_closed_and_to_nobody_is_void(
+    asks_again: bool,
+) -> None:
+    endpoint = Endpoint()
+    key, exchange = endpoint.open()
+    gone = post(endpoint, key, "hi", 0)
+    assert exchange.next(60) is not None
+    gone.close()
+    there = post(endpoint, key, "hi", 1) if asks_again else None
+    if there is not None:
+        until(lambda: exchange.waiting == 2)
+    exchange.reply("well")
+    if there is not None:
+        heard = b""
+        while b"well" not in heard:
+            more = there.recv(1 << 16)
+            assert more
+            heard += more
+        there.close()
+    else:
+        until(lambda: exchange.waiting == 0)
+    exchange.end()
+    if asks_again:
+        assert exchange.next(60) is None
+    else:
+        with pytest.raises(TaskError, match="did not wait for the reply"):
+            exchange.next(60)
+    endpoint.close()
 
 
 def test_a_streaming_harness_gets_the_same_text(tmp_path: Path) -> None:

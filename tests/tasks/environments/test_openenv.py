@@ -128,6 +128,15 @@ def test_a_server_is_played_over_its_own_client(server: str) -> None:
     check(build_source([line]))
 
 
+def test_more_tasks_than_a_server_has_sessions_are_drawn_and_played(server: str) -> None:
+    """It has 8: one that is no longer needed is given back."""
+    line = TaskConfig(source=f"environment/openenv/{server}", options={"deterministic": True}, name="counter")
+    source = build_source([line])
+    assert len({source.task("train", n).prompt for n in range(20)}) > 10
+    for n in range(20):
+        assert played(source, ["1"], index=n).observations, "goes on, and is given up"
+
+
 def test_an_environment_that_raises_is_void_and_is_not_taken_for_a_wrong_action(file: Path) -> None:
     file.write_text(COUNTER.replace("self._total += action.number", "raise ValueError('its own bug')"))
     source = build_source([TaskConfig(source=f"environment/openenv/{file}:Counter", options={"deterministic": True})])

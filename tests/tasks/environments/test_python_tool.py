@@ -66,6 +66,14 @@ def test_a_program_that_tries_to_leave_its_sandbox_is_told_so_and_harms_no_other
     ]
 
 
+def test_an_address_that_a_program_prints_is_doubted(scorer: Scorer) -> None:
+    """Some machines put everything to the same place each time, and others elsewhere."""
+    task = scorer.tasks.task("train", 0)
+    seen = scorer.play("train", task, ["def f(): 0\nprint(f)"]).result(120).observations[0]
+    assert " at 0x" in seen.text
+    assert seen.doubtful
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -78,6 +86,8 @@ def test_a_program_that_tries_to_leave_its_sandbox_is_told_so_and_harms_no_other
         "try: f()\nexcept: pass",
         "print(lambda: 0)",
         "print(object())",
+        "print(open('/usr/lib/os-release').read())",
+        "class A:\n  def __enter__(self): 0\n  def __exit__(self, *error): return True",
     ],
 )
 def test_a_program_that_names_what_differs_between_machines_is_doubted(program: str) -> None:

@@ -185,6 +185,13 @@ def test_the_environments_own_limit_of_turns_ends_an_episode_with_its_score(sour
     assert found.score.reward == 0.0
 
 
+def test_an_episode_that_its_package_stops_for_its_time_is_void(source_of: SourceOf) -> None:
+    """A validator, which replies at once and may be faster, would come to another end or reward."""
+    found = played(source_of("v1-guess", tasks=40, player={"timeout": {"scoring": 1e-6}}), [str(n) for n in range(10)])
+    assert "scoring_timeout" in found.error
+    assert found.score is None
+
+
 def test_tools_of_a_taskset_are_called_over_mcp(source_of: SourceOf) -> None:
     source = source_of("v1-tools")
     task = source.task("train", 0)

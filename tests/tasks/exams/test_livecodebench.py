@@ -152,8 +152,54 @@ def test_private_tests_are_text_and_nothing_else() -> None:
         read_tests(row(SUM) | {"private_test_cases": evil})
     with pytest.raises(TaskError, match="private tests cannot be read"):
         read_tests(row(SUM) | {"private_test_cases": "AAAA"})
-    with pytest.raises(TaskError, match="a test has no input and output"):
+    with pytest.raises(TaskError, match="is not a list of tests that have input and output"):
         read_tests(row(SUM) | {"private_test_cases": packed([{"input": "1"}])})
+
+
+@pytest.mark.parametrize("data", [b"]K\x01R.", b"K\x01b.", b"j\xff\xff\xff\xff.", pickle.dumps(5), pickle.dumps("5")])
+def test_private_tests_that_are_no_pickle_of_a_list_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(TaskError, match="LiveCodeBench: private"):
+        read_tests(row(SUM) | {"private_test_cases": base64.b64encode(zlib.compress(data)).decode()})
+
+
+def test_a_problem_without_tests_is_refused_because_any_program_would_pass() -> None:
+    with pytest.raises(TaskError, match="a problem without tests, which any program would pass"):
+        read_tests(row(SUM) | {"public_test_cases": "[]", "private_test_cases": packed([])})
+
+
+@pytest.mark.usefixtures("_sandbox")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"public_test_cases": "[]", "private_test_cases": None}, "line 1 has no tests: any program would pass"),
+        ({"public_test_cases": "[]", "private_test_cases": "[]"}, "line 1 has no tests: any program would pass"),
+        (
+            {"public_test_cases": "5"},
+            "line 1: public_test_cases: '5' is not a list of tests that have input and output",
+        ),
+        ({"public_test_cases": '[{"input": "1"}]'}, "line 1: public_test_cases: .* is not a list of tests"),
+        ({"public_test_cases": None}, "line 1: public_test_cases: is not valid JSON"),
+        ({"private_test_cases": 5}, "line 1: private_test_cases 5 is not a text"),
+        ({"metadata": "[]"}, r"line 1: metadata '\[\]' is not a JSON object with a func_name"),
+        ({"metadata": '{"func_name": 5}'}, "line 1: metadata .* is not a JSON object with a func_name"),
+        ({"question_content": None}, "line 1: question_content None is not a text"),
+        ({"question_content": "\ud800"}, r"contest: a question holds '\\ud800', which is not text"),
+    ],
+)
+def test_a_problem_that_cannot_be_judged_is_named_when_its_file_is_read(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TaskError, match=said):
+        build_source([contest(tmp_path, row(SUM) | changes)])
+
+
+@pytest.mark.usefixtures("_sandbox")
+@pytest.mark.parametrize("line", ["null", "5", "[1]", '"x"'])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "contest.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(TaskError, match="line 1 is not a JSON object but"):
+        build_source([TaskConfig(source=f"livecodebench/{path}")])
 
 
 def test_private_tests_that_unfold_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

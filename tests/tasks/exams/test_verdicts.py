@@ -16,6 +16,8 @@ from shoal.tasks.sources.exams.source import read_exam
 
 CHOICES = {"Correct Answer": "4.2 eV", **{f"Incorrect Answer {n}": f"{n}.1 keV [title] " for n in (1, 2, 3)}}
 
+FREQUENCY = {"keyword": "sea", "frequency": 2, "relation": "at least"}
+
 
 def exam(folder: Path, kind: str, rows: list[dict[str, Any]]) -> TaskConfig:
     path = folder / f"{kind}.jsonl"
@@ -180,6 +182,57 @@ def test_instructions_that_nobody_can_judge_are_named() -> None:
     row = {"prompt": "?", "instruction_id_list": ["startend:end_checker"], "kwargs": [{"end_phrase": None}]}
     with pytest.raises(TaskError, match="startend:end_checker has no end_phrase; the reference scorer would draw one"):
         ifeval.entries([row], "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"instruction_id_list": 5}, "instruction_id_list 5 is not a list"),
+        ({"instruction_id_list": "punctuation:no_comma"}, "instruction_id_list 'punctuation:no_comma' is not a list"),
+        ({"instruction_id_list": [["x"]]}, r"instruction \['x'\] is not one of IFEval's"),
+        ({"kwargs": "[{}]"}, r"kwargs '\[{}\]' is not a list"),
+        ({"kwargs": ["x"]}, "keywords:frequency has the arguments 'x', which are not a JSON object"),
+        ({"kwargs": [FREQUENCY | {"keyword": 5}]}, "keywords:frequency: keyword 5 is not a text"),
+        ({"kwargs": [FREQUENCY | {"keyword": "("}]}, r"keywords:frequency: keyword '\(' is not a pattern"),
+        ({"kwargs": [FREQUENCY | {"frequency": "3"}]}, "keywords:frequency: frequency '3' is not a whole number"),
+        ({"kwargs": [FREQUENCY | {"frequency": float("inf")}]}, "frequency inf is not a whole number"),
+        ({"kwargs": [FREQUENCY | {"frequency": 2.5}]}, "frequency 2.5 is not a whole number"),
+        ({"kwargs": [FREQUENCY | {"relation": "about"}]}, "relation 'about' is neither 'less than' nor 'at least'"),
+    ],
+)
+def test_a_row_of_ifeval_whose_form_nobody_can_judge_is_named_when_it_is_read(
+    changes: dict[str, Any], said: str
+) -> None:
+    row = {"prompt": "?", "instruction_id_list": ["keywords:frequency"], "kwargs": [FREQUENCY]}
+    assert ifeval.entries([row], "here")
+    with pytest.raises(TaskError, match=f"here: row 0: {said}|here: row 0: keywords:frequency: {said}"):
+        ifeval.entries([row | changes], "here")
+
+
+def test_keywords_of_ifeval_are_a_list_and_numbers_of_parquet_may_be_floats() -> None:
+    row = {"prompt": "?", "instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": "abc"}]}
+    with pytest.raises(TaskError, match="keywords:existence: keywords 'abc' is not a list of texts"):
+        ifeval.entries([row], "here")
+    row = {"prompt": "?", "instruction_id_list": ["keywords:frequency"], "kwargs": [FREQUENCY | {"frequency": 2.0}]}
+    (entry,) = ifeval.entries([row], "here")
+    assert entry["instructions"] == [("keywords:frequency", FREQUENCY)]
+
+
+@pytest.mark.parametrize("answer", ["", " ", [5], {"a": 5}, 2.5, True])
+def test_an_answer_of_aime_that_is_neither_number_nor_text_is_named(answer: object) -> None:
+    with pytest.raises(TaskError, match=r"here: row 0: answer .* is neither a whole number nor text; correct it"):
+        aime.entries([{"problem": "?", "answer": answer}], "here")
+
+
+def test_a_target_of_aime_may_have_more_digits_than_python_reads() -> None:
+    (entry,) = aime.entries([{"problem": "?", "answer": "00" + "1" * 5000}], "here")
+    assert entry["target"] == "1" * 5000
+
+
+def test_a_choice_of_gpqa_that_is_no_text_is_named() -> None:
+    row: dict[str, object] = {"Question": "?", "Correct Answer": ["a"], **dict.fromkeys(gpqa.WRONG, "b")}
+    with pytest.raises(TaskError, match=r"here: row 0: 'Correct Answer' is \['a'\], which is not text; correct it"):
+        gpqa.entries([row], "here")
 
 
 def test_languages_sentences_and_words_are_counted_as_the_reference_counts_them() -> None:

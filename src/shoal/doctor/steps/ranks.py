@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shoal.config_io import check_config
-from shoal.devices import CPU, collectives, resolve, set_threads, this_machine
+from shoal.devices import CPU, collectives, set_up, this_machine
 from shoal.doctor.steps.context import Context, StepFailed, StepSkipped, Values
 from shoal.doctor.steps.training import random_groups
 from shoal.roles.rank_group import rank_environment
@@ -74,8 +74,7 @@ def _started(task: Mapping[str, object], environment: dict[str, str]) -> "subpro
 def one_rank() -> None:
     task = json.load(sys.stdin)
     config = check_config(task["config"], "report")
-    set_threads(1)
-    device = resolve(task["device"])
+    device = set_up(task["device"], threads=1)
     with joined_world(device) as world:
         learner = build_learner(Path(task["model"]), config, world, torch.float32)
         train_step(learner, random_groups(config, full=False) if world.is_first else None, config, 0)

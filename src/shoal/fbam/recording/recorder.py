@@ -10,8 +10,9 @@ from shoal.errors import FbamError
 from shoal.fbam.recording.actions import ActionTable, common_words
 from shoal.fbam.recording.editor import MAX_TEXT_BYTES
 from shoal.fbam.recording.keystrokes import Edit, LeftOut, find_edits, record_change
-from shoal.fbam.recording.recording_file import MAX_ACTIONS, Change, Recording, text_hash, write_recording
+from shoal.fbam.recording.recording_file import MAX_ACTIONS, MAX_PATH, Change, Recording, text_hash, write_recording
 from shoal.fbam.recording.repository import FileChange, Limits, Repository
+from shoal.files import check_writable
 
 GROUP = 256  # changes whose blobs are read at once
 
@@ -64,6 +65,7 @@ def record_repository(
     repository: Path, out: Path, options: RecordOptions, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[Recording, RecordReport]:
     """Records a history into a file. Nothing in the repository is run, written or checked out."""
+    check_writable(out)  # a history takes minutes
     report = RecordReport()
     with Repository(repository, options.limits) as source:
         progress("reading the history")
@@ -122,6 +124,8 @@ def _typed_text(change: TextChange) -> bytes:
 def _keystrokes(change: TextChange, table: ActionTable, max_actions: int) -> list[int] | LeftOut:
     if isinstance(change.edits, LeftOut):
         return change.edits
+    if len(change.path) > MAX_PATH:
+        return LeftOut(f"a path of more than {MAX_PATH:,} characters")
     return record_change(change.before, change.after, change.edits, table, max_actions)
 
 

@@ -24,6 +24,7 @@ FORMAT = 1
 MAX_LINE_BYTES = 8 << 20
 MAX_FILE_BYTES = 1 << 30
 MAX_ACTIONS = 8192  # of one change
+MAX_PATH = 4096  # characters; git bounds no path, and each frame has this one in its status line
 # Of a change: those before and those that are typed. No recorded change has as many: with at most MAX_LINE_PAIRS to
 # compare, one of its texts has fewer than 250 lines, so the other needs more than MAX_ACTIONS to be typed or deleted.
 MAX_LINES = 16_384
@@ -52,7 +53,7 @@ class Change(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    path: str
+    path: str = Field(max_length=MAX_PATH)
     before: str
     actions: Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS), AfterValidator(_shared)]
     after_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")

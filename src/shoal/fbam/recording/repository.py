@@ -58,7 +58,8 @@ class Repository:
         own = Path(self._scratch.name) / "own"
         self._git("init", "--quiet", "--bare", "--template=", str(own))
         (own / "objects" / "info").mkdir(exist_ok=True)
-        (own / "objects" / "info" / "alternates").write_text(f"{self.source.objects}\n")
+        # As the bytes that it has: directories may have names that are not UTF-8.
+        (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(self.source.objects) + b"\n")
         if self.source.shallow:
             (own / "shallow").write_text("".join(f"{commit}\n" for commit in self.source.shallow))
         return self
@@ -102,7 +103,7 @@ class Repository:
             at += int(head[2]) + 1
 
     def _own_git(self, *arguments: str, given: bytes = b"") -> bytes:
-        return self._git("--git-dir", str(Path(self._scratch.name) / "own"), *arguments, given=given)
+        return self._git(f"--git-dir={Path(self._scratch.name) / 'own'}", *arguments, given=given)
 
     def _git(self, *arguments: str, given: bytes = b"") -> bytes:
         """Runs git with files as its input and output: a bound on file size then bounds what it can answer."""
@@ -130,7 +131,8 @@ class Repository:
             if code != 0:
                 said.seek(0)
                 why = one_line(said.read(300).decode(errors="replace")) or f"ended with code {code}, over a limit"
-                raise FbamError(f"repository {self.source.path}: git {arguments[0]} failed: {why}")
+                command = next(word for word in arguments if not word.startswith("-"))
+                raise FbamError(f"repository {self.source.path}: git {command} failed: {why}")
             written.seek(0)
             return written.read()
 
@@ -149,13 +151,15 @@ class Repository:
         }
 
     def _bound(self) -> None:
-        """In the child, before git starts."""
+        """In the child, before git starts. Where the user's own limits are lower (`ulimit -v`), these stay."""
         for kind, limit in (
             (resource.RLIMIT_FSIZE, self.limits.output_bytes),
             (resource.RLIMIT_AS, self.limits.memory_bytes),
             (resource.RLIMIT_CORE, 0),
         ):
-            resource.setrlimit(kind, (limit, limit))
+            _, most = resource.getrlimit(kind)
+            lower = limit if most == resource.RLIM_INFINITY else min(limit, most)
+            resource.setrlimit(kind, (lower, lower))
 
 
 def parse_listing(told: bytes) -> Iterator[FileChange]:

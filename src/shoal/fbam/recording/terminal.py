@@ -5,7 +5,7 @@ import time
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shoal.errors import FbamError
@@ -15,10 +15,21 @@ from shoal.fbam.recording.recording_source import Player
 from shoal.fbam.recording.screen import draw_screen, screen_text
 from shoal.text import one_line
 
+ROWS, COLUMNS = 24, 80  # of a screen, unless it is told otherwise
+
+
+def shape_for(console: Console, rows: int | None, columns: int | None) -> FrameShape:
+    """The size that was asked for, else the usual one or what the terminal has room for: with a line more than that,
+    the line below a frame, which says where one is, would not be seen."""
+    room = (console.height - 1, console.width) if console.is_terminal else (ROWS, COLUMNS)
+    fitting = [max(1, min(usual, most)) for usual, most in zip((ROWS, COLUMNS), room, strict=True)]
+    return FrameShape(rows=rows or fitting[0], columns=columns or fitting[1])
+
 
 def list_changes(recording: Recording, console: Console) -> None:
     """One row per change, with the number by which it can be watched."""
-    table = Table("change", "commit", "frames", "file", title=f"{recording.frames:,} frames", title_justify="left")
+    number_column = Column("change", no_wrap=True)  # the last to be cut where a terminal is narrow
+    table = Table(number_column, "commit", "frames", "file", title=f"{recording.frames:,} frames", title_justify="left")
     for number, change in enumerate(recording.changes):
         table.add_row(str(number), change.commit[:12], f"{len(change.actions):,}", Text(one_line(change.path)))
     console.print(table)
@@ -52,7 +63,7 @@ def play(recording: Recording, number: int, speed: float, shape: FrameShape, con
 
 def _caption(recording: Recording, change: Change, at: int) -> str:
     action = recording.table.describe(change.actions[at]) if at < len(change.actions) else "end"
-    return f"{change.commit[:12]}  {at} of {len(change.actions)}  {action}"
+    return f"{at} of {len(change.actions)}  {action}  {change.commit[:12]}"
 
 
 def _picture(cells: np.ndarray, caption: str) -> RenderableType:
@@ -63,4 +74,4 @@ def _picture(cells: np.ndarray, caption: str) -> RenderableType:
         for char, front, back in zip(text, cells[1, row].tolist(), cells[2, row].tolist(), strict=True):
             line.append(char, style=f"color({front}) on color({back})")
         rows.append(line)
-    return Group(*rows, Text(caption, style="dim"))
+    return Group(*rows, Text(caption, style="dim", no_wrap=True, overflow="ellipsis"))

@@ -3,11 +3,10 @@
 A checkpoint replaces the one before in one rename: after a SIGKILL at any moment there is one to go on from.
 """
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from shoal.errors import FbamError
@@ -66,15 +65,14 @@ class RunDirectory:
 
     def restore(self, trainer: Trainer) -> None:
         """Puts the newest checkpoint into a trainer; a run without one begins at step 0."""
-        if self.checkpoint.is_file():
-            trainer.restore(self._read_checkpoint())
-
-    def _read_checkpoint(self) -> dict[str, Any]:
+        if not self.checkpoint.is_file():
+            return
         try:
-            state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise FbamError(f"run {self.path}: checkpoint.pt is damaged; remove it to begin at step 0") from error
-        return state
+            trainer.restore(torch.load(self.checkpoint, map_location="cpu", weights_only=True))
+        except Exception as error:  # of torch's unpickler and of every part of the state; files can be damaged anywhere
+            raise FbamError(
+                f"run {self.path}: checkpoint.pt is damaged, or another run's; remove it to begin at step 0"
+            ) from error
 
 
 def open_source(settings: TrainSettings, part: Part = "train") -> Source:
@@ -86,3 +84,8 @@ def open_source(settings: TrainSettings, part: Part = "train") -> Source:
     if sha256_file(settings.recording) != settings.recording_sha256:
         raise FbamError(f"recording {settings.recording}: it has changed since the run began; start a new run")
     return RecordingSource(recording, settings.model.shape, part)
+
+
+def check_source(settings: TrainSettings) -> None:
+    """Draws one of the longest sequences, which fails if there is none."""
+    open_source(settings).draw(np.random.default_rng(settings.seed), 1, settings.max_length)

@@ -80,8 +80,9 @@ def check_weights(theirs: Logprobs, ours: Logprobs, dtype: str, origin: str, url
     """The server computes what the version's files say."""
     gap = float(np.abs(np.array(theirs) - np.array(ours)).max())
     if not gap <= MAX_GAP[dtype]:
+        exact = ", and on a GPU with TRITON_F32_DEFAULT=ieee, or it computes in TF32" if dtype == "float32" else ""
         raise ModelError(
             f"workers.server {url}: its log-probs are off by {gap:.2g} from those of {origin}, allowed "
             f"{MAX_GAP[dtype]:g}: it holds other weights, or half of them; start it again with the version's files, "
-            "without quantisation"
+            f"without quantisation{exact}"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.errors import ModelError
-from shoal.generate.proof_builder import ProofBuilder
+from shoal.generate.proof_builder import ProofBuilder, chunk_proofs
 from shoal.generate.vllm.draw import Row
 
 
@@ -53,11 +53,21 @@ class CapturedStates:
                 f"vLLM sampled {count} rows and computed logits of {found}: proofs cannot be built; "
                 "Shoal knows vLLM 0.32, and speculative decoding must be off"
             )
-        proven_BD = states_BD.bfloat16()
-        for row in asked:
-            proof = self._proofs.setdefault(row.noise.asked.number, ProofBuilder())
-            proof.put(row.position, proven_BD[row.row])
+        states = states_BD.bfloat16().unbind()
+        proofs = [self._proofs.setdefault(row.noise.asked.number, ProofBuilder()) for row in asked]
+        self._close_full(proofs, asked)
+        for proof, row in zip(proofs, asked, strict=True):
+            proof.put(row.position, states[row.row])
             self.most_held = max(self.most_held, proof.held)
+
+    def _close_full(self, proofs: Sequence[ProofBuilder], rows: Sequence[Row]) -> None:
+        """Builds what ends with this step, all of it together: answers that began together end their chunks so."""
+        full = {}
+        for proof, row in zip(proofs, rows, strict=True):
+            if (chunk := proof.full_before(row.position)) is not None:
+                full[proof] = chunk
+        for proof, built in zip(full, chunk_proofs(list(full.values())), strict=True):
+            proof.close(built)
 
     def take(self, number: int, tokens: int) -> bytes:
         """The proof of a request that has ended with so many tokens; its states are dropped."""

@@ -15,11 +15,14 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from shoal.process import tree_of
 
 CHECK_S = 0.1
+# What ranks that see the end of their core are given to end in order, and a driver to free a large device.
+GRACE_S, END_S = 3.0, 60.0
 
 
 class DeathWatch:
@@ -30,6 +33,7 @@ class DeathWatch:
 
         self.late = ""
         self._client = weakref.ref(client)
+        self._processes = processes_of(client)
         self._error: type[Exception] = EngineDeadError
         self._lock = threading.Lock()
         self._due: tuple[float, str] | None = None
@@ -47,6 +51,26 @@ class DeathWatch:
             with self._lock:
                 self._due = None
 
+    def end(self) -> None:
+        """Ends what is left of the processes that the client began with, and waits until they are gone: ranks outlive a
+        core that was killed, and as long as they do they hold their devices' memory, which the next engine needs."""
+        if self._are_gone(GRACE_S):
+            return
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._are_gone(END_S)
+
+    def _left(self) -> list[int]:
+        return [pid for pid, began in self._processes.items() if beginning(pid) == began]
+
+    def _are_gone(self, seconds: float) -> bool:
+        """Whether they are, after so long at most."""
+        until = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < until:
+            time.sleep(CHECK_S)
+        return not left
+
     def _watch(self) -> None:
         while (client := self._client()) is not None:
             with self._lock:
@@ -60,6 +84,25 @@ class DeathWatch:
                         result.set_exception(self._error())
             del client
             time.sleep(CHECK_S)
+
+
+def processes_of(client: Any) -> dict[int, str]:
+    """The engine core and all that it has started, each with its beginning."""
+    found = [pid for core in client.resources.engine_manager.processes for pid in tree_of(core.pid)]
+    return {pid: began for pid in found if (began := beginning(pid)) is not None}
+
+
+def beginning(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """When a process began, by which it is known from a later one of the same number; None if there is none, or nothing
+    of it but its result."""
+    with suppress(OSError, IndexError):
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        states = [
+            (task / "stat").read_text().rpartition(")")[2].split()[0] for task in (proc / str(pid) / "task").iterdir()
+        ]
+        if set(states) - {"Z", "X"}:
+            return fields[19]
+    return None
 
 
 def kill_core(client: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.devices import DTYPES, Room
 from shoal.errors import ModelError
+from shoal.generate.proof_builder import CHUNK
 from shoal.limits import show_size
 from shoal.models.cache_size import Shape
 
@@ -25,6 +26,9 @@ BLOCK = 64
 CACHE_RESERVE = 1.05
 # Logits exist as they are computed, with noise, and as log-probs.
 LOGIT_TENSORS = 4
+# Steps whose states wait for proofs: a state keeps those of its whole step until its chunk is proven, a chunk's length
+# after it came, and an answer that has just begun keeps as many again.
+STEPS_HELD = 2 * CHUNK
 # Rows of hidden and of intermediate size that a layer holds of each token at once.
 HIDDEN_ROWS, INTERMEDIATE_ROWS = 8, 3
 
@@ -67,7 +71,8 @@ def worker_needs(
         return Needs(weights, GRAPHS + int(RESERVE * weights), None, 0)
     head = 4 * shape.vocab * shape.hidden // devices * (computed != "float32")  # it is a float32 one
     logits = LOGIT_TENSORS * max_batch * shape.vocab * 4
-    working = GRAPHS + int(RESERVE * weights) + head + logits + _activations(shape, batched, width)
+    states = STEPS_HELD * max_batch * shape.hidden * 2
+    working = GRAPHS + int(RESERVE * weights) + head + logits + states + _activations(shape, batched, width)
     one = int(CACHE_RESERVE * shape.cache(max_len + BLOCK, width, devices))
     return Needs(weights, working, max_batch * one, one)
 

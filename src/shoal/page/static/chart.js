@@ -24,7 +24,7 @@ library();
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // `lines`: [{ label, y, low?, high?, color: "--c1", points?, intervals? }], all over the same x.
-function options(uPlot, lines, width, height, { log, format, onCursor }) {
+function options(uPlot, lines, width, height, { format, onCursor }) {
   const series = [{}];
   const bands = [];
   const pale = (name) => `color-mix(in srgb, ${color(name)} 18%, transparent)`;
@@ -43,7 +43,7 @@ function options(uPlot, lines, width, height, { log, format, onCursor }) {
   return {
     width, height, series, bands, legend: { show: false }, padding: [8, 10, 0, 0],
     cursor: { sync: { key: "run" }, points: { size: 6 }, drag: { x: true, y: false } },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => reach(low, high, lines) } },
+    scales: { x: { time: false }, y: { range: (u, low, high) => reach(low, high, lines) } },
     axes: [{ ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (Number.isInteger(v) ? int(v) : "")) }, { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : format(v))) }],
     hooks: {
       setCursor: [(u) => onCursor(u.cursor.idx)],
@@ -94,7 +94,7 @@ function aligned(x, lines) {
 
 const last = (values) => values.findLast((value) => value !== null && value !== undefined);
 
-export function Chart({ title, unit, x, lines, height = 170, log = false, format = figure, note }) {
+export function Chart({ title, unit, x, lines, height = 170, format = figure, note }) {
   const box = useRef(null);
   const plot = useRef(null);
   const [at, setAt] = useState(null);
@@ -119,7 +119,7 @@ export function Chart({ title, unit, x, lines, height = 170, log = false, format
       const live = shown.map((line, n) => ({ ...line, get intervals() { return latest.current[n]?.intervals; } }));
       live.sparse = shown.sparse;
       const width = Math.max(200, box.current.clientWidth);
-      plot.current = new uPlot(options(uPlot, live, width, height, { log, format, onCursor: (idx) => setAt(idx ?? null) }), aligned(x, latest.current), box.current);
+      plot.current = new uPlot(options(uPlot, live, width, height, { format, onCursor: (idx) => setAt(idx ?? null) }), aligned(x, latest.current), box.current);
       watch = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(200, box.current.clientWidth), height }));
       watch.observe(box.current);
     });

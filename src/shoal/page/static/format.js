@@ -10,8 +10,8 @@ export const percent = (value, digits = 0) => (has(value) ? `${(100 * value).toF
 export function compact(value) {
   if (!has(value)) return NONE;
   const size = Math.abs(value);
-  if (size >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
-  if (size >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
+  if (size >= 999.995e6) return `${(value / 1e9).toFixed(2)} G`;
+  if (size >= 999.95e3) return `${(value / 1e6).toFixed(2)} M`;
   if (size >= 1e4) return `${(value / 1e3).toFixed(1)} k`;
   return int(value);
 }
@@ -26,10 +26,11 @@ export function figure(value, digits = 3) {
 
 export function duration(seconds) {
   if (!has(seconds)) return NONE;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  const rounded = Math.round(seconds);
+  if (rounded < 60) return `${rounded} s`;
+  const minutes = Math.floor(rounded / 60);
+  if (minutes < 60) return `${minutes} min ${rounded % 60} s`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }

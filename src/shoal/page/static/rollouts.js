@@ -60,7 +60,8 @@ export default function Rollouts() {
   const chosen = (name) => (values[`${name}_from`] === "" ? null : [Number(values[`${name}_from`]), Number(values[`${name}_to`])]);
   const at = data.steps.indexOf(data.step);
   const move = (by) => set({ step: String(data.steps[at + by]), group: "" });
-  return html`<h1>Rollouts</h1>
+  const gone = has(data.gone);
+  return html`<h1>Rollouts</h1>${gone ? html`<p class="callout">No rollouts of step ${int(data.gone)} are here (any more); these are of step ${int(data.step)}.</p>` : null}
     <div class="filters"><div class="stepper" role="group" aria-label="step"><button disabled=${at <= 0} onClick=${() => move(-1)} aria-label="step before">←</button>
       <${Select} label="Step" value=${String(data.step)} options=${data.steps.map((step) => [String(step), int(step)]).reverse()} onChange=${(step) => set({ step, group: "" })}/>
       <button disabled=${at < 0 || at >= data.steps.length - 1} onClick=${() => move(1)} aria-label="step after">→</button></div>
@@ -71,7 +72,7 @@ export default function Rollouts() {
       <${Tile} label="Mean reward" value=${fixed(data.mean_reward)}/><${Tile} label="Mean length" value=${figure(data.mean_tokens)} unit="tokens"/></${Tiles}>
     <div class="charts two"><${Section} title="Rewards" id="rewards"><${Histogram} bins=${data.rewards} name="reward" format=${figure} chosen=${chosen("reward")} onChoose=${pick("reward")}/></${Section}>
       <${Section} title="Lengths" id="lengths"><${Histogram} bins=${data.lengths} name="tokens" format=${(v) => int(Math.round(v))} chosen=${chosen("tokens")} onChoose=${pick("tokens")}/></${Section}></div>
-    ${group ? html`<${Group} step=${data.step} at=${group} close=${() => set({ group: "", page: values.page })}/>` : null}
+    ${group && !gone ? html`<${Group} step=${data.step} at=${group} close=${() => set({ group: "", page: values.page })}/>` : null}
     <${Section} title="Groups" id="groups" aside=${html`<span class="unit">rewards that differ most come first</span>`}>
       ${data.groups.length ? html`<ul class="groups">${data.groups.map((one) => { const key = `${one.submission}.${one.group}`; return html`<li key=${key}><button class="group ${key === group ? "on" : ""}" aria-pressed=${key === group ? "true" : "false"} onClick=${() => { set({ group: key, page: values.page, step: String(data.step) }); document.getElementById("main").scrollIntoView(); }}>
         <span><bdi>${one.source}</bdi> · task ${int(one.task)}</span><${Dots} rewards=${one.rewards}/><span class="unit">mean ${figure(one.mean)} · ${one.lengths[0] === one.lengths[1] ? int(one.lengths[0]) : `${int(one.lengths[0])}–${int(one.lengths[1])}`} tokens · ${data.step}/${one.submission}</span></button></li>`; })}</ul>` : html`<${Empty}>No group fits these filters.</${Empty}>`}

@@ -1,6 +1,6 @@
 // Page "run".
 import { html, useMemo } from "./htm-preact.js";
-import { ago, duration, figure, fixed, has, int, moment, percent, NONE } from "./format.js";
+import { ago, duration, fixed, has, int, moment, percent, NONE } from "./format.js";
 import { Badge, Empty, Loading, Problem, Section, Table, Tile, Tiles } from "./parts.js";
 import { Chart } from "./chart.js";
 import { useDocument, useStore } from "./store.js";

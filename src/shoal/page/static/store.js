@@ -8,19 +8,34 @@ function tell() {
   for (const listener of listeners) listener();
 }
 
+const AGAIN_MS = 5000;
+
 export function connect() {
-  const source = new EventSource("/events");
-  source.addEventListener("news", (event) => {
-    store.live = JSON.parse(event.data);
-    store.online = true;
-    tell();
-  });
-  source.onerror = () => {
-    store.online = false;
-    tell();
+  let source = null;
+  let timer = 0;
+  const close = () => {
+    clearTimeout(timer);
+    source?.close();
   };
+  const open = () => {
+    close();
+    const mine = source = new EventSource("/events");
+    mine.addEventListener("news", (event) => {
+      store.live = JSON.parse(event.data);
+      store.online = true;
+      tell();
+    });
+    mine.onerror = () => {
+      store.online = false;
+      // Where the line broke a browser tries again by itself; after an answer such as "too many pages" it never does.
+      if (mine.readyState === EventSource.CLOSED && mine === source) timer = setTimeout(open, AGAIN_MS * (1 + Math.random()));
+      tell();
+    };
+  };
+  open();
   // A page that is gone must not hold one of the server's streams, nor keep the browser from caching the page.
-  addEventListener("pagehide", () => source.close());
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => event.persisted && open());
 }
 
 export function useStore() {

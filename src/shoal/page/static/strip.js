@@ -55,7 +55,7 @@ export function Strip({ name, values, pieces, sign = 1 }) {
 export function Tokens({ sample, mark }) {
   const [open, setOpen] = useState(false);
   return html`<details onToggle=${(event) => setOpen(event.target.open)} open=${mark !== undefined}><summary>Token by token</summary>${open || mark !== undefined ? html`<ol class="tokens">${sample.pieces.map((piece, n) => {
-    const sure = Math.min(9, Math.floor((-2 * sample.logprobs[n])));
-    return html`<li class="t${Math.max(0, sure)} ${sample.ids[n] === mark ? "marked" : ""}" title="token ${sample.ids[n]}, log-prob ${fixed(sample.logprobs[n], 2)}"><bdi>${piece.replaceAll("\n", "↵") || "∅"}</bdi><small>${fixed(sample.logprobs[n], 2)}</small></li>`;
+    const doubt = Math.min(9, Math.max(0, Math.floor(-2 * sample.logprobs[n])));
+    return html`<li class=${sample.ids[n] === mark ? "marked" : ""} style=${{ "--doubt": `${doubt && 2 + 4 * doubt}%` }} title="token ${sample.ids[n]}, log-prob ${fixed(sample.logprobs[n], 2)}"><bdi>${piece.replaceAll("\n", "↵") || "∅"}</bdi><small>${fixed(sample.logprobs[n], 2)}</small></li>`;
   })}</ol>${sample.tokens > sample.pieces.length ? html`<p class="empty small">${sample.tokens - sample.pieces.length} more tokens are not shown.</p>` : null}` : null}</details>`;
 }

@@ -236,7 +236,7 @@ class EnvironmentHost:
             case {"id": int() as number, "played": said, "low_memory": bool() as is_low} if number in self._under_way:
                 try:
                     played = played_from_json(said)
-                except (ValueError, TypeError):
+                except (ValueError, TypeError, OverflowError):
                     raise ChildError("did not reply with what was played") from None
                 self._is_low_on_memory = is_low
                 _tell(self._under_way.pop(number), played)

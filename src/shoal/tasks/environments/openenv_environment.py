@@ -13,7 +13,9 @@ the sum of the rewards of its steps.
 """
 
 import json
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +59,20 @@ class Seen:
         self.reward, self.done = float(reward or 0.0), done
 
 
+class Session:
+    """A game that is closed once: when it is over, or when nobody holds it any more. Servers have few of them."""
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self.close = weakref.finalize(self, _close, game)
+        self.close.atexit = False
+
+
+def _close(game: Game) -> None:
+    with suppress(Exception):  # what an episode has earned is known by then
+        game.close()
+
+
 class OpenEnvEnvironment:
     """Episodes of OpenEnv; each has an environment of its own."""
 
@@ -75,15 +91,17 @@ class OpenEnvEnvironment:
         self._reset = _table(options, "reset", where)
 
     def reset(self, seed: int) -> State:
-        game: Game = self._start()
+        session = Session(self._start())
+        game = session.game
         seen = game.reset(seed=seed % MAX_SEED, **self._reset)
         schema = json.dumps(_plain_schema(game.schema), ensure_ascii=False, sort_keys=True)
         prompt = self._prompt.replace("{observation}", self._text(seen)).replace("{schema}", schema)
-        return {"prompt": prompt, "system": "", "game": game, "earned": seen.reward}
+        return {"prompt": prompt, "system": "", "session": session, "earned": seen.reward}
 
     def step(self, state: State, action: str) -> Observation:
         """An action that does not fit the schema changes nothing; the policy is told why."""
-        game: Game = state["game"]
+        session: Session = state["session"]
+        game = session.game
         try:
             read = read_action(action, game.schema)
             seen = game.step(read)
@@ -91,12 +109,12 @@ class OpenEnvEnvironment:
             return Observation(f"error: {error}")
         state["earned"] += seen.reward
         if seen.done:
-            game.close()
+            session.close()
         return Observation(over=True) if seen.done else Observation(self._text(seen))
 
     def score(self, state: State) -> float | Score:
-        game: Game = state["game"]
-        game.close()
+        session: Session = state["session"]
+        session.close()
         return float(state["earned"])
 
     def solve(self, state: State) -> str | None:

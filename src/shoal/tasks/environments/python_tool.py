@@ -19,8 +19,12 @@ from shoal.tasks.isolation.sandbox import Bounds, run_program
 DOUBTFUL = 1 / 3
 # Names that lead to what differs between machines and moments.
 CHANGING = {"time", "datetime", "date", "clock", "sys", "os", "platform", "id", "hash", "object", "lambda", "import"}
-# With this a program may go on after its machine has failed it, and print something else.
-CATCHING = "except"
+# The sandbox shows the machine's own libraries.
+CHANGING |= {"open"}
+# With these a program may go on after its machine has failed it, and print something else.
+CATCHING = {"except", "exit"}
+# Where something is in memory.
+ADDRESS = " at 0x"
 RAISED = "error: "
 # A program that raises ends well, so that all others were ended by their machines. Not the message: versions of Python
 # word it differently.
@@ -62,14 +66,14 @@ def step(state: dict[str, Any], action: str) -> Observation:
         return Observation(f"{RAISED}more than {limits.output_kb} KiB of output", doubtful=True)
     text = outcome.output.decode(errors="replace").strip()
     is_close = outcome.seconds > DOUBTFUL * limits.seconds or RAISED in text.rpartition("\n")[2]
-    return Observation(text, doubtful=is_close or may_differ(action))
+    return Observation(text, doubtful=is_close or ADDRESS in text or may_differ(action))
 
 
 def may_differ(program: str) -> bool:
     """Whether a program names something that may print otherwise elsewhere. Text in quotes counts, because a program
     may run it; underscores around a name do not, as in `__import__`; and a longer name is another one, as `cos` is."""
     names = {name.strip("_") for name in re.findall(r"\w+", program)}
-    return not names.isdisjoint({*CHANGING, CATCHING})
+    return not names.isdisjoint(CHANGING | CATCHING)
 
 
 def score(state: dict[str, Any]) -> float:

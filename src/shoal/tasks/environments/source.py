@@ -72,9 +72,17 @@ class EnvironmentSource:
             state = self.environment.reset(seed)
         except TaskError:
             raise
-        except Exception as error:  # it may be a stranger's
+        except (Exception, SystemExit) as error:  # it may be a stranger's
             raise TaskError(f"task source {self.name}: reset({seed}) raised {error!r:.200}; fix it") from error
-        return {"question": state["prompt"], "system": str(state.get("system", "")), "seed": seed}
+        prompt, system = state["prompt"], state.get("system") or ""
+        if not isinstance(system, str):
+            raise TaskError(f"task source {self.name}: reset({seed}) returned system = {system!r:.80}; must be text")
+        try:
+            f"{system}{prompt}".encode()
+        except UnicodeEncodeError as error:
+            where = f"task source {self.name}: reset({seed}) asks {prompt[:80]!r}"
+            raise TaskError(f"{where}, with a lone surrogate, which no tokenizer takes; leave it out") from error
+        return {"question": prompt, "system": system, "seed": seed}
 
 
 def build_environment(task: TaskConfig, held: Callable[[str], Path]) -> EnvironmentSource:
@@ -152,7 +160,9 @@ class Sessions:
         """See `Host.play`. Whatever the environment raises is the episode's own error."""
         try:
             return self._play(split, task, actions, known, score, episode, tokens)
-        except Exception as error:  # an environment may be a stranger's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may be a stranger's, and one that exits must not end the thread it is in
             self._states.pop(episode, None)
             if isinstance(error, MemoryError):
                 self._on_memory_error()

@@ -49,11 +49,12 @@ MAX_REPLY = 1 << 14
 # Of all sources that tasks are made of, or of tasks that are made at once.
 MAX_TASKS_REPLY = 1 << 26
 # The child gets these and no others: what else is in the environment is nothing to a scorer.
-PASSED_ON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT")
+PASSED_ON = ("PATH", "PYTHONPATH", "SYSTEMROOT")
 # Code that is trusted with everything may look for its own files.
 PASSED_ON_TO_TRUSTED = ("HOME", "XDG_CACHE_HOME")
-# A set must be in the same order for worker and validator, whose scorers else differ where that matters to them.
-ONE_ORDER = {"PYTHONHASHSEED": "0"}
+# A set must be in the same order for worker and validator, and numbers, dates and texts in the same form: their scorers
+# and environments else differ where that matters to them.
+ALIKE = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # A pool of pyarrow's own would reserve more than there is.
 FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
@@ -97,7 +98,7 @@ class Scorer:
                 threads = threads_to_play(self._lines)
                 memory = None if self._turns.memory_mb is None else self._turns.memory_mb << 20
                 more = {"observation": self._turns.observation, "threads": threads, "memory": memory}
-                environment = self._environment | ONE_THREAD | ONE_ORDER | FRUGAL
+                environment = self._environment | ONE_THREAD | ALIKE | FRUGAL
                 self._host = EnvironmentHost(command, environment, self._spec | more, self._turns, threads)
         return self._host.play(split, task, actions, **how)
 
@@ -165,7 +166,7 @@ class Scorer:
     def _start(self) -> None:
         # -P: nothing in the directory we happen to be in is taken for a module.
         command = [sys.executable, "-P", "-m", "shoal.tasks.rewards.scorer_child"]
-        self._child = Child(command, self._environment | ONE_THREAD | ONE_ORDER | FRUGAL)
+        self._child = Child(command, self._environment | ONE_THREAD | ALIKE | FRUGAL)
         self._proven = False
         self._scored = 0
         self._unsent: list[object] = [self._spec]

@@ -74,8 +74,11 @@ def begin(start_threads: Callable[[int], None] = lambda _: None) -> Begun | None
 
     None if there is nothing to do: nobody asks, or the tasks are refused, which the parent then knows.
     """
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints must not be read as a reply
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # nor is a request what it is typed, nor closed by its `exit()`
+    os.close(nothing)
     if not (first := requests.readline()):
         return None  # who started this was killed before it said anything
     spec = json.loads(first)

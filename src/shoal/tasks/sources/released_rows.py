@@ -5,8 +5,8 @@ A row has `prompt` (text, or a list of chat turns), `task_type`, `verification_i
 `prime_rl_code`. A row of mathematics may have several right answers.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shoal.config import SolveRateConfig
@@ -23,6 +23,12 @@ RATES = "solve_rate_"
 def is_released(row: Mapping[str, Any]) -> bool:
     """Whether a row is of that format: its columns are there, and no question under our own name."""
     return "question" not in row and all(row.get(name) is not None for name in COLUMNS)
+
+
+def lacking(row: Mapping[str, Any]) -> list[str]:
+    """What a row lacks that is of that format but for a column or two."""
+    is_like_one = "question" not in row and ("task_type" in row or "verification_info" in row)
+    return [name for name in COLUMNS if row.get(name) is None] if is_like_one else []
 
 
 def as_question(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -46,6 +52,10 @@ def right_answers(row: Mapping[str, Any], where: str) -> list[str]:
     """All answers of a mathematical row that count as right; a box around one is taken off."""
     known = _info(row, where).get("ground_truth")
     listed = known if isinstance(known, list) else [] if known is None else [known]
+    for one in listed:
+        # What str would make of a null is a text too, and an answer might well say it.
+        if isinstance(one, bool) or not isinstance(one, str | int | float) or one != one:
+            raise TaskError(f"{where}: ground_truth {one!r:.60} is neither text nor a number; correct it")
     answers = [last_box(str(one)) or str(one) for one in listed]
     if not answers:
         raise TaskError(f"{where}: verification_info has no ground_truth: {row['verification_info']!s:.80}")
@@ -92,7 +102,7 @@ def _info(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{where}: verification_info holds {text[:60]!r}, which is not valid JSON ({error})") from None
 
@@ -126,6 +136,9 @@ def within(rows: Sequence[Mapping[str, Any]], wanted: SolveRateConfig, where: st
 
 
 def _is_within(rate: Any, wanted: SolveRateConfig, where: str) -> bool:
-    if rate is None or isinstance(rate, int | float):
-        return rate is not None and wanted.min <= rate <= wanted.max
+    if rate is None:
+        return False
+    with suppress(ValueError):  # of text; a CSV file has nothing else
+        if isinstance(rate, str | int | float) and not isinstance(rate, bool):
+            return wanted.min <= float(rate) <= wanted.max
     raise TaskError(f"{where}: {wanted.column} {rate!r:.40} is not a number")

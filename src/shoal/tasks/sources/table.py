@@ -14,7 +14,7 @@ from shoal.files import parse_json
 from shoal.tasks.prompts import posed
 from shoal.tasks.rewards.extract import Place
 from shoal.tasks.source import Score, Split, Task, split_of
-from shoal.tasks.sources.released_rows import as_question, is_released, within
+from shoal.tasks.sources.released_rows import as_question, is_released, lacking, within
 
 # What a task is made of, and the columns that it stands in unless the config says otherwise.
 COLUMNS = {"question": "question", "answer": "answer", "tests": "tests", "split": "split"}
@@ -133,6 +133,11 @@ def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where
             asked = as_question(row, f"task source {where}: row {number}")
             rows.append({name: value for name, value in asked.items() if value is not None})
             continue
+        if not columns and (missing := lacking(row)):
+            raise TaskError(
+                f"task source {where}: row {number} has no {' and no '.join(map(repr, missing))}, which tasks of "
+                "INTELLECT-2's format have; leave it out"
+            )
         for name in ("question", *columns):
             if row.get(theirs[name]) is None:
                 raise TaskError(
@@ -148,7 +153,7 @@ def rename(table: Iterable[Mapping[str, Any]], columns: Mapping[str, str], where
 def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = []
     # Not splitlines: a text may hold U+2028 and other things that end a line elsewhere.
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -161,9 +166,16 @@ def _read_jsonl(path: Path) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"task source file/{path}: is not UTF-8 text ({error}); convert it") from None
+
+
 def _read_json(path: Path) -> Sequence[Mapping[str, Any]]:
     """A list of rows, else one row per line."""
-    text = path.read_text("utf-8-sig")
+    text = _text(path)
     if not text.lstrip().startswith("["):
         return _read_jsonl(path)
     try:

@@ -55,6 +55,7 @@ class Checks:
     numbers: NumericJudge | None = field(init=False)
     """Judges numbers where they are rounded to bfloat16; thresholds do where they are not."""
     _episodes: EpisodeRules | None = field(default=None, init=False)
+    _unsteady: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         rounds = self.config.model.dtype == "bfloat16"
@@ -249,7 +250,8 @@ class Checks:
         A finding of `scorer` says that our own one failed, or was not done in time.
         """
         in_turns = self.environments
-        own = OwnScores(self.policy, self.tasks, self.judge, in_turns, self.episodes if in_turns else None)
+        rules = self.episodes if in_turns else None
+        own = OwnScores(self.policy, self.tasks, self.judge, in_turns, rules, self._unsteady)
         length, seed = self.config.length, submission.lease.seed
         found, finding = own.scores(submission, seconds)
         if finding is not None:
@@ -264,8 +266,7 @@ class Checks:
         if finding is None or finding.check != REWARDS or (number := finding.sample) is None:
             return finding
         # A program may draw lots or look at the clock: nobody is blamed where we ourselves come to another reward.
-        again = own.again(submission.rollouts[number], seconds)
-        if other := next((score for score in again if score != found[number]), None):
+        if other := own.otherwise(submission, number, found[number], seconds):
             said = f"{found[number].reward}, then {other.reward}"
             return Finding("scorer", "a reward is the same each time", finding.claimed, said, number)
         return finding

@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 from shoal.config import TaskConfig
 from shoal.models.load import Policy
@@ -12,11 +13,17 @@ from shoal.protocol.rollout import Rollout, read_parts
 from shoal.protocol.submission import Submission
 from shoal.protocol.verdict import Finding
 from shoal.tasks.environments.environment import Played
+from shoal.tasks.files import code_of
 from shoal.tasks.source import OWN_PARTS, Judge, Score, Task, TaskSource, TokenCount, part_of
 from shoal.validate.checks.episodes import CHECK, UNSURE, EpisodeRules, check_episode
 
-# How often an answer is scored again, or an episode played again, before its worker is blamed.
+# How often an answer is scored again before its worker is blamed.
 TRIES = 4
+# How often an episode is played again, so many at a time: one that differs seldom must be found out too.
+EPISODE_TRIES = 4 * TRIES
+# Episodes of other tasks that are played between the turns of one.
+BESIDE = 3
+_SESSIONS = count()
 EpisodeToPlay = tuple[Task, tuple[str, ...], tuple[TokenCount, ...]]
 """A task, what was said in an episode of it, and how many tokens that was."""
 
@@ -31,6 +38,9 @@ class OwnScores:
     environments: Mapping[str, TaskConfig]
     rules: EpisodeRules | None
     """None where no task is an environment."""
+    unsteady: set[str] = field(default_factory=set)
+    """Environments, code of others, that were seen to play differently though they are called deterministic: nobody is
+    blamed for what they said."""
 
     def scores(self, submission: Submission, seconds: float = math.inf) -> tuple[list[Score], Finding | None]:
         """A score for each answer, in order, and the first episode that is not as its environment plays it."""
@@ -46,18 +56,23 @@ class OwnScores:
                 found.append(_claimed(sample))
             else:
                 own = next(played)
-                if finding := self._compare(number, sample, own, seconds):
+                if finding := self._compare(submission, number, own, seconds):
                     return found, finding
                 found.append(_score(own))
         return found, None
 
-    def again(self, sample: Rollout, seconds: float = math.inf) -> list[Score]:
-        """The same answer scored a few times more."""
+    def otherwise(self, submission: Submission, number: int, own: Score, seconds: float = math.inf) -> Score | None:
+        """Another score that the same answer is given here, if it is scored again; None if there is none."""
+        sample = submission.rollouts[number]
         if self._is_played(sample):
-            return [_score(own) for own in self._played(self._episodes([sample] * TRIES), seconds)]
-        if sample.source in self.environments:
-            return []
-        return self.judge.scores("train", [self._asked(sample)] * TRIES, seconds)
+            again = map(_score, self._played_again(submission, number, seconds))
+        elif sample.source in self.environments:
+            return None
+        else:
+            again = iter(self.judge.scores("train", [self._asked(sample)] * TRIES, seconds))
+        other = next((score for score in again if score != own), None)
+        self._note(sample.source, other)
+        return other
 
     def _is_played(self, sample: Rollout) -> bool:
         line = self.environments.get(sample.source)
@@ -96,17 +111,70 @@ class OwnScores:
             one.cancel()  # what is late is not waited for, and holds nobody else up
         return iter(found)
 
-    def _compare(self, number: int, sample: Rollout, own: Played, seconds: float) -> Finding | None:
+    def _played_again(self, submission: Submission, number: int, seconds: float) -> Iterator[Played]:
+        """The same episode some times more: turn by turn between others, as its worker played it, then as a whole.
+
+        What an environment keeps outside its states, such as the generator of `random`, shows in the first way alone.
+        """
+        deadline, sample = time.monotonic() + seconds, submission.rollouts[number]
+        others = {one.task: one for one in submission.rollouts if one.source == sample.source}
+        others.pop(sample.task)
+        yield from self._turn_by_turn(sample, list(others.values())[:BESIDE], deadline)
+        for _ in range(0, EPISODE_TRIES, TRIES):
+            yield from self._played(self._episodes([sample] * TRIES), deadline - time.monotonic())
+
+    def _turn_by_turn(self, sample: Rollout, beside: Sequence[Rollout], deadline: float) -> Iterator[Played]:
+        """One episode twice and others between, all played side by side, one turn after the other."""
+        samples = [sample, *beside, sample]
+        sessions = [(next(_SESSIONS), *episode) for episode in self._episodes(samples)]
+        seen = [list[Played]() for _ in samples]
+        for turn in range(1, max(len(actions) for _, _, actions, _ in sessions) + 1):
+            playing = {
+                number: self.judge.play(
+                    "train",
+                    task,
+                    actions[:turn],
+                    known=turn - 1,
+                    score=turn == len(actions),
+                    episode=session,
+                    tokens=tokens[:turn],
+                )
+                for number, (session, task, actions, tokens) in enumerate(sessions)
+                if turn <= len(actions) and not any(one.error for one in seen[number])
+            }
+            wait(playing.values(), timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            for number, one in playing.items():
+                seen[number].append(one.result() if one.done() else Played(error="it takes too long turn by turn"))
+                one.cancel()
+        for turns in (seen[0], seen[-1]):
+            if turns:
+                yield replace(turns[-1], observations=tuple(said for one in turns for said in one.observations))
+
+    def _compare(self, submission: Submission, number: int, own: Played, seconds: float) -> Finding | None:
         assert self.rules is not None
+        sample = submission.rollouts[number]
         finding = check_episode(number, sample, own, self.rules)
-        if finding is None or finding.check != CHECK:
+        if finding is None or finding.check != CHECK or self._is_steady(submission, number, own, seconds):
             return finding
         # An environment that is called deterministic may not be: nobody is blamed where it plays otherwise each time.
-        again = self._played(self._episodes([sample] * TRIES), seconds)
-        if any(other.observations != own.observations for other in again):
-            rule = f"an episode is the same each time it is played, and {finding.rule}"
-            return replace(finding, check=UNSURE, rule=rule)
-        return finding
+        rule = f"an episode is the same each time it is played, and {finding.rule}"
+        return replace(finding, check=UNSURE, rule=rule)
+
+    def _is_steady(self, submission: Submission, number: int, own: Played, seconds: float) -> bool:
+        """Whether an environment plays an episode the same each time, and has done so with all others before."""
+        source = submission.rollouts[number].source
+        if source in self.unsteady:
+            return False
+        again = self._played_again(submission, number, seconds)
+        other = next((one for one in again if one.observations != own.observations), None)
+        self._note(source, other)
+        return other is None
+
+    def _note(self, source: str, other: Played | Score | None) -> None:
+        """Code of others that has played differently once may have done so for any worker. What is built in says itself
+        which of its answers may differ."""
+        if other is not None and not other.error and source in self.environments and code_of(self.environments[source]):
+            self.unsteady.add(source)
 
 
 def _score(own: Played) -> Score:

@@ -2,11 +2,14 @@
 
 The harness's side blocks in `ask` until its request is answered; the environment's side blocks in `next` until there is
 another request or the harness has ended. Neither ever waits for the other without a deadline or an end.
+
+What depends on how fast the policy is must never look like what the harness does: a validator replies at once. So a
+reply that nobody waited for, and requests that came while another one waited, make an episode void.
 """
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.errors import TaskError
@@ -35,6 +38,11 @@ class Exchange:
         self._asked: tuple[Message, ...] | None = None
         self._replies: list[Reply] = []
         self._requests = 0
+        self._taken = 0
+        self.waiting = 0
+        """Requests of the harness that wait for a reply; some may be the same one sent again."""
+        self.is_at_once = False
+        """Whether a request came while another one waited."""
         self._ended = self._closed = False
 
     @property
@@ -42,17 +50,30 @@ class Exchange:
         """What the policy is told of the harness's tools."""
         return self._conversation.tools
 
-    def ask(self, messages: Sequence[Message], tool_text: str, *, may_repeat: bool = True) -> Reply:
+    def ask(
+        self,
+        messages: Sequence[Message],
+        tool_text: str,
+        *,
+        may_repeat: bool = True,
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> Reply:
         """The policy's reply to a request of the harness. A request that is sent again gets the same reply, unless it
-        says that it is a new one: one episode has one reply to each."""
+        says that it is a new one: one episode has one reply to each. `is_there` says whether who asked still waits."""
         with self._changed:
             self._check_open()
-            added = self._conversation.extend(messages, tool_text)
+            is_second = self._conversation.waiting
+            try:
+                added = self._conversation.extend(messages, tool_text)
+            except ApiError:
+                self.is_at_once |= is_second
+                raise
             if added is not None:
                 self._asked = added
                 self._requests += 1
                 self._changed.notify_all()
             elif not may_repeat:
+                self.is_at_once |= is_second
                 raise ApiError(
                     400,
                     "messages: are those of the last request; an episode has one reply to each and draws no second one",
@@ -60,9 +81,15 @@ class Exchange:
                     code="history_rewritten",
                 )
             number = self._requests
-            while len(self._replies) < number:
-                self._check_open()
-                self._changed.wait()
+            self.waiting += 1
+            try:
+                while len(self._replies) < number:
+                    self._check_open()
+                    self._changed.wait()
+            finally:
+                self.waiting -= 1
+            if is_there():
+                self._taken = number
             return self._replies[number - 1]
 
     def next(self, seconds: float) -> tuple[Message, ...] | None:
@@ -74,8 +101,17 @@ class Exchange:
                 if left <= 0:
                     raise TaskError(f"its harness neither asked nor ended within {seconds:g} s")
                 self._changed.wait(left)
+            if self.is_at_once:
+                raise TaskError("its harness sent a request while another one waited; an episode is one conversation")
+            if self._taken < len(self._replies):
+                raise TaskError("its harness did not wait for the reply, which may come sooner on another machine")
             asked, self._asked = self._asked, None
             return asked
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the harness has asked what was not replied to."""
+        return self._conversation.waiting
 
     def reply(self, text: str, tokens: TokenCount | None = None) -> None:
         """Answers the last request with what the policy said."""

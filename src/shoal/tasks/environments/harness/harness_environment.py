@@ -63,8 +63,9 @@ class Run:
         self.score.add_done_callback(lambda _: exchange.end())
 
     def result(self) -> float | Score:
-        """What the harness says of its episode; 0 where the run ends an episode before its harness does."""
-        if not self.score.done():
+        """What the harness says of its episode; 0 where the run ends an episode before its harness does, also if that
+        has grown tired of waiting for the reply."""
+        if self.exchange.is_asked or not self.score.done():
             self.exchange.close()
             return Score(0.0)
         return self.score.result()

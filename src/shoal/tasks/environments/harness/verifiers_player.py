@@ -94,6 +94,9 @@ class VerifiersPlayer:
         if not episode.ok:
             said = f"{errors[-1].type}: {errors[-1].message}" if errors else "its traces are not complete"
             raise TaskError(f"{self._where}: its episode failed: {said}"[:400])
+        if late := next((trace for trace in episode.traces if trace.is_timeout), None):
+            # The package scores what there is; on a faster machine, or with a faster policy, there would be more.
+            raise TaskError(f"{self._where}: its time was over ({late.stop_condition})")
         played = [trace for trace in episode.traces if trace.agent.trainable]
         parts = {name: reward.score for trace in played for name, reward in trace.rewards.items() if reward is not None}
         return Score(float(sum(trace.reward for trace in played)), parts=parts)

@@ -33,8 +33,14 @@ def entries(rows: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any
         small = {str(name).lower(): value for name, value in row.items()}
         if small.get("problem") is None or small.get("answer") is None:
             raise TaskError(f"{where}: row {number} has no problem and answer; it has {', '.join(map(str, row))}")
-        target = str(small["answer"]).strip()
-        target = str(int(target)) if target.isascii() and target.isdigit() else target
+        answer = small["answer"]
+        target = str(answer).strip()
+        if not target or not isinstance(answer, str | int) or isinstance(answer, bool):
+            raise TaskError(
+                f"{where}: row {number}: answer {answer!r:.40} is neither a whole number nor text; correct it"
+            )
+        if target.isascii() and target.isdigit():
+            target = target.lstrip("0") or "0"
         found.append({"question": str(small["problem"]) + ASK, "answer": f"\\boxed{{{target}}}", "target": target})
     return found
 

@@ -32,6 +32,9 @@ def entries(rows: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any
     for number, row in enumerate(rows):
         if missing := [name for name in ("Question", CORRECT, *WRONG) if row.get(name) is None]:
             raise TaskError(f"{where}: row {number} has no {missing[0]!r}; it has {', '.join(map(str, row))}")
+        for name in ("Question", CORRECT, *WRONG):
+            if not isinstance(row[name], str | int | float):
+                raise TaskError(f"{where}: row {number}: {name!r} is {row[name]!r:.40}, which is not text; correct it")
         choices = [_plain(str(row[name])) for name in (*WRONG, CORRECT)]
         right = choices[-1]
         Random(draw("gpqa", row["Question"])).shuffle(choices)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.errors import TaskError
 from shoal.tasks.source import Score
-from shoal.tasks.sources.exams.ifeval_rules import NEED_PUNKT, RULES
+from shoal.tasks.sources.exams.ifeval_rules import NEED_PUNKT, RULES, checked
 from shoal.tasks.sources.exams.words import load
 
 COLUMNS = ("prompt", "instruction_id_list", "kwargs")
@@ -21,7 +21,10 @@ def entries(rows: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any
     for number, row in enumerate(rows):
         if missing := [name for name in COLUMNS if row.get(name) is None]:
             raise TaskError(f"{where}: row {number} has no {missing[0]!r}; it has {', '.join(map(str, row))}")
-        names, arguments = list(row["instruction_id_list"]), list(row["kwargs"])
+        names, arguments = row["instruction_id_list"], row["kwargs"]
+        for column, value in zip(COLUMNS[1:], (names, arguments), strict=True):
+            if not isinstance(value, list):
+                raise TaskError(f"{where}: row {number}: {column} {value!r:.40} is not a list")
         if not names or len(names) != len(arguments):
             raise TaskError(f"{where}: row {number} has {len(names)} instructions and {len(arguments)} kwargs")
         told = [_told(name, said, f"{where}: row {number}") for name, said in zip(names, arguments, strict=True)]
@@ -30,14 +33,19 @@ def entries(rows: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any
     return found
 
 
-def _told(name: Any, said: Mapping[str, Any] | None, where: str) -> tuple[str, dict[str, Any]]:
+def _told(name: Any, said: Any, where: str) -> tuple[str, dict[str, Any]]:
     """An instruction with the arguments that its rule takes; others are of other instructions' columns."""
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise TaskError(f"{where}: instruction {name!r} is not one of IFEval's: {', '.join(RULES)}")
+    if not isinstance(said, Mapping | None):
+        raise TaskError(f"{where}: {name} has the arguments {said!r:.40}, which are not a JSON object")
     needed = {argument: (said or {}).get(argument) for argument in RULES[name][1]}
     if missing := [argument for argument, value in needed.items() if value is None]:
         raise TaskError(f"{where}: {name} has no {missing[0]}; the reference scorer would draw one at random")
-    return name, needed
+    try:
+        return name, {argument: checked(argument, value) for argument, value in needed.items()}
+    except ValueError as error:
+        raise TaskError(f"{where}: {name}: {error}; correct it") from None
 
 
 def score(entry: Mapping[str, Any], answer: str) -> Score:

@@ -194,5 +194,34 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "change_case:english_lowercase": (_english_small, ()),
     "punctuation:no_comma": (_no_comma, ()),
 }
+RELATIONS = ("less than", "at least")
+PATTERNS = ("keyword", "keywords", "forbidden_words")
+LISTS = ("keywords", "forbidden_words")
+TEXTS = (
+    *("keyword", "relation", "let_relation", "capital_relation", "letter", "language", "first_word"),
+    *("postscript_marker", "section_spliter", "prompt_to_repeat", "end_phrase"),
+)
+
+
+def checked(argument: str, value: Any) -> Any:
+    """A rule's argument as the rule takes it; a ValueError says what it must be where no rule could use it."""
+    if argument in LISTS or argument in TEXTS:
+        parts = value if argument in LISTS else [value]
+        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+            raise ValueError(f"{argument} {value!r:.40} is not {'a list of texts' if argument in LISTS else 'a text'}")
+        if argument.endswith("relation") and value not in RELATIONS:
+            raise ValueError(f"{argument} {value!r:.40} is neither {RELATIONS[0]!r} nor {RELATIONS[1]!r}")
+        for pattern in parts if argument in PATTERNS else ():
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"{argument} {pattern!r:.40} is not a pattern ({error})") from None
+        return value
+    is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+    if isinstance(value, bool) or not is_whole:
+        raise ValueError(f"{argument} {value!r:.40} is not a whole number")
+    return int(value)
+
+
 # Those that need a model of English sentences.
 NEED_PUNKT = ("length_constraints:number_sentences", "change_case:capital_word_frequency")

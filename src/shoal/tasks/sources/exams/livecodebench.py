@@ -26,6 +26,7 @@ ASK = "\nWrite a Python program that solves this, in one block of code between `
 ASK_STDIN = f"{ASK}. It reads standard input and writes standard output."
 ASK_STARTER = f"{ASK}, which begins like this:\n```python\n{{starter}}\n```"
 FENCE = "```"
+NO_TESTS = "[]"
 # Of one problem's private tests, uncompressed: the process that scores has 2 GiB.
 MAX_TESTS = 256 << 20
 MAX_LINE = 512 << 20
@@ -62,8 +63,17 @@ class Contest:
     def _entry(self, at: int, line: bytes, number: int) -> dict[str, Any]:
         where = f"task source livecodebench/{self._path}: line {number}"
         row = _parsed(line, where)
+        if not isinstance(row, dict):
+            raise TaskError(f"{where} is not a JSON object but {line[:40]!r}")
         if missing := [name for name in ("question_content", "public_test_cases", "metadata") if name not in row]:
             raise TaskError(f"{where} has no {missing[0]!r}; it has {', '.join(map(str, row))}")
+        for name in ("question_content", "starter_code", "private_test_cases"):
+            if not isinstance(row.get(name) or "", str) or (name == "question_content" and not row[name]):
+                raise TaskError(f"{where}: {name} {row[name]!r:.40} is not a text")
+        _function(row, where)
+        public = _listed(row["public_test_cases"], f"{where}: public_test_cases")
+        if not public and (row.get("private_test_cases") or NO_TESTS).strip() == NO_TESTS:
+            raise TaskError(f"{where} has no tests: any program would pass; leave it out")
         starter = str(row.get("starter_code") or "")
         ask = ASK_STARTER.replace("{starter}", starter) if starter else ASK_STDIN
         crc = binascii.crc32(line)  # so that another content is another source
@@ -74,8 +84,7 @@ class Contest:
             file.seek(entry["at"])
             row = _parsed(file.read(entry["length"]), f"livecodebench/{self._path}")
         tests = read_tests(row)
-        function = _parsed(row["metadata"], "metadata").get("func_name")
-        return judge(last_block(answer), tests, function, self._code)
+        return judge(last_block(answer), tests, _function(row, "LiveCodeBench"), self._code)
 
 
 def last_block(answer: str) -> str:
@@ -149,26 +158,46 @@ def same_value(told: Any, expected: Any, top: bool = False) -> bool:
 
 def read_tests(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Input and output of each test, the public ones first."""
-    cases = [*_parsed(row["public_test_cases"], "public_test_cases"), *_private(row.get("private_test_cases") or "[]")]
-    try:
-        return [(str(case["input"]), str(case["output"])) for case in cases]
-    except (KeyError, TypeError) as error:
-        raise TaskError(f"LiveCodeBench: a test has no input and output ({error!r})") from None
+    private = _private(row.get("private_test_cases") or NO_TESTS)
+    tests = _listed(row["public_test_cases"], "LiveCodeBench: public_test_cases")
+    tests += _listed(private, "LiveCodeBench: private_test_cases")
+    if not tests:
+        raise TaskError("LiveCodeBench: a problem without tests, which any program would pass; leave it out")
+    return tests
+
+
+def _listed(text: Any, where: str) -> list[tuple[str, str]]:
+    cases = _parsed(text, where)
+    if not isinstance(cases, list) or not all(
+        isinstance(case, dict) and {"input", "output"} <= {*case} for case in cases
+    ):
+        raise TaskError(f"{where}: {str(cases)[:60]!r} is not a list of tests that have input and output")
+    return [(str(case["input"]), str(case["output"])) for case in cases]
+
+
+def _function(row: Mapping[str, Any], where: str) -> str | None:
+    """The function that is asked for, if it is one and not a whole program."""
+    known = _parsed(row["metadata"], f"{where}: metadata")
+    name = known.get("func_name") if isinstance(known, dict) else known
+    if not isinstance(known, dict) or not isinstance(name, str | None):
+        raise TaskError(f"{where}: metadata {row['metadata']!r:.60} is not a JSON object with a func_name")
+    return name
 
 
 def _private(packed: str) -> Any:
-    """Plain JSON, or base64 of a zlib stream of a pickle of JSON text."""
+    """JSON text, plain or as base64 of a zlib stream of a pickle of it."""
     if packed.lstrip().startswith("["):
-        return _parsed(packed, "private_test_cases")
+        return packed
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(packed), MAX_TESTS)
         if stream.unconsumed_tail:
             raise TaskError(f"LiveCodeBench: private tests of a problem take more than {MAX_TESTS:,} bytes")
-        text = _TextOnly(io.BytesIO(data)).load()
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError) as error:
+        return _TextOnly(io.BytesIO(data)).load()
+    except TaskError:
+        raise
+    except Exception as error:  # of what a stranger's bytes make of base64, zlib and a pickle machine
         raise TaskError(f"LiveCodeBench: private tests cannot be read ({type(error).__name__}: {error})") from None
-    return _parsed(text, "private_test_cases") if isinstance(text, str) else None
 
 
 class _TextOnly(pickle.Unpickler):

@@ -27,7 +27,12 @@ class Exam:
         self.train_size = 0
         self.heldout_size = len(entries)
         lines = (json.dumps(entry, sort_keys=True, ensure_ascii=False, default=str) for entry in entries)
-        self.sha256 = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        try:
+            self.sha256 = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        except UnicodeEncodeError as error:
+            raise TaskError(
+                f"task source {name}: a question holds {error.object[error.start]!a}, which is not text"
+            ) from None
         self._entries, self._verdict, self._template = entries, verdict, template
 
     def task(self, split: Split, index: int) -> Task:

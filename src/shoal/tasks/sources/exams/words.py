@@ -11,8 +11,6 @@ from shoal.errors import TaskError
 from shoal.extras import require
 from shoal.files import cache_dir
 
-PUNKT = "tokenizers/punkt_tab/english"
-
 
 def nltk_data() -> Path:
     """Where `shoal suites --fetch ifeval` puts the model of English sentences."""
