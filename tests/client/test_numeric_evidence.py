@@ -16,6 +16,8 @@ from shoal.cli.ledger_views import show_node
 from shoal.client.ledger import record_at
 from shoal.client.run_status import NodeRecord, ask_coordinator, coordinator_says, explanation, node_record, print_swarm
 from shoal.coordinator.verdicts import evidence_against
+from shoal.crypto.keys import checksummed
+from shoal.errors import LedgerError
 from shoal.protocol.numeric_evidence import NumericEvidence, meaning, standing
 from shoal.protocol.verdict import NUMBERS, ROUNDING, Finding, Verdict
 from shoal.rundir import RUN_FILE, write_run_file
@@ -96,6 +98,23 @@ def test_status_and_node_show_it_and_float32_runs_have_no_such_column(small_worl
     told = shown(lambda console: show_node(record, A, console, lambda node: coordinator_says(small_world.url, node)))
     assert "evidence 3.1 of 13.8 nats in 41 files" in told
     assert "evidence" not in shown(lambda console: show_node(record, A, console))
+
+
+def test_a_node_whose_first_step_is_not_over_sees_what_is_against_it(small_world: World) -> None:
+    """Its files are on no ledger yet, and it may be banned already."""
+    small_world.announce()
+    judge(small_world, ODD, Finding(ROUNDING, "a rule", "honest rounding", "7.2 nats"))
+    record = record_at(small_world.url)
+
+    def says(node: str) -> list[str]:
+        return coordinator_says(small_world.url, node)
+
+    told = shown(lambda console: show_node(record, checksummed(A), console, says))
+    assert told.splitlines()[0] == f"{checksummed(A)}, not on the ledger yet"
+    assert "evidence 3.1 of 13.8 nats in 41 files" in told
+    for address, source in ((A, lambda _: []), (A[:20], says), (key_of("nobody").address, says)):
+        with pytest.raises(LedgerError, match="no address in this ledger begins with it"):
+            shown(lambda console, who=address, lines=source: show_node(record, who, console, lines))
 
 
 @pytest.mark.parametrize("enforce", [True, False])

@@ -1,5 +1,6 @@
 """What `shoal ledger`, `shoal earnings` and `shoal node` print, for a ledger that is a file or a contract."""
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from shoal.ledger.state import Account, Judge, State, holdings, leases, status
 from shoal.text import one_line
 
 MIN_PREFIX = 6  # characters of an address, 0x among them
+FULL = re.compile(r"0x[0-9a-fA-F]{40}")
 
 
 def verify_ledger(path: Path, coordinator: str | None, kept: Path | None, other: Path | None, console: Console) -> None:
@@ -188,9 +190,18 @@ def _meant(state: State, address: str) -> Account:
 def show_node(
     record: Record, address: str, console: Console, coordinator_says: Callable[[str], Sequence[str]] = lambda _who: ()
 ) -> None:
-    """One contributor's history; `coordinator_says` has lines about it that no ledger has."""
+    """One contributor's history; `coordinator_says` has lines about it that no ledger has, from its first file on: the
+    ledger has that when its step is over."""
     state = record.state
-    account = _meant(state, address)
+    try:
+        account = _meant(state, address)
+    except LedgerError:
+        if FULL.fullmatch(address) is None or not (said := coordinator_says(address.lower())):
+            raise
+        console.print(f"[bold]{checksummed(address.lower())}[/], not on the ledger yet", highlight=False)
+        for known in said:
+            console.print(one_line(known), markup=False, highlight=False, soft_wrap=True)
+        return
     who = account.address
     has = holdings(state, account)
     console.print(f"[bold]{checksummed(who)}[/], {_status(state, account)}", highlight=False)
