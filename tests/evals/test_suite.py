@@ -9,12 +9,22 @@ from rich.console import Console
 
 from shoal.config import RewardConfig, TaskConfig
 from shoal.errors import ConfigError
-from shoal.evals.suite import differences, evaluate_suite, groups_of, measure_suite, results_of, table_of, to_json
+from shoal.evals.answers import Answered
+from shoal.evals.suite import (
+    differences,
+    evaluate_suite,
+    failures,
+    groups_of,
+    measure_suite,
+    results_of,
+    table_of,
+    to_json,
+)
 from shoal.evals.suite_catalogue import BUILT_IN, Suite, find_suite
 from shoal.models.load import load
 from shoal.tasks.build import build_source, split_up
 from shoal.tasks.rewards.scorer import Scorer
-from shoal.tasks.source import InProcess
+from shoal.tasks.source import InProcess, Score, Task
 
 ODD = """
 def task(index):
@@ -127,3 +137,14 @@ def test_a_suite_that_is_none_is_named(text: str | None, says: str, tmp_path: Pa
         path.write_text(text)
     with pytest.raises(ConfigError, match=says):
         find_suite("nothing" if text is None else str(path))
+
+
+def test_answers_that_no_scorer_could_judge_are_told_beside_the_table() -> None:
+    """They count as wrong, which a table alone would not tell from answers that are."""
+    right, lost = Score(1.0), Score(None, "tests cannot\nbe read")
+    tasks = [Task(name, index, "?", None, {}) for name, index in (("a", 0), ("a", 3), ("b", 0))]
+    scores = ([right, right], [right, lost], [right, right])
+    answered = [Answered(task, own, [1, 1]) for task, own in zip(tasks, scores, strict=True)]
+    said = "1 of 4 answers could not be scored and count as wrong; the first, to task 3: tests cannot be read"
+    assert failures(answered) == [f"a: {said}"]
+    assert failures(answered[2:]) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from shoal.config import TaskConfig, TurnsConfig
 from shoal.errors import TaskError
@@ -203,7 +204,7 @@ def test_rounding_changes_last_digits_alone(claimed: str, own: str, is_rounding:
     ("numbers", "is_a_lie"), [([0.3, 0.2, 0.1], False), ([0.1, 0.2, 0.31], True), ([1, 2, 3], True)]
 )
 def test_the_last_digits_of_a_fraction_are_blamed_on_nobody(
-    tmp_path: Path, numbers: list[float], is_a_lie: bool
+    tmp_path: Path, numbers: list[JsonValue], is_a_lie: bool
 ) -> None:
     path = tmp_path / "averaging.py"
     path.write_text(AVERAGING)

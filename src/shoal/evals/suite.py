@@ -21,6 +21,7 @@ from shoal.models.load import Policy, load
 from shoal.tasks.build import build_source, pinned, split_up
 from shoal.tasks.rewards.scorer import Scorer
 from shoal.tasks.source import Judge, TaskSource, size_of
+from shoal.text import one_line
 
 ALL = "all"
 
@@ -167,12 +168,30 @@ def evaluate_suite(
     suite = suite.model_copy(update={"sources": pinned(suite.sources)})
     with Scorer(suite.sources) as judge:
         measured = [_measured(model, suite, dtype, device, judge, errors) for model in models]
+    for model, answered in zip(models, measured, strict=True):
+        for text in failures(answered):
+            errors.print(f"{model.name}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     results = [results_of(suite, answered) for answered in measured]
     apart = differences(suite, measured[0], measured[1]) if len(measured) == 2 else {}
     if as_json:
         console.out(to_json(models, suite, results, apart), highlight=False)
     else:
         console.print(table_of(models, suite, results, apart))
+
+
+def failures(answered: Sequence[Answered]) -> list[str]:
+    """What is to be said of answers that no scorer could judge, a sentence for each source that has some."""
+    by_source: dict[str, list[Answered]] = {}
+    for one in answered:
+        by_source.setdefault(one.task.source, []).append(one)
+    return [
+        f"{source}: {count} of {sum(len(one.scores) for one in asked)} answers could not be scored and count as wrong; "
+        f"the first, to task {first.task.index}: {one_line(error)}"
+        for source, asked in by_source.items()
+        if (count := sum(one.failed for one in asked))
+        for first in [next(one for one in asked if one.failed)]
+        for error in [next(score.error for score in first.scores if score.reward is None)]
+    ]
 
 
 def _measured(

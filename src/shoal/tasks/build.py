@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.config import TaskConfig
 from shoal.errors import TaskError
-from shoal.tasks.files import held, is_loose, keep, keep_bytes, named
+from shoal.tasks.files import held, is_loose, keep, keep_bytes, named, place_of
 from shoal.tasks.prompts import framed
 from shoal.tasks.rewards.combine import rewarded
 from shoal.tasks.source import Mixture, TaskSource, content_of
@@ -126,7 +126,10 @@ def _build(task: TaskConfig) -> TaskSource:
             f'task source {task.source}: unverified = "accept", but it is no environment, so validators score its '
             "answers again; leave unverified out"
         )
-    source = _source(kind, rest, task)
+    try:
+        source = _source(kind, rest, task)
+    except TaskError as error:
+        raise TaskError(_as_named(str(error), task)) from error
     found = content_of(source)
     if task.sha256 is not None and task.sha256 != found:
         raise TaskError(
@@ -134,6 +137,13 @@ def _build(task: TaskConfig) -> TaskSource:
             "put back the content that it had then"
         )
     return source
+
+
+def _as_named(text: str, task: TaskConfig) -> str:
+    """An error's text with files as the config names them, wherever they are kept by their hashes."""
+    for name, sha256 in task.files.items():
+        text = text.replace(str(place_of(sha256, name)), name)
+    return text
 
 
 def _source(kind: str, rest: str, task: TaskConfig) -> TaskSource:

@@ -112,8 +112,9 @@ def score_of(task: Task, found: "float | Score") -> Score:
         return Score(None, _printable(result.error or f"{task.source} task {task.index}: scorer gave no reward"))
     # Numbers of libraries are not float, and would not be told to another process.
     parts = {f"{name}_" if name in OWN_PARTS else str(name): float(value) for name, value in result.parts.items()}
-    result = Score(float(result.reward), "", parts, bool(result.doubtful))
-    for value in (result.reward, *result.parts.values()):
+    reward = float(result.reward)
+    result = Score(reward, "", parts, bool(result.doubtful))
+    for value in (reward, *parts.values()):
         if not -1e6 < value < 1e6:
             return Score(None, f"{task.source} task {task.index}: scorer returned {value}, not a finite number")
     if sum(len(json.dumps(name)) + ROOM_FOR_NUMBER for name in result.parts) > MAX_PARTS:

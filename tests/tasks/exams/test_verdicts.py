@@ -254,6 +254,17 @@ def test_languages_sentences_and_words_are_counted_as_the_reference_counts_them(
     assert RULES["change_case:capital_word_frequency"][0]("NASA met ESA.", said)
 
 
+@pytest.mark.parametrize("kind", ["file", "aime", "gpqa", "ifeval"])
+def test_a_file_that_is_kept_by_its_hash_is_refused_by_its_own_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(TaskError, match=f"task source {kind}/{path}: row 0 has no "):
+        pinned([TaskConfig(source=f"{kind}/{path}")])
+    path.write_text("[")
+    with pytest.raises(TaskError, match=f"task source file/{path}: line 1 is not valid JSON"):
+        pinned([TaskConfig(source=f"{kind}/{path}")])
+
+
 def test_a_file_of_another_exam_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "?"}\n')

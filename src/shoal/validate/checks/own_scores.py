@@ -65,7 +65,7 @@ class OwnScores:
         """Another score that the same answer is given here, if it is scored again; None if there is none."""
         sample = submission.rollouts[number]
         if self._is_played(sample):
-            again = map(_score, self._played_again(submission, number, seconds))
+            again: Iterator[Score] = map(_score, self._played_again(submission, number, seconds))
         elif sample.source in self.environments:
             return None
         else:
