@@ -244,7 +244,7 @@ def test_a_judge_takes_newer_rates_without_a_restart_and_never_tighter_or_forged
 
 
 def test_a_judge_that_starts_again_takes_no_older_rates_than_it_had(tmp_path: Path) -> None:
-    """Whoever recorded a table that was signed once may answer with it when a validator starts."""
+    """Somebody who recorded a table that was signed once may answer with it when a validator starts."""
     kept, notes, now = tmp_path / "nodes" / "rates.json", list[str](), [0.0]
     first = RatesTable(shipped=default_rates()).loosened(rates_file(), "rates")
     second = first.loosened(rates_file(4.0, H100), "rates")

@@ -36,7 +36,8 @@ class RatesFollower:
     """Asks for the run's table now and then; what comes is signed, of this run's model, and never tighter.
 
     The last one that was taken is kept on disk. So a judge that starts again refuses an older one too, though its
-    signature is right: whoever recorded it on the way could have honest machines banned by odds that were too strict.
+    signature is right: somebody who recorded it on the way could have honest machines banned by odds that were too
+    strict.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RatesFollower:
         return self.table if self.table.version > version else None
 
     def _take(self, fetch: Callable[[], SignedRates]) -> None:
-        """Takes a later version of the table; files go on being judged by what is there if it is none."""
+        """Takes a later version of the table; files go on being judged by what is there otherwise."""
         try:
             signed = fetch()
             found = checked_rates(signed, self._architecture)
