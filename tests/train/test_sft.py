@@ -9,8 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from shoal.config import TaskConfig
 from shoal.errors import ConfigError, DivergedError
 from shoal.models.load import Policy, load
+from shoal.models.tiny import DEMONSTRATIONS
+from shoal.tasks.build import build_source
 from shoal.tasks.sources.gym.source import ReasoningGym
 from shoal.train.batch import pack
 from shoal.train.scorer import logprobs
@@ -48,6 +51,21 @@ def test_packing_changes_nothing(tiny_dir: Path) -> None:
         examples = from_source(policy, source, 24)
         losses.append(fit(policy, examples, SftConfig(batch=12, lr=1e-3, token_budget=budget), lambda *_: None))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_of_a_worked_episode_what_the_policy_says_is_learnt_and_what_it_is_told_is_context(tiny_dir: Path) -> None:
+    policy, source = load(tiny_dir), build_source([TaskConfig(source="environment/calculator")])
+    group = from_source(policy, source, 3)[2]
+    [sample] = group.samples
+    said = [policy.decode(sample.completion[begin:end]) for begin, end in sample.turns]
+    task = source.task("train", DEMONSTRATIONS + 2)
+    left, right = map(int, task.prompt.rstrip("?").split("*"))
+    assert said == [f"{left}*{right}", f"={left * right}"]
+    assert all(sample.completion[end - 1] in policy.eos_ids for _, end in sample.turns)
+    [batch] = pack([group], 4096)
+    assert batch.target_A.numel() == sample.drawn_count == sum(end - begin for begin, end in sample.turns)
+    losses = fit(policy, [group] * 60, SftConfig(batch=2, lr=3e-3), lambda *_: None)
+    assert losses[-1] < 0.3 * losses[0]
 
 
 def test_only_answers_are_learnt(tiny_dir: Path) -> None:

@@ -7,12 +7,13 @@ group of one answer, and its loss is the answer's negative log-likelihood. Promp
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,11 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shoal.devices import CPU
 from shoal.errors import ConfigError, DivergedError, TaskError
 from shoal.files import whole_directory
+from shoal.models.chat import Turns
 from shoal.models.load import Policy, load
 from shoal.models.templates import template_of
 from shoal.models.tiny import DEMONSTRATIONS
 from shoal.protocol.rollout import bare_rollout
-from shoal.tasks.source import TaskSource
+from shoal.tasks.environments.environment import Observation
+from shoal.tasks.environments.source import worked_turns
+from shoal.tasks.source import TaskSource, part_of
 from shoal.train.batch import Group, pack
 from shoal.train.scorer import logprobs
 
@@ -92,17 +96,33 @@ def example(policy: Policy, prompt: list[int], answer: str) -> Group:
     return Group(sample.prompt, [sample], [1.0], 0)
 
 
+def episode(policy: Policy, prompt: list[int], turns: Sequence[tuple[str, Observation]]) -> Group:
+    """The same with several answers, and what an environment says to each but the last."""
+    eos, between = min(policy.eos_ids), Turns.of(policy).between
+    ids, runs, said = list[int](), list[int](), 0
+    for number, (action, seen) in enumerate(turns, 1):
+        answer = [*policy.tokenizer.encode(action, add_special_tokens=False), eos]
+        told = between(eos, seen.role, seen.text) if number < len(turns) else []
+        ids += answer + told
+        runs += [len(answer), len(told)]
+        said += len(answer)
+    sample = replace(bare_rollout(prompt, ids, [0.0] * said), runs=np.array(runs[:-1], np.int32))
+    return Group(sample.prompt, [sample], [1.0], 0)
+
+
 def from_source(policy: Policy, source: TaskSource, count: int) -> list[Group]:
-    """A source's own worked answers, out of its train tasks."""
+    """A source's own worked answers, out of its train tasks; of an environment, worked episodes."""
     examples = []
     for index in range(count):
         task = source.task("train", DEMONSTRATIONS + index)
-        if task.answer is None:
+        turns = worked_turns(part_of(source, task.source), task)
+        if turns is None:
             raise TaskError(
                 f"{task.source} task {task.index}: has no worked answer to learn from; leave the source out, or give "
                 "conversations in its place"
             )
-        examples.append(example(policy, policy.encode_task(task), task.answer))
+        prompt = policy.encode_task(task)
+        examples.append(episode(policy, prompt, turns) if len(turns) > 1 else example(policy, prompt, turns[0][0]))
     return examples
 
 
