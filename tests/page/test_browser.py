@@ -48,6 +48,7 @@ def test_a_page_of_a_large_run_with_hostile_text_shows_it_as_text(
         assert page.run("document.title").endswith("Shoal")
         assert axe_faults(page, axe) == []
         page.prefer("dark")
+        page.until("getComputedStyle(document.body).backgroundColor === 'rgb(14, 23, 28)'")
         assert axe_faults(page, axe) == [], "in the dark"
         page.size(360, 740, phone=True)
         page.until("innerWidth === 360")

@@ -1,11 +1,13 @@
 """Decimation: few points, no peak lost; histograms that count every value once."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.page.series import MAX_POINTS, columns, histogram
+from shoal.page.series import LABELLED, MAX_POINTS, columns, histogram
 from shoal.telemetry.metrics import Entry
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -27,6 +29,11 @@ def test_an_outlier_of_one_step_in_ten_thousand_is_still_seen() -> None:
     assert min(found["low"]["reward"]) == 0.5  # type: ignore[index]
 
 
+def test_a_curve_that_hardly_moves_is_not_made_a_staircase_by_rounding() -> None:
+    found = columns(entries([5.58 + 1e-5 * step for step in range(20)]), ["reward"])
+    assert len(set(found["mean"]["reward"])) == 20  # type: ignore[index]
+
+
 @given(st.lists(NUMBERS, min_size=1, max_size=300), st.integers(1, 40))
 def test_a_histogram_counts_every_value_once_and_its_bins_touch(values: list[float], bins: int) -> None:
     found = histogram(values, bins)
@@ -35,3 +42,12 @@ def test_a_histogram_counts_every_value_once_and_its_bins_touch(values: list[flo
     assert found[-1][1] == max(values)
     assert len(found) <= bins
     assert all(low <= high for low, high, _ in found)
+
+
+@given(st.sets(st.integers(-50, 20_000), min_size=1, max_size=40))
+def test_a_place_on_the_axis_of_a_histogram_is_a_value_unless_each_bar_has_its_label(values: set[int]) -> None:
+    found = histogram([float(value) for value in values], 24)
+    if len(found) > LABELLED:
+        steps = [after[0] - before[0] for before, after in pairwise(found)]
+        assert max(steps) == pytest.approx(min(steps))
+    assert sum(count for _, _, count in found) == len(values)

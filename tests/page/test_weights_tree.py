@@ -7,8 +7,10 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert
 
 from shoal.coordinator.db.schema import metadata, nodes
-from shoal.page.weights_tree import MAX_CHILDREN, below_origin, children_of
+from shoal.page.source import RunFiles
+from shoal.page.weights_tree import MAX_CHILDREN, below_origin, children_of, weights_tree
 from shoal.shardcast.serve.child_relays import Children, children_file
+from shoal.telemetry.status import RoleStatus
 from tests.support.large_run import address, node
 
 OWN, OTHER, FAR = (f"https://203.0.113.{number}:9000" for number in (1, 2, 3))
@@ -70,3 +72,10 @@ def test_a_file_that_is_damaged_or_of_another_form_is_as_good_as_none(
     children_file(tmp_path / "origin").write_text(text)
     assert children_of(tmp_path / "origin") == []
     assert len(below_origin(db, tmp_path)) == 3
+
+
+def test_before_the_first_step_a_trainer_has_the_version_that_its_origin_offers(db: Connection, tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    files = RunFiles.open(tmp_path)
+    files.statuses = [RoleStatus("origin", 1, "working", "serving version 0, 0 MB so far", "", 0.0, None, 0.0)]
+    assert weights_tree(db, files)["note"] == "version 0"

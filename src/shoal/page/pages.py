@@ -53,6 +53,7 @@ class Pages:
         self.rates = Rates(REQUESTS_PER_S, BURST)
         self._changed = asyncio.Event()
         self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.static = _static_files()
 
     async def follow(self) -> None:
@@ -62,6 +63,7 @@ class Pages:
         """
         seen: tuple[int, ...] = ()
         logged: set[str] = set()
+        self._loop = asyncio.get_running_loop()
         while True:
             try:
                 await asyncio.to_thread(self.files.refresh)
@@ -104,9 +106,11 @@ class Pages:
             self.streams -= Counter({network: 1})  # which forgets a network that has none left
 
     def stop(self) -> None:
-        """Ends all event streams, so that a server that is stopped need not cut them off."""
+        """Ends all event streams, so that a server that is stopped need not cut them off. From any thread."""
         self._stopping = True
-        self._changed.set()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended, and with it all streams
+                self._loop.call_soon_threadsafe(lambda: self._changed.set())
 
     def live(self) -> Document:
         steps, roles, records = self.revision

@@ -40,7 +40,7 @@ def run_document(files: RunFiles) -> Document:
     last_suite = history.suites[max(history.suites)] if history.suites else None
     return {
         **live_document(files),
-        "cells": [[name, text] for name, text in panels.latest(history)] if history.steps or history.evals else [],
+        "cells": [[name, text] for name, text in panels.latest(history)] if history.steps else [],
         "drawn": [[name, text] for name, text in panels.drawn(history.last_step)],
         "compute": [[name, text] for name, text in panels.computed(history)],
         "suite": public_text(suite_line(last_suite, history.suites.get(0, {}))) if last_suite else "",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from shoal.telemetry.metrics import Entry, number
 
 MAX_POINTS = 600
+LABELLED = 12
+"""Bars of a histogram that the page writes a label under (`parts.js`)."""
 Column = list[float | None]
 
 
@@ -24,12 +26,17 @@ def columns(entries: Sequence[Entry], keys: Sequence[str], max_points: int = MAX
         found = [[value for entry in bucket if (value := number(entry, key)) is not None] for bucket in buckets]
         if not any(found):
             continue
-        means[key] = [short(math.fsum(values) / len(values)) if values else None for values in found]
+        means[key] = [_plotted(math.fsum(values) / len(values)) if values else None for values in found]
         if per > 1:
-            lows[key] = [short(min(values)) if values else None for values in found]
-            highs[key] = [short(max(values)) if values else None for values in found]
+            lows[key] = [_plotted(min(values)) if values else None for values in found]
+            highs[key] = [_plotted(max(values)) if values else None for values in found]
     middle = [bucket[len(bucket) // 2]["step"] for bucket in buckets]
     return {"per": per, "x": middle, "mean": means, "low": lows, "high": highs}
+
+
+def _plotted(value: float) -> float:
+    """Seven digits: a chart is zoomed to its values, and of one that hardly moves would show how it was rounded."""
+    return float(f"{value:.7g}")
 
 
 def short(value: float) -> float:
@@ -43,16 +50,24 @@ def finite(value: float) -> float | None:
 
 
 def histogram(values: Sequence[float], bins: int) -> list[tuple[float, float, int]]:
-    """(from, to, count): one bin per value where there are few different ones, else `bins` of equal width."""
+    """(from, to, count): one bin per value where there are so few that each has a label; else of equal width, one per
+    whole number where these fit, so that a place on the axis is a value."""
     distinct = sorted(set(values))
     if not distinct:
         return []
-    if len(distinct) <= bins:
-        counts = dict.fromkeys(distinct, 0)
-        for value in values:
-            counts[value] += 1
-        return [(value, value, count) for value, count in counts.items()]
     low, high = distinct[0], distinct[-1]
+    if len(distinct) <= min(LABELLED, bins):
+        counts = dict.fromkeys(distinct, 0)
+    elif high - low < bins and all(value.is_integer() for value in distinct):
+        counts = {low + at: 0 for at in range(int(high - low) + 1)}
+    else:
+        return _equal_bins(values, low, high, bins)
+    for value in values:
+        counts[value] += 1
+    return [(value, value, count) for value, count in counts.items()]
+
+
+def _equal_bins(values: Sequence[float], low: float, high: float, bins: int) -> list[tuple[float, float, int]]:
     width = (high - low) / bins
     found = [0] * bins
     for value in values:

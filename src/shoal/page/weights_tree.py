@@ -45,6 +45,8 @@ def weights_tree(db: Connection, files: RunFiles) -> Branch:
     origin = next((status for status in files.statuses if status.role == "origin"), None)
     offered = VERSION.search(origin.doing) if origin else None
     published = number(files.history.last_step, "version")
+    if published is None and offered:  # before the first step, the base model is
+        published = float(offered[1])
     found = below_origin(db, files.path) or [{"role": "", "note": "no relay has joined"}]
     below = [*found, {"role": "workers", "note": "", "below": _workers(db)}]
     return {

@@ -44,13 +44,16 @@ function options(uPlot, lines, width, height, { format, onCursor }) {
     width, height, series, bands, legend: { show: false }, padding: [8, 10, 0, 0],
     cursor: { sync: { key: "run" }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { range: (u, low, high) => reach(low, high, lines) } },
-    axes: [{ ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (Number.isInteger(v) ? int(v) : "")) }, { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : format(v))) }],
+    axes: [{ ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (Number.isInteger(v) ? int(v) : "")) }, { ...axis, size: 52, values: (u, ticks, at, space, step) => ticks.map((v) => (v === null ? "" : format(v, digits(v, step)))) }],
     hooks: {
       setCursor: [(u) => onCursor(u.cursor.idx)],
       draw: [(u) => lines.forEach((line) => line.intervals && intervals(u, line))],
     },
   };
 }
+
+// Significant digits with which a tick of an axis differs from the one beside it.
+const digits = (value, step) => Math.max(3, 2 + Math.floor(Math.log10(Math.abs(value) / step || 1)));
 
 // From zero where that is near, with room above, and wide enough for every interval.
 function reach(low, high, lines) {

@@ -5,7 +5,7 @@ const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 export const has = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 export const int = (value) => (has(value) ? whole.format(value) : NONE);
 export const fixed = (value, digits = 3) => (has(value) ? value.toFixed(digits).replace("-", "−") : NONE);
-export const percent = (value, digits = 0) => (has(value) ? `${(100 * value).toFixed(digits)} %` : NONE);
+export const percent = (value) => (has(value) ? `${(100 * value).toFixed(0)} %` : NONE);
 
 export function compact(value) {
   if (!has(value)) return NONE;
@@ -19,7 +19,7 @@ export function compact(value) {
 export function figure(value, digits = 3) {
   if (!has(value)) return NONE;
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(1).replace("-", "−");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(digits - 2).replace("-", "−");
   if (size >= 1000) return int(value);
   return Number(value.toPrecision(digits)).toString().replace("-", "−");
 }

@@ -1,6 +1,6 @@
 // Parts that pages share. Foreign text only ever becomes a text node: nothing here writes HTML.
 import { html, useEffect, useRef, useState } from "./htm-preact.js";
-import { compact, int, short } from "./format.js";
+import { compact, int, plural, short } from "./format.js";
 
 const TONES = {
   running: "good", healthy: "good", working: "good", accepted: "good", active: "good", verified: "good",
@@ -46,7 +46,7 @@ export function Table({ label, columns, rows, keyed }) {
 
 export function Pager({ page, per_page, found, set, what }) {
   const pages = Math.max(1, Math.ceil(found / per_page));
-  if (pages === 1) return html`<p class="pager"><span>${int(found)} ${what}</span></p>`;
+  if (pages === 1) return html`<p class="pager"><span>${plural(found, what.slice(0, -1))}</span></p>`;
   const first = page * per_page + 1;
   return html`<nav class="pager" aria-label="pages of ${what}">
     <button disabled=${page === 0} onClick=${() => set({ page: String(page - 1) })}>← Previous</button>

@@ -18,6 +18,8 @@ function Answer({ sample, at }) {
     ${cut && whole === null ? html`<button onClick=${more}>Show all ${plural(sample.tokens, "token")}</button>` : null}${failed ? html`<p class="empty small">${failed}</p>` : null}`;
 }
 
+export const Prompt = ({ text }) => html`<h3>Prompt</h3><pre class="foreign" dir="auto" tabindex="0" role="group" aria-label="prompt">${text}</pre>`;
+
 export function Sample({ sample, at, mark, mean, title = `Sample ${sample.sample}` }) {
   const tone = !has(sample.reward) ? "mute" : sample.reward > mean ? "good" : sample.reward < mean ? "bad" : "info";
   return html`<article class="sample" aria-label=${title}>
@@ -39,7 +41,7 @@ function Group({ step, at, close }) {
   return html`<${Section} title="Group ${group} of submission ${step}/${number}" id="group" aside=${html`<button onClick=${close}>Close</button>`}>
     ${!data ? (error ? html`<${Problem} error=${error}/>` : html`<${Loading}/>`) : html`
       <p class="unit"><bdi>${data.source}</bdi>, task ${int(data.task)}, version ${int(data.version)}, by <${Address} address=${data.node}/></p>
-      <h3>Prompt</h3><pre class="foreign prompt" dir="auto" tabindex="0" role="group" aria-label="prompt">${data.prompt}</pre>
+      <${Prompt} text=${data.prompt}/>
       <div class="samples">${data.samples.map((sample) => html`<${Sample} key=${sample.sample} sample=${sample} at=${path} mean=${mean}/>`)}</div>
       <p class="chart-note">Log-prob: of each token under the policy that drew it. Entropy: an estimate, the negative log-prob averaged over eight tokens, whose expectation is the entropy. The stronger the colour, the less sure.</p>`}</${Section}>`;
 }

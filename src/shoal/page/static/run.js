@@ -27,17 +27,17 @@ function Charts({ doc }) {
   const per = doc.series.per;
   const note = per > 1 ? `Each point is ${int(per)} steps: the line is their mean, the band their lowest and highest value.` : null;
   const plain = ({ low, high, ...rest }) => rest;
-  const tenth = (value) => percent(value, value !== 0 && Math.abs(value) < 0.1 ? 1 : 0);
+  const share = (value, digits = 2) => (has(value) ? `${Number((100 * value).toPrecision(digits))} %` : NONE);
   return html`<${Section} title="Learning" id="learning"><${Chart} title="Reward" unit="mean per step" x=${all} lines=${learning} height=${280} note=${[note, doc.held_out.length ? "Bars: 95 % interval of the held-out pass@1." : null].filter(Boolean).join(" ")}/></${Section}>
     <${Section} title="Behaviour" id="behaviour"><div class="charts">
       <${Chart} title="Entropy" unit="nats per token" x=${x} lines=${[line("entropy", "", "--c1")]}/>
       <${Chart} title="Gradient norm" unit="before clipping" x=${x} lines=${[line("grad_norm", "", "--c1")]}/>
-      <${Chart} title="Clipped" unit="of tokens" x=${x} lines=${[line("clip_low", "low", "--c1"), plain(line("clip_high", "high", "--c2"))]} format=${tenth}/>
+      <${Chart} title="Clipped" unit="of tokens" x=${x} lines=${[line("clip_low", "low", "--c1"), plain(line("clip_high", "high", "--c2"))]} format=${share}/>
       <${Chart} title="Staleness" unit="versions" x=${x} lines=${[plain(line("staleness_mean", "mean", "--c1")), plain(line("staleness_max", "largest", "--c3"))]}/>
       <${Chart} title="Drift" unit="nats per token" x=${x} lines=${[plain(line("kl", "KL to base", "--c1")), plain(line("drift", "since sampled", "--c2"))]}/>
       <${Chart} title="Answer length" unit="tokens" x=${x} lines=${[line("completion_tokens_mean", "", "--c1")]}/>
       <${Chart} title="Trained" unit="tokens/s" x=${x} lines=${[line("tokens_per_s", "", "--c1")]}/>
-      <${Chart} title="Waiting" unit="of time" x=${x} lines=${[plain(line("wait_share", "trainer", "--c1")), plain(line("workers_wait", "workers", "--c2"))]} format=${tenth}/>
+      <${Chart} title="Waiting" unit="of time" x=${x} lines=${[plain(line("wait_share", "trainer", "--c1")), plain(line("workers_wait", "workers", "--c2"))]} format=${share}/>
     </div></${Section}>`;
 }
 
@@ -85,6 +85,6 @@ export default function Run() {
     ${data.series.x.length ? html`<${Headline} doc=${doc}/><${Charts} doc=${data}/>` : html`<p class="empty big">No step yet: ${why}</p>${data.held_out.length ? html`<${Headline} doc=${doc}/>` : null}`}
     <${Roles} roles=${doc.roles} waiting=${doc.waiting}/>
     ${data.cells.length ? html`<${Section} title="Latest numbers" id="numbers"><dl class="pairs">${[...data.cells, ...data.drawn].map(([name, text]) => html`<div><dt><bdi>${name}</bdi></dt><dd><bdi>${text}</bdi></dd></div>`)}</dl>${data.suite ? html`<p><bdi>${data.suite}</bdi></p>` : null}</${Section}>` : null}
-    ${data.compute?.length ? html`<${Section} title="Compute ledger" id="compute"><dl class="pairs">${data.compute.map(([name, text]) => html`<div><dt>${name}</dt><dd>${text}</dd></div>`)}</dl></${Section}>` : null}
+    ${data.compute?.length ? html`<${Section} title="Compute ledger" id="compute"><dl class="pairs wide">${data.compute.map(([name, text]) => html`<div><dt>${name}</dt><dd>${text}</dd></div>`)}</dl></${Section}>` : null}
     ${data.notes.length ? html`<${Section} title="Notes" id="notes"><ol class="notes" reversed tabindex="0" aria-label="notes">${[...data.notes].reverse().map(([when, text]) => html`<li><time>${moment(when).slice(11, 19)}</time> <bdi>${text}</bdi></li>`)}</ol></${Section}>` : null}`;
 }

@@ -27,7 +27,7 @@ export function connect() {
     });
     mine.onerror = () => {
       store.online = false;
-      // Where the line broke a browser tries again by itself; after an answer such as "too many pages" it never does.
+      // A browser tries again by itself where the line broke, but never after an answer such as 503.
       if (mine.readyState === EventSource.CLOSED && mine === source) timer = setTimeout(open, AGAIN_MS * (1 + Math.random()));
       tell();
     };

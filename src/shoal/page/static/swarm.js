@@ -11,7 +11,7 @@ function States({ states, chosen, choose }) {
   const total = Object.values(states).reduce((a, b) => a + b, 0) || 1;
   let at = 0;
   return html`<div class="states"><svg class="stack" viewBox="0 0 1000 12" preserveAspectRatio="none" aria-hidden="true">
-      ${STATES.filter((state) => states[state]).map((state) => { const x = at; at += (1000 * states[state]) / total; return html`<rect class="state-${state}" x=${x} width=${Math.max(1, at - x - 1)} y="0" height="12"/>`; })}</svg>
+      ${STATES.filter((state) => states[state]).map((state) => { const x = at; at += (1000 * states[state]) / total; return html`<rect class="state-${state}" x=${x} width=${Math.max(1, at - x - 1)} height="12"/>`; })}</svg>
     <ul class="chips" aria-label="nodes by state">${STATES.map((state) => html`<li><button aria-pressed=${chosen === state ? "true" : "false"} onClick=${() => choose(chosen === state ? "" : state)}><span class="swatch state-${state}" aria-hidden="true"></span>${state} <b>${int(states[state] || 0)}</b></button></li>`)}</ul></div>`;
 }
 

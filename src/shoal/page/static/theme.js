@@ -4,7 +4,7 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const set = () => {
     let chosen = null;
-    try { chosen = localStorage.getItem("shoal-theme"); } catch { /* storage may be forbidden; then the system's theme holds */ }
+    try { chosen = localStorage.getItem("shoal-theme"); } catch { /* storage may be forbidden */ }
     const known = chosen === "light" || chosen === "dark";
     document.documentElement.dataset.theme = known ? chosen : system.matches ? "dark" : "light";
   };

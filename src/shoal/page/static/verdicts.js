@@ -2,7 +2,7 @@
 import { html } from "./htm-preact.js";
 import { ago, int, moment, NONE, plural } from "./format.js";
 import { Address, Badge, Copy, Empty, Loading, Pager, Problem, Search, Section, Select, Table } from "./parts.js";
-import { Sample } from "./rollouts.js";
+import { Prompt, Sample } from "./rollouts.js";
 import { query, useDocument, useQuery } from "./store.js";
 
 const result = (accept) => (accept === true ? "accepted" : accept === false ? "refused" : "unjudged");
@@ -38,7 +38,7 @@ function Evidence({ data }) {
   return html`<${Section} title="Evidence" id="evidence">
     ${data.replay ? html`<p>Recompute it on any machine that has the run's directory (RUN):</p><${Copy} text=${data.replay} label="command that replays the evidence"/>` : null}
     ${!evidence ? html`<${Empty}>No evidence bundle is here: it was pruned, or another machine has it.</${Empty}>` : evidence.why ? html`<${Empty}><bdi>${evidence.why}</bdi></${Empty}>` : html`
-      <h3>Prompt</h3><pre class="foreign prompt" dir="auto" tabindex="0" role="group" aria-label="prompt">${evidence.prompt}</pre>
+      <${Prompt} text=${evidence.prompt}/>
       <h3>The sample that the finding is about</h3>
       ${evidence.claimed_token !== null ? html`<p class="unit">Tokens with number ${evidence.claimed_token}, which the finding names, are framed.</p>` : null}
       <${Sample} sample=${evidence.accused} title="Sample ${evidence.accused.number} of the file" mark=${evidence.claimed_token ?? -1} mean=${0.5}/>
