@@ -500,7 +500,7 @@ def test_one_that_is_not_deterministic_is_taken_only_on_trust(tmp_path: Path) ->
         ({"source": "environment/chess"}, "built in are calculator"),
         ({"source": "environment/maze", "reward": "math"}, "scores its episodes itself"),
         ({"source": "environment/maze", "unverified": "accept"}, "it is deterministic, so validators play its"),
-        ({"source": "reasoning-gym/spell_backward", "unverified": "accept"}, "it is no environment, so validators sc"),
+        ({"source": "reasoning-gym/spell_backward", "unverified": "accept"}, "only environments have it: "),
     ],
 )
 def test_a_line_that_cannot_be_an_environment_is_refused_by_name(line: dict[str, str], said: str) -> None:

@@ -123,7 +123,7 @@ def _build(task: TaskConfig) -> TaskSource:
         )
     if kind != "environment" and task.unverified == "accept":
         raise TaskError(
-            f'task source {task.source}: unverified = "accept", but it is no environment, so validators score its '
+            f'task source {task.source}: unverified = "accept", but only environments have it: validators score its '
             "answers again; leave unverified out"
         )
     try:
