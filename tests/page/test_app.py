@@ -177,7 +177,7 @@ def test_verdicts_say_what_was_claimed_and_found_and_refuse_what_is_not_a_number
     assert one["finding"]["found"].endswith("from [address]")
     assert document(f"{url}/data/verdicts?check=proofs")["found"] == 0
     assert document(f"{url}/data/verdicts?check=Sampling")["found"] == 200
-    assert document(f"{url}/data/verdicts?check=%22%25")["found"] == 0, "no check is called so"
+    assert document(f"{url}/data/verdicts?check=%22%25")["found"] == 0, "a name that no check can have finds nothing"
     assert document(f"{url}/data/verdicts?node={address(7)}")["found"] == 1
     refused = get(f"{url}/data/verdicts?step=x1")
     assert (refused.status_code, refused.json()["error"]) == (422, "step = 'x1': must be a whole number")

@@ -33,10 +33,14 @@ def serve_page(run: Path, host: str, port: int, console: Console, *, public: boo
     pages = Pages(files, public=public)
     server = uvicorn_server(make_app(pages), MAX_CONNECTIONS, context=context)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        pages.stop()
-        server.should_exit = True
+    handle_exit = server.handle_exit
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        pages.stop()  # the server waits for open streams, and cuts them off with an error
+        handle_exit(number, frame)
+
+    # While it serves, uvicorn listens to signals with this, whatever was there before.
+    setattr(server, "handle_exit", stop)  # noqa: B010
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     console.print(f"pages of {files.name} at {url_of(listener, tls=context is not None)}/", highlight=False)
