@@ -192,7 +192,8 @@ def test_the_child_has_given_up_what_it_does_not_need(monkeypatch: pytest.Monkey
         modules = Path(f"/proc/{pid}/maps").read_text()
         assert "torch" not in modules
         descriptors = sorted(str(path.readlink()).partition(":")[0] for path in Path(f"/proc/{pid}/fd").iterdir())
-        assert descriptors == ["/dev/null", "/dev/null", f"/proc/{pid}/statm", "pipe", "pipe"]
+        assert descriptors == [*["/dev/null"] * 3, f"/proc/{pid}/statm", "pipe", "pipe"]
+        assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null"), "an answer reads no request"
 
 
 ORPHAN = """
