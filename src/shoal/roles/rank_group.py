@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.fork_server import ForkServer
@@ -27,13 +27,14 @@ class RankGroup(Child):
         log: Path,
         ranks: int,
         *,
+        environment: Mapping[str, str] | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
         self._count = ranks
         self._ranks: list[Child] = []
         self._code: int | None = None
         self._words = ""
-        super().__init__(name, arguments, threads, log, fork_server=fork_server)
+        super().__init__(name, arguments, threads, log, environment=environment, fork_server=fork_server)
 
     def _start(self) -> None:
         self._code, self._words = None, ""
@@ -47,7 +48,7 @@ class RankGroup(Child):
         self.process = self._ranks[0].process
 
     def _rank(self, rank: int) -> Child:
-        environment = rank_environment(rank, self._count, Path(self._meeting) / "store")
+        environment = self._environment | rank_environment(rank, self._count, Path(self._meeting) / "store")
         log = self.log.with_name(f"{self.name}-rank-{rank}.log") if rank else self.log
         server = self._fork_server
         return Child(self.name, self.arguments, self.threads, log, environment=environment, fork_server=server)

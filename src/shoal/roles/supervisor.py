@@ -26,6 +26,7 @@ from shoal.fork_server import ForkServer, can_fork
 from shoal.ledger.reader import read_record
 from shoal.process import EXIT_BANNED, EXIT_REFUSED, Child, free_ports, role_environment, stop_all
 from shoal.roles.page_server import PageServer
+from shoal.roles.placement import Placement, environment_of, in_words, place, visible_devices
 from shoal.roles.rank_group import RankGroup
 from shoal.roles.side_process import SideProcess
 from shoal.roles.sink_feeders import SinkFeeders
@@ -97,7 +98,11 @@ def run_swarm(run: RunDir, console: Console) -> None:
                     page.start()
                 for said in sinks.start():
                     view.note(said)
-                children += start_roles(run, ports, fork_server=fork_server, page=page)
+                # A machine whose roles are forked has no GPU, and its supervisor need not import PyTorch.
+                placement = {} if fork_server is not None else place(run.config, visible_devices())
+                if placement:
+                    view.note(f"CUDA devices: {in_words(placement)}")
+                children += start_roles(run, ports, fork_server=fork_server, page=page, placement=placement)
                 _watch(run, join, children, view, metrics, [*([page] if page else []), *sinks.processes])
                 _note_contributions(run, join, metrics)
         finally:
@@ -149,6 +154,7 @@ def start_roles(
     without: Collection[str] = (),
     fork_server: ForkServer | None = None,
     page: PageServer | None = None,
+    placement: Placement | None = None,
 ) -> list[Child]:
     """One process per role, services first, but for the roles named in `without`.
 
@@ -188,10 +194,14 @@ def start_roles(
                 continue
             log, service = run.path / "logs" / f"{name}.log", name in SERVICES
             server = None if service else fork_server
+            own = environment_of(placement or {}, name)
             if name == "trainer" and config.train.ranks > 1:
-                children.append(RankGroup(name, arguments, threads, log, config.train.ranks, fork_server=server))
+                ranks = config.train.ranks
+                children.append(RankGroup(name, arguments, threads, log, ranks, environment=own, fork_server=server))
                 continue
-            children.append(Child(name, arguments, threads, log, is_service=service, fork_server=server))
+            children.append(
+                Child(name, arguments, threads, log, is_service=service, environment=own, fork_server=server)
+            )
     except BaseException:
         stop_all(children)
         raise
