@@ -9,7 +9,7 @@ from shoal.config.log import LogConfig, TensorBoardConfig, TrackioConfig, WandbC
 from shoal.config.model import ModelConfig, NoiseName, SamplingConfig, TinyConfig, TurnsConfig
 from shoal.config.run import RunConfig
 from shoal.config.swarm import KeepConfig, SwarmConfig
-from shoal.config.table import IN_WORDS, RUN_NAME, DeviceName, DeviceTable
+from shoal.config.table import IN_WORDS, MAY_BE_CUDA, RUN_NAME, DeviceName, DeviceTable
 from shoal.config.tasks import (
     CodeConfig,
     LengthConfig,
@@ -24,6 +24,7 @@ from shoal.config.workers import CheaterConfig, EngineName, WorkerConfig
 __all__ = [
     "IN_WORDS",
     "MAX_VALIDATORS",
+    "MAY_BE_CUDA",
     "PLANTS",
     "RUN_NAME",
     "AuditConfig",

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+MAY_BE_CUDA: frozenset[DeviceName] = frozenset({"auto", "cuda"})
+"""Settings that choose a CUDA device on a machine that has one."""
 # The tables of roles that compute.
 DeviceTable = Literal["train", "workers", "audit", "eval"]
 RUN_NAME = r"^[a-z0-9][a-z0-9._-]*$"

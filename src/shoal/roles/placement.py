@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
 
-from shoal.config import DeviceTable, RunConfig
+from shoal.config import MAY_BE_CUDA, DeviceTable, RunConfig
 from shoal.rundir import validator_names
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -29,7 +29,7 @@ def place(config: RunConfig, devices: Sequence[str]) -> Placement:
     """A device for each role that may use one; none where there are not several."""
     if len(devices) < 2:
         return {}
-    wanting = [(name, count) for name, table, count in _roles(config) if config.device_of(table) in ("auto", "cuda")]
+    wanting = [(name, count) for name, table, count in _roles(config) if config.device_of(table) in MAY_BE_CUDA]
     found: dict[str, Sequence[str]] = {}
     rest = devices
     if wanting and wanting[0][0] == "trainer":
