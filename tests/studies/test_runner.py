@@ -106,6 +106,16 @@ def test_more_seeds_are_added_to_those_that_are_done(tmp_path: Path) -> None:
     assert result["command"] == "shoal study clip --seeds 4"
 
 
+def test_a_study_that_was_widened_leaves_out_the_seeds_that_were_looked_at(tmp_path: Path) -> None:
+    wider = Coins()
+    wider.full = replace(FULL, seeds=4, first_seed=4)
+    said(wider, tmp_path / "coins")
+    assert sorted({seed for _, seed, steps in wider.done if steps == FULL.steps}) == [4, 5, 6, 7]
+    file = page(tmp_path)
+    fill_findings(file, [tmp_path / "coins"])
+    assert "x 4 seeds (4 .. 7) = " in file.read_text()
+
+
 def test_another_size_or_study_is_not_mixed_into_a_directory(tmp_path: Path) -> None:
     said(Coins(), tmp_path)
     with pytest.raises(ConfigError, match="another size or other settings"):

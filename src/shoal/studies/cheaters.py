@@ -39,7 +39,7 @@ class CheatersStudy:
     summary = "Cheaters: held-out pass@1 and wall time of a run of which up to half of the workers cheat"
     paper = "untrusted workers contribute safely: invalid rollouts are rejected and their nodes removed"
     loop = "processes of a swarm, with proofs and validator"
-    full = Size(steps=40, seeds=3, groups=32, heldout=512, every=40)
+    full = Size(steps=40, seeds=8, first_seed=4, groups=32, heldout=512, every=40)
     quick = Size(steps=2, seeds=1, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:

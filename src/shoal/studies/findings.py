@@ -52,13 +52,16 @@ def filled(text: str, found: Mapping[str, Mapping[str, Any]]) -> str:
 def described(study: Study, result: Mapping[str, Any] | None) -> str:
     """Its claim, its command and its size: those of the result, or of the code where there is none."""
     command, loop = f"shoal study {study.name}", study.loop
-    seeds, steps = study.full.seeds, study.full.steps
+    seeds, first, steps = study.full.seeds, study.full.first_seed, study.full.steps
     if result is not None:
         command, loop, seeds, steps = (result[key] for key in ("command", "loop", "seeds", "steps"))
-    runs = len(study.settings()) * seeds
+        first = result["first_seed"]
+    settings = len(study.settings())
+    which = f" ({first} .. {first + seeds - 1})" if first > 1 else ""
     return (
         f"Paper: {study.paper}.\n\n"
-        f"`{command}`: {len(study.settings())} settings x {seeds} seeds = {runs} runs of {steps} steps; {loop}.\n\n"
+        f"`{command}`: {settings} settings x {seeds} seeds{which} = {settings * seeds} runs of {steps} steps; "
+        f"{loop}.\n\n"
     )
 
 

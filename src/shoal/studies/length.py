@@ -29,7 +29,7 @@ class LengthStudy:
     summary = "Length budgets: how well answers follow their targets, and the task reward with and without budgets"
     paper = "the policy learns to respect thinking budgets, and task reward rises as it does without them"
     loop = "in process, every rollout exactly two versions old"
-    full = Size(steps=120, seeds=3, groups=8, heldout=256, every=120)
+    full = Size(steps=120, seeds=10, first_seed=4, groups=8, heldout=256, every=120)
     quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=2, smoke=True)
 
     def settings(self) -> Sequence[Setting]:

@@ -48,7 +48,7 @@ class StudyStore:
                 raise ConfigError(f"study {study.name}: {path} holds {what}; give another --out, or remove it")
         else:
             write_whole(file, json.dumps(header, indent=1).encode())
-        return cls(path, settings, range(1, size.seeds + 1))
+        return cls(path, settings, range(size.first_seed, size.first_seed + size.seeds))
 
     def wanted(self) -> list[tuple[Setting, int]]:
         """All runs, seed by seed: after the first seed every setting has been seen once."""

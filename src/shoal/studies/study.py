@@ -41,6 +41,8 @@ class Size:
     heldout: int
     every: int
     """Steps between measurements on held-out tasks; the first and the last version are always measured."""
+    first_seed: int = 1
+    """Above 1 where a study was widened after a look at its result: the seeds that were looked at are left out."""
     smoke: bool = False
     """Whether this only shows that the study works: a base model that is made in a second will do."""
 
