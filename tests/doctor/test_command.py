@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor.probe import look
+from shoal.doctor.probe import installed_vllm, look
 from tests.support.command import shoal
 from tests.support.coordinator_in_process import World
 
@@ -28,6 +28,21 @@ def test_a_port_that_is_taken_makes_the_command_fail(tmp_path: Path) -> None:
         ran = shoal(tmp_path, "doctor", "--port", str(taken.getsockname()[1]))
     assert ran.returncode == 1
     assert "not fit yet: ports" in ran.stdout
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", ""])
+def test_vllm_tells_its_device_also_where_it_finds_none_and_says_other_things(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("print('INFO: a/b was loaded')\nLLM = None\n")
+    platforms = f"import types\ncurrent_platform = types.SimpleNamespace(device_type={device!r})\n"
+    (tmp_path / "vllm" / "platforms.py").write_text(platforms)
+    monkeypatch.setattr("shoal.doctor.probe.metadata.version", lambda _: "0.32.0")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = installed_vllm()
+    assert found is not None
+    assert (found.version, found.platform, found.error) == ("0.32.0", device, "")
 
 
 @pytest.mark.parametrize("below", ["", "runs/shoal"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shoal.config import RunConfig
 from shoal.config_io import check_config
@@ -26,12 +27,14 @@ from shoal.doctor.report.table import table
 from shoal.doctor.steps import engine, memory, ranks, rates, reload, sampling, speed
 from shoal.doctor.steps.context import Context, StepFailed
 from shoal.doctor.steps.judged import judge_at_temperatures
+from shoal.doctor.steps.vllm_engine import in_format
 from shoal.errors import ConfigError
 from shoal.generate.engine import Completion
 from shoal.generate.sampling import choose
 from shoal.generate.torch_engine import TorchEngine
 from shoal.models.load import load
 from shoal.models.tiny import build_tiny
+from shoal.models.weights import read_weights
 from shoal.protocol.rates.honest_rates import EDGES, Histogram
 from shoal.protocol.rates.rates_file import RatesFile
 from shoal.protocol.rates.shipped import default_rates
@@ -85,6 +88,17 @@ def test_each_step_passes_on_a_cpu_with_figures(step: Any, job: Job, tmp_path: P
     values = step.run(context(job, tmp_path))
     assert values
     assert all(isinstance(value, (int, float, str)) for value in values.values())
+
+
+def test_vllm_is_given_a_version_in_the_format_that_it_computes_in(job: Job, tmp_path: Path) -> None:
+    """Its head is float32 and would keep what a version in bfloat16 does not have."""
+    folder = in_format(job.model, "bfloat16", tmp_path / "bfloat16")
+    stored = read_weights(folder, "float32")
+    assert stored.keys() == read_weights(job.model, "float32").keys()
+    for name, tensor in read_weights(job.model, "float32").items():
+        assert torch.equal(stored[name], tensor.bfloat16().float())
+    assert load(folder).vocab == load(job.model).vocab
+    assert in_format(job.model, "bfloat16", folder) == folder
 
 
 def test_a_device_that_chooses_other_tokens_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:

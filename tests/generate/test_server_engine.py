@@ -112,6 +112,41 @@ def test_a_server_that_keeps_old_weights_is_refused_by_the_worker_itself(world: 
             engine.load(version_1, "version 1")
 
 
+@pytest.mark.parametrize(("times", "seconds"), [(2, 60.0), (2, 0.0)], ids=["for a moment", "for ever"])
+def test_nothing_is_generated_with_keys_and_values_of_the_version_before(
+    world: World, version_1: Path, times: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes do not read the cache: weights that are right would hide it."""
+    monkeypatch.setattr("shoal.generate.server.api.EMPTY_S", seconds)
+    served = server(holds_cache=times)
+    with serving(served) as url:
+        engine = engine_at(without_proofs(world, url).config)
+        if seconds:
+            engine.load(version_1, "version 1")
+            assert served.holds_cache == -1, "it was asked until it had"
+        else:
+            with pytest.raises(ModelError, match=rf"workers\.server {url}: does not empty its prefix cache"):
+                engine.load(version_1, "version 1")
+        engine.close()
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_server_that_is_started_again_in_another_way_is_refused_with_the_next_version(
+    world: World, version_1: Path, why: str
+) -> None:
+    differs, said = REFUSED[why]
+    served = server()
+    with serving(served) as url:
+        engine = engine_at(without_proofs(world, url).config)
+        engine.load(version_1, "version 1")
+        for name, value in differs.items():
+            setattr(served, name, value)
+        with pytest.raises(ModelError, match=r"workers\.server") as refused:
+            engine.load(version_1, "version 2")
+        engine.close()
+    assert said in str(refused.value)
+
+
 def test_a_reload_without_effect_is_noticed_also_where_rounding_would_hide_it() -> None:
     check_reloaded(([-1.0], [-1.1]), ([-1.0], [-1.1]), "version 2", "http://a")
     check_reloaded(([-1.0], [-1.1]), ([-1.2], [-1.3]), "version 2", "http://a")

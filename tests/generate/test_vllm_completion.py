@@ -9,9 +9,9 @@ from shoal.generate.engine import Request
 from shoal.generate.vllm.engine import VllmEngine, _Submitted
 
 
-def answer(*logprobs: float) -> SimpleNamespace:
+def answer(*logprobs: float, finish: str | None = "length") -> SimpleNamespace:
     return SimpleNamespace(
-        finish_reason="length", token_ids=range(len(logprobs)), logprobs=SimpleNamespace(logprobs=list(logprobs))
+        finish_reason=finish, token_ids=range(len(logprobs)), logprobs=SimpleNamespace(logprobs=list(logprobs))
     )
 
 
@@ -27,6 +27,12 @@ def engine() -> VllmEngine:
 def test_numbers_that_are_none_never_come_into_a_file(engine: VllmEngine, wrong: float) -> None:
     with pytest.raises(ModelError, match="the weights have diverged"):
         engine._completion(3, answer(-0.5, wrong), b"")
+
+
+@pytest.mark.parametrize("why", ["abort", "error", None])
+def test_an_answer_that_vllm_broke_off_is_not_taken_for_one_of_full_length(engine: VllmEngine, why: str | None) -> None:
+    with pytest.raises(ModelError, match=rf"ended an answer after 1 tokens by itself \({why}\)"):
+        engine._completion(3, answer(-0.5, finish=why), b"proof")
 
 
 def test_an_answer_is_given_under_its_own_key(engine: VllmEngine) -> None:

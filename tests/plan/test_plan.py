@@ -116,6 +116,23 @@ def test_a_role_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> N
     assert "to spare" in again.verdict
 
 
+def test_a_worker_that_is_split_over_devices_is_planned_for_each_of_them() -> None:
+    def worker(devices: int) -> tuple[RolePlan, float]:
+        sampling = {"max_new_tokens": 7168, "max_prompt_tokens": 1024, "group_size": 8}
+        workers = {"tensor_parallel": devices, "max_batch": 8}
+        train = {"token_budget": 8192}
+        plan = planned(run_of("qwq-32b", model={"dtype": "bfloat16"}, sampling=sampling, train=train, workers=workers))
+        return next(role for role in plan.roles if role.role == "worker"), plan.time.tokens_per_s
+
+    (alone, slow), (split, fast) = worker(1), worker(4)
+    for item in ("weights", "KV cache"):
+        assert split.memory.device[item] == pytest.approx(alone.memory.device[item] / 4)
+    assert split.memory.device["logits"] == alone.memory.device["logits"]
+    assert (alone.fits, split.fits) == (False, True)
+    assert "each of 4 80 GB devices" in split.verdict
+    assert fast > 3 * slow
+
+
 def test_vllms_copy_beside_the_validators_counts_where_it_is_asked_for_and_is_said_where_auto_means_it() -> None:
     """Under auto torch takes the place of a vLLM that has no room, so a validator fits without it."""
 

@@ -35,6 +35,8 @@ class StockServer:
     """Added to the position of every draw: another sampler."""
     stale: bool = False
     """It answers a reload and keeps its weights."""
+    holds_cache: int = 0
+    """So many times it does not empty its prefix cache, because requests run or blocks are being moved."""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +50,9 @@ class StockServer:
                     folder = Path(body["kwargs"]["weights_path"])
                     self.policy.set_weights(read_weights(folder, "float32"), str(folder))
                 return {"results": [None]}
+            case "/reset_prefix_cache?reset_running_requests=true":
+                self.holds_cache -= 1
+                return {"success": self.holds_cache < 0}
             case "/v1/completions":
                 self.asked.append(body)
                 return self.completion(body)

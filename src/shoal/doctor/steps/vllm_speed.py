@@ -11,7 +11,7 @@ ROUNDS = 3
 
 def run(context: Context) -> Values:
     config = context.config
-    dtype = config.workers.dtype or config.model.dtype
+    dtype = context.speed_dtype
     requests = context.requests(load(context.model), config.workers.max_batch)
     best: dict[bool, float] = {}
     for plain in (False, True):

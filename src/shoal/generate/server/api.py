@@ -13,10 +13,13 @@ import httpx2
 
 from shoal.errors import ModelError
 from shoal.text import one_line
+from shoal.wait import Wait
 
 # A long answer takes minutes; a server that is gone is noticed when its connection closes.
 ANSWER_S = 3600.0
 CONNECT_S = 10.0
+# A prefix cache is emptied at once, but for blocks that are being moved.
+EMPTY_S = 30.0
 # What a server may be asked for at most, without --max-logprobs.
 TOP = 20
 _TOKEN = re.compile(r"token_id:(\d+)")
@@ -116,15 +119,29 @@ class ServerApi:
             raise ModelError(f"workers.server {self.url}: gives no log-probs of a prompt; is it vLLM?") from None
 
     def reload(self, folder: Path) -> None:
-        """Makes the server read a version's files; it must see this machine's disk."""
+        """Makes the server read a version's files; it must see this machine's disk. Keys and values of the version
+        before go with it: those of requests that somebody else has running are computed again."""
         try:
             self._ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-            self._ask("POST", "/reset_prefix_cache")
+            emptied = self._empty_cache()
         except ModelError as error:
             raise ModelError(
                 f"{error}; new versions are loaded through its development API: start it with VLLM_SERVER_DEV_MODE=1, "
                 "on this machine, and let nobody else reach its port"
             ) from error
+        if not emptied:
+            raise ModelError(
+                f"workers.server {self.url}: does not empty its prefix cache, whose keys and values are those of the "
+                "version before; start it again, and let nobody else use it"
+            )
+
+    def _empty_cache(self) -> bool:
+        """Whether it has emptied its prefix cache: vLLM says success = false while blocks are in use."""
+        wait = Wait(EMPTY_S, pause_s=0.5)
+        while self._ask("POST", "/reset_prefix_cache?reset_running_requests=true").get("success") is False:
+            if not wait.pause():
+                return False
+        return True
 
     def _parsed(self, told: dict[str, Any], ends: Sequence[int], new: int) -> Answer:
         try:

@@ -44,12 +44,7 @@ class ServerEngine(Engine):
         self._running: dict[Future[Answer], int] = {}
         self._last: tuple[Logprobs, Logprobs] | None = None
         """Log-probs of the probe, the server's and the files', as of the last version."""
-        self.api.open(config.max_len)
-        if config.sampling.mode == "seeded":
-            self.release = self.api.version()
-            check_release(self.release, config.sampling.noise, self.api.url)
-            self._check_sampling()
-        self._check_temperature()
+        self.check_answers()
 
     @property
     def running(self) -> int:
@@ -58,6 +53,16 @@ class ServerEngine(Engine):
     def load(self, folder: Path, origin: str) -> None:
         self.api.reload(folder)
         self.check_weights(folder, origin)
+        self.check_answers()  # it may have been started again, with other flags
+
+    def check_answers(self) -> None:
+        """A ModelError unless the server takes this run's sequences, samples by its noise and gives log-probs of its
+        temperature."""
+        self.api.open(self._config.max_len)
+        if self._config.sampling.mode == "seeded":
+            check_release(self.api.version(), self._config.sampling.noise, self.api.url)
+            self._check_sampling()
+        self._check_temperature()
 
     def check_weights(self, folder: Path, origin: str) -> None:
         """A ModelError unless the server gives a probe the log-probs that the version's files give it."""

@@ -36,6 +36,8 @@ MAX_DEATHS = 3
 # What an engine that works is given to answer, on the slowest machine: one forward pass, a call that computes nothing,
 # and on top of that bytes of a version per second from its disk into place and through the comparison.
 STEP_S, CALL_S, LOAD_BYTES_PER_S = 600.0, 300.0, 20e6
+# How an answer ends, by what vLLM calls it.
+FINISHES: Mapping[str, Literal["eos", "length"]] = {"stop": "eos", "length": "length"}
 Say = Callable[[str], None]
 
 
@@ -267,7 +269,12 @@ class VllmEngine(Engine):
         return [bytes(proof) for proof in found]
 
     def _completion(self, number: int, answer: Any, proof: bytes) -> Completion:
-        finish: Literal["eos", "length"] = "eos" if answer.finish_reason == "stop" else "length"
+        if answer.finish_reason not in FINISHES:  # such as "abort": there is less of it than was asked for
+            raise ModelError(
+                f"vLLM ended an answer after {len(answer.token_ids)} tokens by itself ({answer.finish_reason}), and "
+                "nothing is handed in"
+            )
+        finish = FINISHES[answer.finish_reason]
         logprobs = [float(logp) for logp in answer.logprobs.logprobs]
         if not math.isfinite(sum(logprobs)):  # on a GPU nobody waits for logits to look at them
             raise ModelError("log-probs of vLLM are not finite: the weights have diverged, and nothing is handed in")
