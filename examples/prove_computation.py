@@ -2,7 +2,7 @@
 
     python examples/prove_computation.py
 
-Needs numpy, numba and torch; no other part of Shoal.
+Needs numpy, numba and torch; none of the other packages that Shoal installs.
 """
 
 import torch

@@ -78,7 +78,7 @@ def test_no_entry_is_made_of_a_copy_nor_about_another_coordinator(small_world: W
     copy = run_of(small_world, tmp_path / "copy", key=None)
     done = shoal(tmp_path, "runs", "entry", str(copy.path), "--url", small_world.url, "--out", str(tmp_path / "x"))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "its coordinator's key is not here; make the entry where the run is at home" in done.stderr
+    assert "its coordinator's key is not here; run this on the coordinator's machine" in done.stderr
     assert not is_own(copy.path)
     other = run_of(small_world, tmp_path / "other", key=A)
     with pytest.raises(SwarmError, match=COORDINATOR.address):
@@ -284,7 +284,7 @@ def test_what_is_no_invite_a_copy_and_an_open_run_are_refused_by_name(
     for flags in ([], ["--list"], ["--revoke", "ab" * 16]):
         done = shoal(tmp_path, "invite", str(copy), "--url", closed.url, *flags)
         assert (done.returncode, done.stdout) == (3, "")
-        assert "its coordinator's key is not here; invite where the run is at home" in done.stderr
+        assert "its coordinator's key is not here; run this on the coordinator's machine" in done.stderr
     assert not is_own(copy)
     opened = run_of(small_world, tmp_path / "open").path
     done = shoal(tmp_path, "invite", str(opened), "--url", small_world.url)

@@ -72,6 +72,13 @@ def test_a_file_of_a_version_that_was_taken_back_is_not_the_first_of_the_next_on
     assert told(small_world, 1).first_rollout_s is None
 
 
+def test_the_status_of_a_run_without_a_version_says_so_in_words(small_world: World) -> None:
+    out = io.StringIO()
+    print_swarm(small_world.url, Console(file=out, width=200))
+    steps = small_world.coordinator.terms.steps
+    assert f": no version of {steps} yet; files: 0 accepted" in out.getvalue()
+
+
 def test_the_status_says_it_in_one_line(small_world: World) -> None:
     out = io.StringIO()
     small_world.announce()

@@ -82,7 +82,7 @@ def feed(
     settings: Settings = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what is written later, until stopped.")] = False,
 ) -> None:
-    """Hand the curves of a run, finished or not, to a logging sink; what it has already it does not get again.
+    """Send the curves of a run, finished or not, to a logging sink. Rows that the sink has already are not sent again.
 
     shoal run does this by itself for the sinks that its config names under log.
 

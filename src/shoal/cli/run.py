@@ -120,7 +120,9 @@ class SimulationFlags:
     ] = None
     spread: Annotated[
         float,
-        typer.Option(help="How unlike workers are: deviation of the logarithm of links, and twice that of speeds."),
+        typer.Option(
+            help="How unlike workers are: standard deviation of the log of their links; half of it for their speeds."
+        ),
     ] = 0.5
     relays: Annotated[int, typer.Option(help="Relays between origin and workers.")] = 4
     relay_link: Annotated[float, typer.Option(help="Link of origin, relays and coordinator, Mbit/s.")] = 10_000.0

@@ -55,7 +55,7 @@ def print_invites(run: RunDir, url: str | None, console: Console) -> None:
 
 def _own_key(run: RunDir) -> Key:
     if not is_own(run.path):
-        raise ConfigError(f"run {run.path}: its coordinator's key is not here; invite where the run is at home")
+        raise ConfigError(f"run {run.path}: its coordinator's key is not here; run this on the coordinator's machine")
     return role_key(run.path, "coordinator")
 
 

@@ -126,7 +126,7 @@ def needs_of(run: RunDir) -> tuple[str, ...]:
 def make_entry(run: RunDir, url: str | None, about: str, days: int) -> SignedEntry:
     """An entry about a run whose coordinator answers at the URL that the entry names."""
     if not is_own(run.path):
-        raise ConfigError(f"run {run.path}: its coordinator's key is not here; make the entry where the run is at home")
+        raise ConfigError(f"run {run.path}: its coordinator's key is not here; run this on the coordinator's machine")
     key = role_key(run.path, "coordinator")
     found = url_for_others(run, url)
     with CoordinatorClient(Join(found, key.address), key, ASK_S, timeout_s=ASK_S) as link:

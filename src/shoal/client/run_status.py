@@ -210,8 +210,10 @@ def print_swarm(join: str, console: Console) -> None:
     """Prints the state of a run: how far it is, its nodes, and who waits on whom."""
     with _link(join) as link:
         status = link.look(m.StatusOut, "/v1/status").model_dump()
+    version, steps = status["version"], status["steps"]
+    progress = f"no version of {steps} yet" if version is None else f"version {version} of {steps}"
     console.print(
-        f"run {one_line(status['run'])}: version {status['version']} of {status['steps']}; "
+        f"run {one_line(status['run'])}: {progress}; "
         f"files: {status['accepted']} accepted, {status['rejected']} rejected, {status['waiting']} awaiting a verdict",
         highlight=False,
         soft_wrap=True,

@@ -276,7 +276,7 @@ class Worker(WorkerBase):
         if self.calls:
             self.status.working(f"{len(self.calls)} episodes wait for their environments")
         elif self.pipeline.flights:
-            self.status.waiting("what answers go on with", "coordinator", None)
+            self.status.waiting("the version of the next span", "coordinator", None)
         elif self.beside.sending:
             self.status.working(f"scoring and sending {places(self.beside.sending)}")
         elif not self.beside.is_asking:

@@ -16,7 +16,7 @@ ROOT = Path(shoal.__file__).parents[2]
 def enter_checkout(what: str) -> None:
     """Makes the checkout the current directory: paths in its configs are relative to it."""
     if not (ROOT / "configs" / "laptop.toml").is_file():
-        raise ConfigError(f"{what}: reads configs/, which is not part of the installed package; clone the repository")
+        raise ConfigError(f"{what}: needs a checkout, to which paths in its configs are relative; clone the repository")
     os.chdir(ROOT)
 
 
