@@ -121,7 +121,8 @@ class RunFiles:
                         waits = self.waits.setdefault(step, Waits())
                         waits.total, waits.count = waits.total + share, waits.count + 1
             text = note_of(role, entry)
-            if text is not None and role not in HIDDEN_ROLES:
+            of_whom = role, entry.get("role")  # a restart is told by the supervisor
+            if text is not None and not any(one in HIDDEN_ROLES for one in of_whom):
                 self.notes.append((when, public_text(text)))
                 changed = True
         return changed
