@@ -42,6 +42,7 @@ def join_document(files: RunFiles) -> dict[str, object]:
     is_over = is_closed or (files.history.total_steps or config.steps) <= files.history.steps_done
     return {
         "line": f"shoal worker --join {url}#{coordinator}",
+        "lend": f"shoal lend start {url}#{coordinator} --when idle",
         "install": install_line(config.tasks),
         "why": "The run is over: there are no more leases." if is_over else "",
         "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
