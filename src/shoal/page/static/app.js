@@ -82,11 +82,11 @@ function Body({ page, path }) {
     import(page.module).then((module) => {
       loaded[page.module] = module.default;
       if (!dropped) setPage(() => module.default);
-    }, () => dropped || setMissing(page.module));
+    }, () => setMissing(page.module));
     return () => { dropped = true; };
   }, [page.module]);
   if (error) return html`<p class="empty" role="alert">This page met an error of its own: ${String(error.message || error)}</p>`;
-  if (missing === page.module) return html`<p class="empty" role="alert">This page did not load: its server is away. Reload it later.</p>`;
+  if (missing === page.module) return html`<p class="empty" role="alert">This page did not load: its server is away.</p>`;
   return Page ? html`<${Page} key=${path} parts=${page.parts}/>` : html`<${Loading}/>`;
 }
 
