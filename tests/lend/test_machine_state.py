@@ -95,8 +95,8 @@ def test_cpu_time_of_the_worker_itself_is_not_the_owners(tmp_path: Path) -> None
     (tmp_path / "proc").mkdir()
     stat = tmp_path / "proc" / "stat"
 
-    def busy(seconds: float) -> None:
-        stat.write_text(f"cpu  {int(seconds * TICKS)} 0 0 99999 50 0 0 0 0 0\ncpu0 1 1\n")
+    def busy(seconds: float, stolen: float = 0.0) -> None:
+        stat.write_text(f"cpu  {int(seconds * TICKS)} 0 0 99999 50 0 0 {int(stolen * TICKS)} 0 0\ncpu0 1 1\n")
 
     own = [0.0]
     looked = MachineState(lambda: own[0], tmp_path, tmp_path, tmp_path / "proc", clock, clock, lambda _: "")
@@ -110,6 +110,9 @@ def test_cpu_time_of_the_worker_itself_is_not_the_owners(tmp_path: Path) -> None
     own[0] = 0.0  # the worker has ended, and its time with it
     busy(121.0)
     assert looked.others_cpus() == pytest.approx(0.1)
+    clock.now += 10.0
+    busy(121.0, stolen=40.0)
+    assert looked.others_cpus() == 0.0, "other guests of the host are not its owner"
     stat.write_text("rubbish")
     assert looked.others_cpus() is None
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from shoal.coordinator.archive import HOME, STATE
 from shoal.coordinator.http.loopback import is_loopback_name
 from shoal.errors import ConfigError, SwarmError
+from shoal.files import locked
 from shoal.page.app import HEADERS, MAX_STREAMS
 from shoal.page.data_routes import ELSEWHERE, NO_DATABASE
 from shoal.page.documents import MAX_WAITING
@@ -25,6 +26,7 @@ from shoal.page.rollouts import steps_near
 from shoal.page.serve import serve_page
 from shoal.page.source import NO_CONFIG, RunFiles
 from shoal.rundir import RUN_FILE
+from shoal.telemetry.status import StatusFile
 from tests.support.large_run import HOSTILE, SECRET, address, append_step, write_large_run
 from tests.support.page_in_process import serving_pages
 from tests.support.until import until
@@ -237,6 +239,40 @@ def test_a_new_step_is_told_to_open_pages_at_the_next_look_which_is_within_a_sec
             assert time.monotonic() - began < 60
             assert LOOK_S <= 1.0
         assert document(f"{url}/data/run")["done"] == 4
+
+
+def test_how_long_a_role_has_been_waiting_is_told_though_nothing_is_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the coordinator hangs: then no file changes, and somebody looks at the page to see why."""
+    monkeypatch.setattr("shoal.page.pages.BEAT_S", 0.1)
+    run = write_large_run(tmp_path / "run", steps=3, node_count=3, samples=16, answer_bytes=100)
+    (run / "locks").mkdir()
+    with locked(run / "locks" / "trainer", "taken"):
+        StatusFile(run / "status" / "trainer.json", "trainer").waiting("leases", "coordinator", None)
+        with (
+            serving_pages(run) as url,
+            httpx2.Client(trust_env=False, timeout=60) as client,
+            client.stream("GET", f"{url}/events") as stream,
+        ):
+            told = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+            first = next(told)["waiting"]
+            assert first[0].startswith("trainer waits on coordinator (not started): leases (")
+            assert next(news["waiting"] for news in told if news["waiting"] != first)
+
+
+def test_records_that_nothing_is_written_to_are_news_once_when_no_node_was_heard_lately(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the swarm of a run that crashed would generate for ever, on a page that stays open."""
+    monkeypatch.setattr("shoal.page.source.RECENT_S", 0.1)
+    monkeypatch.setattr("shoal.page.source.RECORDS_S", 0.0)
+    files = RunFiles.open(run)
+    assert files.revision.records == 1
+    time.sleep(0.2)
+    for _ in range(3):
+        files.refresh()
+        assert files.revision.records == 2
 
 
 def test_rollouts_that_take_long_to_decode_delay_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,15 @@ def test_a_page_that_was_refused_its_news_asks_again(
         page.until("document.querySelector('.run-name') && !/server away/.test(document.body.innerText)", 60.0)
 
 
+def test_a_page_whose_server_has_ended_says_so_instead_of_loading_for_ever(browser: Browser, tmp_path: Path) -> None:
+    run = write_large_run(tmp_path / "run", steps=5, node_count=3, samples=128, answer_bytes=100)
+    with opened(browser) as page:
+        with serving_pages(run) as url:
+            page.open(url, "document.querySelectorAll('.uplot canvas').length >= 8")
+        page.run("document.querySelector('nav a[href=\"/swarm\"]').click()")
+        page.until("/This page did not load/.test(document.body.innerText)", 60.0)
+
+
 def test_a_page_that_the_browser_kept_hears_of_news_when_it_is_shown_again(browser: Browser, tmp_path: Path) -> None:
     run = write_large_run(tmp_path / "run", steps=5, node_count=3, samples=128, answer_bytes=100)
     with serving_pages(run) as url, opened(browser) as page:

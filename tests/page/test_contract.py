@@ -17,6 +17,7 @@ from tests.support.browser import Browser, opened
 from tests.support.coordinator_in_process import COORDINATOR, make_config
 from tests.support.large_run import address, write_large_run
 from tests.support.page_in_process import serving_pages
+from tests.watch.conftest import put_status
 
 CONTRACT = Deployed(
     run="test", chain=31337, contract=f"0x{'c' * 40}", created=f"0x{'d' * 64}", rpc="http://203.0.113.77:8545/secret"
@@ -70,6 +71,17 @@ def test_a_run_on_a_chain_that_is_over_gives_no_more_leases(run: Path) -> None:
     (run / "metrics" / "supervisor.jsonl").write_text('{"time": 1, "event": "start", "total_steps": 3}\n')
     with serving_pages(run) as url:
         assert document(url, "join")["why"] == "The run is over: there are no more leases."
+
+
+def test_a_machine_is_told_to_come_back_when_the_coordinator_is_at_work(run: Path) -> None:
+    coordinator_started(run)
+    for alive, why in ((True, ""), (False, "The coordinator is not at work now: joining works once the run is ")):
+        put_status(run, "coordinator", alive=alive)
+        with serving_pages(run) as url:
+            found = document(url, "join")
+            assert found["why"][: len(why) or None] == why
+            assert found["lend"] == f"shoal lend start http://127.0.0.1:7000#{COORDINATOR.address} --when idle"
+        (run / "locks" / "coordinator").unlink(missing_ok=True)
 
 
 def test_the_ledger_page_names_the_contract_and_how_to_read_it_and_not_the_chains_node(run: Path) -> None:

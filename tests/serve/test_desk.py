@@ -107,6 +107,33 @@ def test_requests_for_any_versions_are_answered_in_turn_and_each_by_the_one_it_n
     assert len({tuple(tokens) for _, (_, tokens) in found}) == 2
 
 
+def test_a_version_that_was_asked_for_by_its_number_stays_for_the_next_question(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.serve.desk.LOOK_S", 0.01)
+    with desk(run) as at:
+        looks: list[None] = []
+        load_ahead = at._load_ahead
+
+        def counted() -> None:
+            load_ahead()
+            looks.append(None)
+
+        monkeypatch.setattr(at, "_load_ahead", counted)
+
+        def stays_on(number: int) -> None:
+            before = len(looks)
+            wait_until(lambda: len(looks) > before + 2, WAIT_S, "the desk does not look about", pause_s=0.01)
+            assert at.loaded is not None
+            assert at.loaded.number == number
+
+        assert whole(ask(at, 0, 4)[1])[0] == 0
+        stays_on(0)
+        assert whole(ask(at, None, 4)[1])[0] == 1
+        publish(run, 2)
+        stays_on(2)
+
+
 def test_what_nobody_waits_for_is_stopped_and_its_place_is_free(run: RunDir) -> None:
     with desk(run, waiting=8) as at:
         with held(at):

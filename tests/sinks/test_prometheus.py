@@ -33,7 +33,8 @@ def run(tmp_path: Path) -> RunDir:
     for role in (*ROLES, *HIDDEN_ROLES):
         put_status(run.path, role, state="waiting", on="worker")
     with run.metrics("supervisor") as supervisor, run.metrics("validator") as validator:
-        supervisor.write("restart", role="worker-0", code=-9)
+        for role in ("worker-0", *HIDDEN_ROLES):
+            supervisor.write("restart", role=role, code=-9)
         validator.write("banned", node="0xab", check="sampling", reason="x")
         validator.write("note", text="a note")
     with run.metrics("coordinator") as coordinator:

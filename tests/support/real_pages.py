@@ -18,7 +18,8 @@ PAGES = {
     "/rollouts": "document.querySelectorAll('.group').length >= 1",
     "/verdicts?result=accepted": "document.querySelectorAll('tbody tr').length >= 1",
     "/ledger": "document.querySelector('#verified')",
-    "/join": r"/pip install shoal-rl '[\s\S]+shoal worker --join http/.test(document.body.innerText)",
+    "/join": r"/pip install shoal-rl '[\s\S]+shoal worker --join http[\s\S]+shoal lend start http/"
+    ".test(document.body.innerText)",
 }
 
 

@@ -1,7 +1,5 @@
 """Page "contributor": what one address brought, earned and lost, and what became of each of its files."""
 
-import time
-
 from sqlalchemy import Connection, func, select
 
 from shoal.coordinator.db.schema import nodes, submissions
@@ -36,7 +34,7 @@ def node_document(db: Connection | None, files: RunFiles, address: str, page: in
     return {
         "address": address,
         "checksummed": checksummed(address),
-        "node": node_row(row, time.time()) if row is not None else None,
+        "node": node_row(row) if row is not None else None,
         "evidence": public_text(standing(against.nats, against.files, against.limit)) if against else "",
         "contract": contract_document(files.path, ON_CHAIN, f"shoal node {address} RUN"),
         **books,

@@ -9,6 +9,7 @@ from shoal.page.privacy import public_text
 from shoal.page.source import RunFiles
 from shoal.tasks.files import code_of
 from shoal.tasks.package_versions import install_line
+from shoal.telemetry.status import ENDED
 
 MAY = (
     "Fetch policy versions from relays. Each piece is checked against what the run's origin signed.",
@@ -20,16 +21,31 @@ NEVER = (
     "Start programs of the run's owner on your machine, unless you say --allow-code.",
     "Listen for connections: a worker only makes requests.",
 )
+STOP = (
+    "Ctrl-C ends the worker. A lease that it then holds waits for this machine, which does it first when it comes "
+    "back, and owes it until then. What it had earned stays its own, under the key in ~/.config/shoal/node.key.",
+    "shoal lend keeps a worker in the background instead: only while nobody uses the machine, and within limits "
+    "(--memory, --upload, ...). shoal lend pause frees it at once, and hands its leases back.",
+)
 CODE = (
     "This run's tasks execute Python of the run's owner on your machine, unconfined: `shoal worker` refuses them "
     "without --allow-code. Give it only to an owner that you trust."
 )
 
+OVER = "The run is over: there are no more leases."
+AWAY = "The coordinator is not at work now: joining works once the run is started again."
+
 
 def join_document(files: RunFiles) -> dict[str, object]:
     """How to join, as long as there is something to join."""
     if files.run is None:
-        return {"line": "", "why": files.refused or "The run's config is not here.", "may": MAY, "never": NEVER}
+        return {
+            "line": "",
+            "why": files.refused or "The run's config is not here.",
+            "may": MAY,
+            "never": NEVER,
+            "stop": STOP,
+        }
     config, state = files.run.config, files.ledger.state
     port = coordinator_port(files.run)
     # A contract is not called, and a ledger may not be here: then the coordinator's records say who it is.
@@ -42,13 +58,19 @@ def join_document(files: RunFiles) -> dict[str, object]:
     is_over = is_closed or (files.history.total_steps or config.steps) <= files.history.steps_done
     return {
         "line": f"shoal worker --join {url}#{coordinator}",
+        "lend": f"shoal lend start {url}#{coordinator} --when idle",
         "install": install_line(config.tasks),
-        "why": "The run is over: there are no more leases." if is_over else "",
+        "why": OVER if is_over else AWAY if _is_away(files) else "",
         "local": swarm.host in ("127.0.0.1", "::1", "localhost"),
         "coordinator": coordinator,
         "closed": swarm.is_closed,
         **_needs(config),
     }
+
+
+def _is_away(files: RunFiles) -> bool:
+    """Whether the coordinator has ended; one on another machine is not known to."""
+    return any(status.role == "coordinator" and status.state in ENDED for status in files.statuses)
 
 
 def _needs(config: RunConfig) -> dict[str, object]:
@@ -66,6 +88,7 @@ def _needs(config: RunConfig) -> dict[str, object]:
         "code": CODE if any(code_of(task) for task in config.tasks) else "",
         "may": MAY,
         "never": NEVER,
+        "stop": STOP,
     }
 
 

@@ -93,6 +93,14 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sizes, times
 
 
+NOT_YET = "Nothing is entered yet, because the first step is still open, or the ledger is not here."
+CHECKS = (
+    "each entry names the hash of the one before",
+    "its author's signature",
+    "the coordinator's seal",
+    "the rules: who may enter what, and what it does to every account",
+    "heads that validators signed are this history's own",
+)
 READ_IT = (
     "This run's ledger is a contract on a chain, which this page neither calls nor verifies. Read it from there: RUN "
     "is the run's directory; to show entries and earnings, the coordinator's URL will do."
@@ -131,13 +139,14 @@ def ledger_document(follower: LedgerFollower, run_dir: Path) -> dict[str, object
 def _file_document(follower: LedgerFollower) -> dict[str, object]:
     history = follower.history
     if history is None:
-        return {"kind": "none", "why": follower.fault or "Nothing is entered yet: the first step is still open."}
+        return {"kind": "none", "why": follower.fault or NOT_YET}
     state, totals = history.state, totals_of(history.state)
     return {
         "kind": "file",
         "entries": history.number + 1,
         "head": history.last.hash,
         "fault": follower.fault,
+        "checks": CHECKS,
         "behind": follower.is_behind,
         "verified_at": follower.looked,
         "coordinator": checksummed(state.coordinator),

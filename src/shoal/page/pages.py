@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import mimetypes
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -21,7 +22,8 @@ from shoal.shardcast.serve.rate_limit import Rates
 LOG = logging.getLogger(__name__)
 MAX_LOGGED = 20
 LOOK_S = 0.5
-BEAT_S = 15.0
+# How often an open page hears how long roles have been waiting, though nothing is written meanwhile.
+BEAT_S = 5.0
 # Of one network, where it is not this machine itself; a page that is opened asks about ten times.
 REQUESTS_PER_S, BURST = 20.0, 200.0
 TYPES = {
@@ -91,17 +93,16 @@ class Pages:
         return revision.steps, revision.roles, revision.records
 
     async def events(self, network: str) -> AsyncIterator[bytes]:
-        """Server-sent events: what changed, with the live part of the run's page; a comment when nothing does."""
+        """Server-sent events: the live part of the run's page, when something changed and at every beat."""
         self.streams[network] += 1
         try:
             while not self._stopping:
                 changed = self._changed
-                live = await self.documents.get("live", self.revision, lambda: self.live())
+                as_of = self.revision, int(time.monotonic() / BEAT_S)
+                live = await self.documents.get("live", as_of, lambda: self.live())
                 yield b"event: news\ndata: " + live + b"\n\n"
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), BEAT_S)
-                except TimeoutError:
-                    yield b": still here\n\n"
         finally:
             self.streams -= Counter({network: 1})  # which forgets a network that has none left
 

@@ -5,6 +5,7 @@ would show something else, so that documents are made once per revision, however
 """
 
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ RECORDS = ("coordinator/state.db", "coordinator/state.db-wal")
 STATUS_S = 1.0
 # How often a page that shows the coordinator's records is told to look again.
 RECORDS_S = 2.0
+# Heard so recently, a node's speed counts for the swarm's.
+RECENT_S = 120.0
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class RunFiles:
     _status_at: float = 0.0
     _records_at: float = 0.0
     _records: object = None
+    _quiet_at: float = math.inf
+    """When no node can have been heard lately any more, though nothing was written since."""
 
     @classmethod
     def open(cls, path: Path) -> "RunFiles":
@@ -96,8 +101,9 @@ class RunFiles:
         if now - self._records_at >= RECORDS_S or not self._records_at:
             self._records_at = now
             seen = self._look()
-            if seen != self._records:
+            if seen != self._records or now >= self._quiet_at:
                 self.revision.records += 1
+                self._quiet_at = now + RECENT_S if seen != self._records else math.inf
             self._records = seen
         if self.ledger.refresh():
             self.revision.records += 1
@@ -121,7 +127,8 @@ class RunFiles:
                         waits = self.waits.setdefault(step, Waits())
                         waits.total, waits.count = waits.total + share, waits.count + 1
             text = note_of(role, entry)
-            if text is not None and role not in HIDDEN_ROLES:
+            of_whom = role, entry.get("role")  # a restart is told by the supervisor
+            if text is not None and not any(one in HIDDEN_ROLES for one in of_whom):
                 self.notes.append((when, public_text(text)))
                 changed = True
         return changed

@@ -8,13 +8,11 @@ from sqlalchemy import ColumnElement, Connection, Row, case, func, or_, select
 from shoal.coordinator.db.schema import nodes, submissions
 from shoal.coordinator.draws import standing
 from shoal.page.privacy import public_text
-from shoal.page.source import RunFiles
+from shoal.page.source import RECENT_S, RunFiles
 from shoal.page.weights_tree import AT_WORK, weights_tree
 
 PER_PAGE = 100
 MAX_PAGE = 10_000
-# Heard so recently, a node's speed counts for the swarm's.
-RECENT_S = 120.0
 SPEED = case((nodes.c.busy_s > 0, nodes.c.tokens / nodes.c.busy_s), else_=0.0)
 ORDERS: dict[str, tuple[ColumnElement[object], ...]] = {
     "tokens": (nodes.c.tokens.desc(),),
@@ -39,13 +37,12 @@ class NodeQuery:
 
 def swarm_document(db: Connection, files: RunFiles, query: NodeQuery) -> dict[str, object]:
     """Counts of all nodes, the tree of weights, and one page of the list."""
-    now = time.time()
     states: dict[str, int] = dict(db.execute(select(nodes.c.state, func.count()).group_by(nodes.c.state)).all())
     roles: dict[str, int] = dict(db.execute(select(nodes.c.role, func.count()).group_by(nodes.c.role)).all())
     verdicts: dict[bool | None, int] = dict(
         db.execute(select(submissions.c.accept, func.count()).group_by(submissions.c.accept)).all()
     )
-    working = (nodes.c.role == "worker") & nodes.c.state.in_(AT_WORK) & (nodes.c.seen >= now - RECENT_S)
+    working = (nodes.c.role == "worker") & nodes.c.state.in_(AT_WORK) & (nodes.c.seen >= time.time() - RECENT_S)
     speed, tokens = db.execute(select(func.sum(case((working, SPEED), else_=0.0)), func.sum(nodes.c.tokens))).one()
     wanted = _wanted(query)
     found = db.execute(select(func.count()).select_from(nodes).where(*wanted)).scalar_one()
@@ -70,18 +67,18 @@ def swarm_document(db: Connection, files: RunFiles, query: NodeQuery) -> dict[st
         "found": found,
         "page": page,
         "per_page": PER_PAGE,
-        "nodes": [node_row(row, now) for row in rows],
+        "nodes": [node_row(row) for row in rows],
     }
 
 
-def node_row(row: Row[tuple[object, ...]], now: float) -> dict[str, object]:
+def node_row(row: Row[tuple[object, ...]]) -> dict[str, object]:
     """A node as anybody may see it: without its URL and its network."""
     return {
         "address": row.address,
         "name": public_text(row.name),
         "role": row.role,
         "state": row.state,
-        "seen_s": round(max(0.0, now - row.seen), 1),
+        "seen": round(row.seen, 1),
         "joined": row.joined,
         "version": row.version,
         "doing": public_text(row.doing),

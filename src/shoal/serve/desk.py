@@ -84,6 +84,7 @@ class Desk:
         self._over = False
         self.loaded: Version | None = None
         self._damaged: Version | None = None  # which is not tried again until somebody asks for it
+        self._follows = True  # whether the newest version was asked for last
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -156,8 +157,11 @@ class Desk:
             self._end(completion)
 
     def _load_ahead(self) -> None:
-        """Loads the newest version while nobody waits, so that the next request need not."""
-        newest = self._versions.newest()
+        """Loads the newest version while nobody waits, so that the next request need not.
+
+        Not if a version was asked for by its number: whoever talks to that one would wait for two to load per question.
+        """
+        newest = self._versions.newest() if self._follows else None
         if newest is not None and newest not in (self.loaded, self._damaged):
             try:
                 self._load(newest)
@@ -203,6 +207,7 @@ class Desk:
 
     def _submit(self, ticket: Ticket, version: Version) -> None:
         ticket.hear(Began(version))
+        self._follows = ticket.number is None
         for choice, request in enumerate(ticket.requests):
             self._running[self._next_key] = _Running(ticket, choice)
             self._engine.submit(self._next_key, request)

@@ -59,7 +59,7 @@ class RunFigures:
                 self._counts["validator_verdicts", labels] += 1
             case {"event": "banned"}:
                 self._counts["validator_bans", own] += 1
-            case {"event": "restart", **rest}:
+            case {"event": "restart", **rest} if rest.get("role") not in HIDDEN_ROLES:
                 self._counts["role_restarts", (("role", str(rest.get("role", ""))),)] += 1
             case {"event": "note"}:
                 self._counts["role_notes", own] += 1

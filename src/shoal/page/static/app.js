@@ -70,6 +70,7 @@ const loaded = {};
 
 function Body({ page, path }) {
   const [Page, setPage] = useState(null);
+  const [missing, setMissing] = useState(null);
   const [error, forget] = useErrorBoundary();
   useEffect(() => {
     let dropped = false;
@@ -77,13 +78,15 @@ function Body({ page, path }) {
     const known = loaded[page.module];
     if (known) { setPage(() => known); return undefined; }
     setPage(null);
+    setMissing(null);
     import(page.module).then((module) => {
       loaded[page.module] = module.default;
       if (!dropped) setPage(() => module.default);
-    });
+    }, () => setMissing(page.module));
     return () => { dropped = true; };
   }, [page.module]);
   if (error) return html`<p class="empty" role="alert">This page met an error of its own: ${String(error.message || error)}</p>`;
+  if (missing === page.module) return html`<p class="empty" role="alert">This page did not load: its server is away.</p>`;
   return Page ? html`<${Page} key=${path} parts=${page.parts}/>` : html`<${Loading}/>`;
 }
 

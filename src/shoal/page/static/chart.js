@@ -41,7 +41,7 @@ function options(uPlot, lines, width, height, { format, onCursor }) {
   }
   const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
-    width, height, series, bands, legend: { show: false }, padding: [8, 10, 0, 0],
+    width, height, series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
     cursor: { sync: { key: "run" }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { range: (u, low, high) => reach(low, high, lines) } },
     axes: [{ ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (Number.isInteger(v) ? int(v) : "")) }, { ...axis, size: 52, values: (u, ticks, at, space, step) => ticks.map((v) => (v === null ? "" : format(v, digits(v, step)))) }],

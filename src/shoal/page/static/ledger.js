@@ -4,8 +4,6 @@ import { ago, int, moment, plural, short } from "./format.js";
 import { Address, Badge, Copy, Empty, Loading, Problem, Section, Table, Tile, Tiles } from "./parts.js";
 import { useDocument } from "./store.js";
 
-const CHECKS = ["each entry names the hash of the one before", "its author's signature", "the coordinator's seal", "the rules: who may enter what, and what it does to every account", "heads that validators signed are this history's own"];
-
 export const Contract = ({ why, pairs, commands }) => html`<p>${why}</p>
   <dl class="pairs wide">${pairs.map(([name, text]) => html`<div><dt>${name}</dt><dd><code class="hash">${text}</code></dd></div>`)}</dl>
   ${commands.map((text) => html`<${Copy} text=${text} label="command ${text}"/>`)}`;
@@ -26,7 +24,7 @@ export default function Ledger() {
   return html`<h1>Ledger</h1>
     <${Section} title=${data.fault ? "Not verified" : "Verified"} id="verified" aside=${data.fault ? html`<${Badge} word="tampered" tone="bad"/>` : html`<${Badge} word="verified"/>`}>
       ${data.fault ? html`<p class="bad-text" role="alert"><bdi>${data.fault}</bdi>. Entries before it are good; nothing after it was read.</p>` : html`<p>All ${int(data.entries)} entries${data.behind ? " so far, more are being verified" : ""}, by the server of this page, ${ago(data.verified_at)}. For each of them:</p>`}
-      <ul>${CHECKS.map((text) => html`<li>${text}</li>`)}</ul>
+      <ul>${data.checks.map((text) => html`<li>${text}</li>`)}</ul>
       <dl class="pairs wide"><div><dt>head</dt><dd><code class="hash">${data.head}</code></dd></div><div><dt>coordinator</dt><dd><code class="hash">${data.coordinator}</code></dd></div>
         ${data.cosigned.map((one) => html`<div><dt>signed up to entry ${int(one.number)}</dt><dd>validator <${Address} address=${one.validator}/></dd></div>`)}</dl>
       ${data.cosigned.length ? null : html`<p class="callout">No validator has signed a head yet: until one does, the coordinator could show others another history.</p>`}

@@ -1,6 +1,6 @@
 // Page "contributor".
 import { html } from "./htm-preact.js";
-import { compact, duration, int, moment, plural } from "./format.js";
+import { ago, compact, int, moment, plural } from "./format.js";
 import { Badge, Copy, Empty, Loading, Pager, Problem, Section, Table, Tile, Tiles } from "./parts.js";
 import { Contract } from "./ledger.js";
 import { fileColumns } from "./verdicts.js";
@@ -13,7 +13,7 @@ export default function Node({ parts }) {
   const { node, account, judge } = data;
   return html`<h1>${node?.name ? html`<bdi>${node.name}</bdi>` : "Node"}</h1>
     <p class="lead"><code class="hash">${data.checksummed}</code></p>
-    <p class="lead">${node ? html`<${Badge} word=${node.state}/> ${node.role}, heard ${duration(node.seen_s)} ago${node.doing ? html`: <bdi>${node.doing}</bdi>` : ""}` : html`<${Badge} word="forgotten" tone="mute"/> left this run`}</p>
+    <p class="lead">${node ? html`<${Badge} word=${node.state}/> ${node.role}, heard ${ago(node.seen)}${node.doing ? html`: <bdi>${node.doing}</bdi>` : ""}` : html`<${Badge} word="forgotten" tone="mute"/> left this run`}</p>
     ${node?.reason ? html`<p class="callout"><bdi>${node.reason}</bdi></p>` : null}${data.evidence ? html`<p class="callout"><bdi>${data.evidence}</bdi></p>` : null}
     <${Tiles} label="the node in figures">
       ${account ? html`<${Tile} label="Earned" value=${compact(account.earned)} unit=${data.unit} note="${int(account.free)} can be withdrawn"/><${Tile} label="Locked" value=${compact(account.locked)} unit=${data.unit} note="until nobody can challenge the files"/><${Tile} label="Slashed" value=${compact(account.slashed)} unit=${data.unit} note="${int(account.voided)} voided"/>` : null}

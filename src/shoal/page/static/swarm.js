@@ -1,6 +1,6 @@
 // Page "swarm".
 import { html } from "./htm-preact.js";
-import { compact, duration, int, NONE, plural } from "./format.js";
+import { ago, compact, int, NONE, plural } from "./format.js";
 import { Address, Badge, Empty, Loading, Pager, Problem, Search, Section, Select, Table, Tile, Tiles } from "./parts.js";
 import { query, useDocument, useQuery } from "./store.js";
 
@@ -30,7 +30,7 @@ export default function Swarm() {
     { head: "tokens/s", right: true, cell: (one) => int(one.tokens_per_s) },
     { head: "accepted", right: true, cell: (one) => int(one.accepted) },
     { head: "refused", right: true, cell: (one) => (one.rejected ? html`<b class="bad-text">${int(one.rejected)}</b>` : "0") },
-    { head: "heard", right: true, cell: (one) => `${duration(one.seen_s)} ago` },
+    { head: "heard", right: true, cell: (one) => ago(one.seen) },
     { head: "doing", wide: true, cell: (one) => html`<bdi>${one.reason || one.doing || NONE}</bdi>` },
   ];
   const nodes = data ? Object.values(data.states).reduce((a, b) => a + b, 0) : 0;
