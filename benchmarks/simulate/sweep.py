@@ -23,7 +23,7 @@ from shoal.config import RunConfig
 from shoal.plan.assumptions import assumptions
 from shoal.simulate.command import simulated
 from shoal.simulate.from_config import Chosen, inputs_of
-from shoal.simulate.inputs import Kind
+from shoal.simulate.inputs import Inputs, Kind
 from shoal.simulate.models import model_named
 from shoal.simulate.plot import plot_sweep
 from shoal.simulate.report import Report
@@ -67,7 +67,7 @@ class Case:
 
 def cases(most: int = NODES[-1]) -> list[Case]:
     """All points with at most so many workers."""
-    return [case for case in _all_cases() if (case.chosen.nodes or 0) <= most]
+    return [case for case in all_cases() if (case.chosen.nodes or 0) <= most]
 
 
 def simulations(points: Sequence[Case]) -> list[Case]:
@@ -78,7 +78,7 @@ def simulations(points: Sequence[Case]) -> list[Case]:
     return sorted(found.values(), key=lambda case: case.chosen.nodes or 0)
 
 
-def _all_cases() -> Iterator[Case]:
+def all_cases() -> Iterator[Case]:
     for kind in KINDS:
         base = replace(BASE, versions=kind)
         for nodes in NODES:
@@ -96,9 +96,13 @@ def sweep_config() -> RunConfig:
     return changed(checkout_config("intellect2.toml"), {"workers.max_batch": 48})
 
 
-def run_case(config: RunConfig, case: Case, console: Console) -> Report:
-    model = model_named(case.chosen.model or "32b")
-    return simulated(inputs_of(config, assumptions(config), case.chosen, model), console)[1]
+def inputs_of_case(case: Case) -> Inputs:
+    config = sweep_config()
+    return inputs_of(config, assumptions(config), case.chosen, model_named(case.chosen.model or "32b"))
+
+
+def run_case(case: Case, console: Console) -> Report:
+    return simulated(inputs_of_case(case), console)[1]
 
 
 def read(path: Path) -> dict[str, Report]:
@@ -141,11 +145,11 @@ def _minutes(seconds: float) -> str:
 
 def main() -> None:
     out, most = Path(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else NODES[-1]
-    console, config, found = Console(stderr=True), sweep_config(), read(out)
+    console, found = Console(stderr=True), read(out)
     todo = [case for case in simulations(cases(most)) if case.key not in found]
     for number, case in enumerate(todo, 1):
         console.print(f"{number} of {len(todo)}: {case.key}", highlight=False)
-        report = run_case(config, case, console)
+        report = run_case(case, console)
         found[case.key] = report
         with out.open("a") as file:
             file.write(json.dumps({"case": case.key, **json.loads(report.to_json())}) + "\n")

@@ -105,6 +105,17 @@ def test_half_of_the_machines_leaving_per_hour_costs_tokens_and_not_the_run() ->
     assert not gone, "a machine that left is a member no more"
 
 
+def test_machines_that_leave_faster_than_others_can_fetch_a_first_version_are_not_replaced_by_more() -> None:
+    inputs = with_machines(small(), count=60, churn=0.5)
+    # One relay sends the base model to sixty machines in seven hours, and thirty leave in each.
+    services = replace(inputs.services, relays=1, relay_rate=50e6, origin_rate=50e6)
+    training = replace(inputs.training, version_bytes=20e9, update_bytes=0.1e9, kind="delta")
+    simulation, _ = run(replace(inputs, terms=replace(inputs.terms, steps=3), services=services, training=training))
+    assert simulation.log.left > 30
+    assert simulation.arriving > 0
+    assert simulation.count + simulation.arriving == 60
+
+
 def _rows(simulation: Simulation) -> list[NodeRow]:
     return [worker.row for members in simulation.members for worker in members]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = (BLUE, ORANGE, SKY, "#009E73", "#CC79A7")
-MINUTES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+MINUTES = (20, 50, 100, 200)
 
 
 def plot_simulation(simulation: Simulation, out_png: Path) -> None:

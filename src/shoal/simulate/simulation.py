@@ -44,7 +44,8 @@ class Simulation:
         self.trainer = Trainer(inputs, events, self.book, self.processor, self._begun, self._ended, self._trained)
         self.origin = Origin(events, inputs.services, inputs.training)
         self.log.versions[0] = VersionTimes(0.0)
-        self.count = 0
+        self.count = self.arriving = 0
+        """Machines that may work, and newcomers that fetch their first version: together as many as there are."""
         self._uploads_free = 0.0
         self._numbers = 0
         self._newcomers: list[float] = []
@@ -85,18 +86,24 @@ class Simulation:
         return worker
 
     def _leave(self) -> None:
-        """One machine leaves without a word, and another one begins to fetch its first version."""
-        at = self.rng.randrange(self.count) if self.count else 0
+        """One machine of all is drawn and leaves without a word, and another one begins to fetch its first version.
+        One that is still fetching it stays: who would come instead of it would do the same."""
+        at = self.rng.randrange(self.inputs.machines.count)
         for members in self.members:
             if at < len(members):
                 self._remove(members, members[at])
+                self._arrive()
                 break
             at -= len(members)
+        self._plan_leaving()
+
+    def _arrive(self) -> None:
+        """A new machine begins to fetch its first version, with those of the same minute."""
+        self.arriving += 1
         self._newcomers.append(self.inputs.machines.download.draw(self.rng))
         if not self._is_counting:
             self._is_counting = True
             self.events.after(COHORT_S, self._fetch_as_one)
-        self._plan_leaving()
 
     def _remove(self, members: list[Worker], worker: Worker) -> None:
         last = members.pop()
@@ -144,6 +151,7 @@ class Simulation:
     def _admit(self, rates: list[float]) -> None:
         """Newcomers that have their first version join the machines that are as fast; where those have none yet, they
         wait for it with them."""
+        self.arriving -= len(rates)
         for rate in rates:
             group = self.classes[bisect_left(self._bounds, rate)]
             group.weight += 1
