@@ -1,16 +1,24 @@
 """Honest ways differ by rounding alone, and are judged honest by rates that were measured without them."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from shoal.errors import ModelError
 from shoal.models.load import Policy, load
 from shoal.protocol.rates.honest_rates import HonestRates
+from shoal.tasks.source import InProcess
+from shoal.validate.checks.all_checks import Checks
 from shoal.validate.numerics.bets import Bets, Observed, histograms
 from shoal.validate.numerics.honest_answers import Drawn, honest_answers
 from shoal.validate.numerics.observe import own_noise
-from shoal.validate.numerics.ways import WAYS, Dense, Way, computed_as, states_of
-from tests.support.model_and_checks import model_dir
+from shoal.validate.numerics.ways import WAYS, Dense, Way, check_emulated, computed_as, states_of
+from tests.support.architectures import save_random
+from tests.support.model_and_checks import gym, model_dir
+from tests.support.roles_in_process import make_config
 
 ANSWERS, PROMPT, TOKENS = 8, 6, 64
 EXACT = WAYS["float32"]
@@ -89,3 +97,47 @@ def test_rates_measured_without_a_way_do_not_blame_it(observed: dict[str, list[O
     rates = HonestRates.of({name: histograms(answers, noise) for name, answers in observed.items()})
     won = Bets(rates.without(way)).nats(observed[way], noise)
     assert max(won.values()) < 3, max(won, key=lambda bet: won[bet])
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EMULATED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {},
+    "granite": {},
+    "qwen3_moe": EXPERTS,
+}
+
+
+@pytest.mark.parametrize("architecture", EMULATED)
+def test_models_put_together_as_llama_is_are_emulated(architecture: str, tmp_path: Path) -> None:
+    check_emulated(load(save_random(tmp_path, architecture, num_key_value_heads=2, **EMULATED[architecture])))
+
+
+# Of the first two the emulation computes something else, and in noise measured on it any cheat was hidden. On most of
+# the others it fails.
+NOT_EMULATED: list[tuple[str, dict[str, Any], str]] = [
+    ("gemma", {"num_key_value_heads": 1, "head_dim": 16}, "GemmaForCausalLM: .*off by"),
+    ("granite", {"num_key_value_heads": 2, "residual_multiplier": 0.3}, "GraniteForCausalLM: .*off by"),
+    ("gemma3_text", {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 64}, "Gemma3ForCausalLM: "),
+    ("phi3", {"num_key_value_heads": 2, "sliding_window": None}, "Phi3ForCausalLM: .*Phi3MLP"),
+    ("olmo2", {"num_key_value_heads": 2}, "Olmo2ForCausalLM: .*input_layernorm"),
+    ("cohere", {"num_key_value_heads": 2}, "CohereForCausalLM: .*post_attention_layernorm"),
+    ("gpt_neox", {}, "GPTNeoXForCausalLM: .*GPTNeoXMLP"),
+    ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, "GPT2LMHeadModel: "),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "said"), NOT_EMULATED, ids=[name for name, *_ in NOT_EMULATED])
+def test_a_model_that_is_not_emulated_is_refused_by_name_in_bfloat16_alone(
+    architecture: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    directory = save_random(tmp_path, architecture, **changes)
+    policy, tasks = load(directory), gym()
+    roots: dict[int, str] = {}
+    configs = {dtype: make_config(directory, model={"dtype": dtype}) for dtype in ("float32", "bfloat16")}
+    assert Checks(configs["float32"], policy, tasks, InProcess(tasks), roots.get).numbers is None
+    with pytest.raises(ModelError, match=rf"^{said}.*; set model\.dtype = 'float32'$"):
+        Checks(configs["bfloat16"], policy, tasks, InProcess(tasks), roots.get)

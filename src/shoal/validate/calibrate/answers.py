@@ -28,6 +28,7 @@ from shoal.validate.numerics.bets import Bets, Noise
 from shoal.validate.numerics.calibration import Say
 from shoal.validate.numerics.judge import NOISE_ANSWERS, Weighed, own_answers, seen
 from shoal.validate.numerics.observe import own_noise
+from shoal.validate.numerics.ways import check_emulated
 from shoal.validate.spans import Part, parts_of
 
 
@@ -95,6 +96,7 @@ class Answers:
         """A file, and the profile that its node declared."""
         if self._policy is None:
             self._policy = load_as(self.run.base_model, "bfloat16", "float32")
+            check_emulated(self._policy)
         lease = claimed_lease(path)
         if lease.run != self.run.config.name:
             raise RolloutError(f"{path.name}: is a file of run {lease.run!r:.100}, not of {self.run.config.name!r}")

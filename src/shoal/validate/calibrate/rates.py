@@ -24,7 +24,7 @@ from shoal.validate.numerics.honest_answers import draw_texts, machine_answers
 from shoal.validate.numerics.judge import seen
 from shoal.validate.numerics.observe import own_noise
 from shoal.validate.numerics.vllm_way import Vllm, vllm_python
-from shoal.validate.numerics.ways import WAYS
+from shoal.validate.numerics.ways import WAYS, check_emulated
 
 # The way that a judge takes its own noise from, which is the unit of all rates.
 OWN = "flash"
@@ -35,6 +35,7 @@ def measure_rates(
 ) -> tuple[dict[str, Tally], Noise]:
     """Tallies of all emulated ways and of this machine's device, and the noise that they are measured by."""
     policy = load_as(directory, "bfloat16", "float32")
+    check_emulated(policy)
     say(0.0, "generating texts")
     prompts = list(dict.fromkeys(request.prompt for request in requests))
     texts = draw_texts(policy, config, prompts, len(requests), config.sampling.max_new_tokens, config.seed)

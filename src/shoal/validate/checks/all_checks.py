@@ -34,6 +34,7 @@ from shoal.validate.checks.version import check_version
 from shoal.validate.numerics.alternatives import ROUNDED, Weights
 from shoal.validate.numerics.bets import Bets
 from shoal.validate.numerics.judge import CONFIRM_NATS, NOISE_ANSWERS, NumericJudge, Weighed, finding_of
+from shoal.validate.numerics.ways import check_emulated
 from shoal.validate.recompute import NoiseKey, Replayed, StatesOf, replay
 from shoal.validate.spans import Load, Part, parts_of, replay_file
 
@@ -58,8 +59,10 @@ class Checks:
     _unsteady: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        rounds = self.config.model.dtype == "bfloat16"
-        self.numbers = NumericJudge(self.config, self.policy, self._bets()) if rounds else None
+        self.numbers = None
+        if self.config.model.dtype == "bfloat16":
+            check_emulated(self.policy)
+            self.numbers = NumericJudge(self.config, self.policy, self._bets())
 
     def compute_states(self, states: StatesOf | None) -> None:
         """Has the states of files computed by another engine than the policy, or by the policy again."""

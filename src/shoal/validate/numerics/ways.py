@@ -19,10 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.load import Policy
+from shoal.errors import ModelError
+from shoal.models.load import AGREEMENT, Policy, disagreement
 
 # Sequences of one forward pass.
 ROWS = 16
+# Tokens that an emulation is compared with the model on.
+PROBE = 12
+Rounding = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,84 +118,108 @@ class Dense:
 
 
 @contextmanager
-def computed_as(policy: Policy, way: Way) -> Iterator[None]:
-    """The policy, whose weights are bfloat16 values in float32, computed in a way, for a while."""
+def computed_as(policy: Policy, way: Way, to: Rounding = rounded) -> Iterator[None]:
+    """The policy, whose weights are bfloat16 values in float32, computed in a way, for a while; `to` is how it rounds
+    what is written to memory."""
     if way.wide:
         yield
         return
     with ExitStack() as undo:
         for name, module in policy.model.named_modules():
-            if (forward := _forward(name, module, way)) is not None:
+            if (forward := _forward(name, module, way, to)) is not None:
                 module.forward = forward
                 undo.callback(module.__dict__.pop, "forward")
         yield
 
 
-def _forward(name: str, module: Any, way: Way) -> Callable[..., Any] | None:
+def _forward(name: str, module: Any, way: Way, to: Rounding) -> Callable[..., Any] | None:
     """What a module computes in this way; None where that is what it computes anyway."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear):
         head = name.endswith(("lm_head", "embed_out"))
         parallel = name.endswith(("o_proj", "down_proj"))
-        return None if head and way.head else _linear(module, way.slices if parallel else 1)
+        return None if head and way.head else _linear(module, way.slices if parallel else 1, to)
     if kind.endswith("RMSNorm"):
-        return _norm(module, way.norm)
+        return _norm(module, way.norm, to)
     if kind.endswith("MLP"):
-        return _gated(module, fused=way.fused)
+        return _gated(module, to, fused=way.fused)
     if kind.endswith("RotaryEmbedding"):
-        return None if way.rope else _rope(module)
+        return None if way.rope else _rope(module, to)
     if kind.endswith("DecoderLayer"):
-        return _layer(module, residual=way.residual)
+        return _layer(module, exact if way.residual else to)
     return None
 
 
-def _linear(module: nn.Linear, slices: int) -> Callable[[Tensor], Tensor]:
+def _linear(module: nn.Linear, slices: int, to: Rounding) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        parts = zip(rounded(x).chunk(slices, -1), module.weight.chunk(slices, 1), strict=True)
-        sums = [rounded(F.linear(piece, weight)) for piece, weight in parts]
-        total = reduce(lambda so_far, more: rounded(so_far + more), sums)
-        return total if module.bias is None else rounded(total + module.bias)
+        parts = zip(to(x).chunk(slices, -1), module.weight.chunk(slices, 1), strict=True)
+        sums = [to(F.linear(piece, weight)) for piece, weight in parts]
+        total = reduce(lambda so_far, more: to(so_far + more), sums)
+        return total if module.bias is None else to(total + module.bias)
 
     return forward
 
 
-def _norm(module: Any, kind: str) -> Callable[[Tensor], Tensor]:
+def _norm(module: Any, kind: str, to: Rounding) -> Callable[[Tensor], Tensor]:
     eps = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 1e-6)
 
     def forward(x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-        return rounded(module.weight * (rounded(x) if kind == "before" else x))
+        return to(module.weight * (to(x) if kind == "before" else x))
 
     return forward
 
 
-def _gated(module: Any, *, fused: bool) -> Callable[[Tensor], Tensor]:
+def _gated(module: Any, to: Rounding, *, fused: bool) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         gate = module.act_fn(module.gate_proj(x))
-        gated = (gate if fused else rounded(gate)) * module.up_proj(x)
-        out: Tensor = module.down_proj(rounded(gated))
+        gated = (gate if fused else to(gate)) * module.up_proj(x)
+        out: Tensor = module.down_proj(to(gated))
         return out
 
     return forward
 
 
-def _rope(module: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+def _rope(module: Any, to: Rounding) -> Callable[..., tuple[Tensor, Tensor]]:
     def forward(x: Tensor, position_ids: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
         cos, sin = type(module).forward(module, x, position_ids, **more)
-        return rounded(cos), rounded(sin)
+        return to(cos), to(sin)
 
     return forward
 
 
-def _layer(module: Any, *, residual: bool) -> Callable[..., Tensor]:
-    keep = exact if residual else rounded
-
+def _layer(module: Any, keep: Rounding) -> Callable[..., Tensor]:
     def forward(hidden_states: Tensor, **more: Any) -> Tensor:
         out, _ = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **more)
         hidden_states = keep(hidden_states + out)
         return keep(hidden_states + module.mlp(module.post_attention_layernorm(hidden_states)))
 
     return forward
+
+
+@torch.inference_mode()
+def check_emulated(policy: Policy) -> None:
+    """Refuses a model that these ways do not compute, by name: without rounding they must come to its own logits.
+
+    Otherwise a judge would take another computation for its noise, and no cheat would stand out of it.
+    """
+    ids_1T = torch.arange(PROBE, device=policy.device).remainder(policy.vocab).unsqueeze(0)
+    positions_1T = torch.arange(PROBE, device=policy.device).unsqueeze(0)
+    row = Dense(PROBE, WAYS["float32"])
+    own = policy.head(policy.hidden(ids_1T, positions_1T, row))
+    try:
+        with computed_as(policy, WAYS["flash"], exact):
+            found = policy.head(policy.hidden(ids_1T, positions_1T, row))
+    except Exception as error:  # whatever a model does whose modules are put together otherwise
+        why = f"{type(error).__name__}: {error}"
+    else:
+        if (off := disagreement(own, found)) <= AGREEMENT[own.dtype]:
+            return
+        why = f"its logits would be off by {off:.3g} of their spread"
+    raise ModelError(
+        f"{type(policy.model).__name__}: is not put together as Llama is ({why}), so what honest bfloat16 rounding "
+        "makes of it is not known; set model.dtype = 'float32'"
+    )
 
 
 @torch.inference_mode()
