@@ -69,6 +69,18 @@ def step(state, action):
 def score(state):
     return 1.0
 """
+EARNING = """
+from shoal.tasks.source import Score
+
+def reset(seed, earned=0.25):
+    return {"prompt": f"what {seed % 9973}?", "earned": earned}
+
+def step(state, action):
+    return None
+
+def score(state):
+    return SCORE
+"""
 # What it draws depends on the episodes that are played beside this one: a worker plays them turn by turn.
 SHARING = """
 import random
@@ -213,6 +225,22 @@ def test_the_last_digits_of_a_fraction_are_blamed_on_nobody(
     finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go", "end"))
     assert finding is not None
     assert finding.sample == 0
+    assert is_blame(finding) == is_a_lie, str(finding)
+
+
+@pytest.mark.parametrize("score", ["state['earned']", "Score(1.0, parts={'speed': state['earned']})"])
+@pytest.mark.parametrize(
+    ("own", "claimed", "is_a_lie"), [(0.25, 0.2500005, False), (0.0, 1e-17, False), (0.25, 0.25001, True), (0, 1, True)]
+)
+def test_the_last_digits_of_a_reward_are_blamed_on_nobody(
+    tmp_path: Path, score: str, own: float, claimed: float, is_a_lie: bool
+) -> None:
+    path = tmp_path / "earning.py"
+    path.write_text(EARNING.replace("earned=0.25", f"earned={own}").replace("SCORE", score))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    other = build_source([TaskConfig(source=f"environment/{path}", options={"earned": claimed})])
+    finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go"))
+    assert (finding is None) <= (own == 0.0), "a difference that is none in numbers of a file"
     assert is_blame(finding) == is_a_lie, str(finding)
 
 
