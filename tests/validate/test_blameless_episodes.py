@@ -277,9 +277,12 @@ def tool(**code: Any) -> Judge:
 
 
 CATCHES = f"try:\n  {HUNGRY.splitlines()[0]}\n  print(1)\nexcept MemoryError:\n  print(2)"
+FORGETS = f"n = 1\nfor _ in '1':\n  try:\n    {HUNGRY.splitlines()[0]}\n    n = 2\n  finally: break\nprint(n)"
 
 
-@pytest.mark.parametrize(("program", "little"), [(HUNGRY, FRUGAL), (CATCHES, FRUGAL), ("print(1)", {"seconds": 0.001})])
+@pytest.mark.parametrize(
+    ("program", "little"), [(HUNGRY, FRUGAL), (CATCHES, FRUGAL), (FORGETS, FRUGAL), ("print(1)", {"seconds": 0.001})]
+)
 def test_a_program_that_one_machine_cannot_finish_blames_neither_side(
     python: EpisodeWorld, program: str, little: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

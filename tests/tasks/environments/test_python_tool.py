@@ -84,6 +84,7 @@ def test_an_address_that_a_program_prints_is_doubted(scorer: Scorer) -> None:
         "exec('import os')",
         "print(hash('a'))",
         "try: f()\nexcept: pass",
+        "def g():\n  try: f()\n  finally: return 1",
         "print(lambda: 0)",
         "print(object())",
         "print(open('/usr/lib/os-release').read())",
@@ -106,6 +107,7 @@ def test_a_program_that_names_what_differs_between_machines_is_doubted(program: 
         "important = 2",
         "print(sum(x*x for x in [1, 2]))",
         "exceptional = 1",
+        "final = 1",
     ],
 )
 def test_a_program_is_not_doubted_for_a_part_of_a_longer_name(program: str) -> None:
