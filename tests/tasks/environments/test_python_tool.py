@@ -1,6 +1,8 @@
 """The Python tool: programs run side by side, and those are doubted that may print otherwise on another machine."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,17 @@ from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
 from tests.support.until import until
 
+ASKS_NOBODY = """
+import os, sys
+from shoal.tasks.isolation.broker import Asking
+from shoal.tasks.isolation.sandbox import Bounds
+theirs, ask = os.pipe()
+os.close(theirs)
+try:
+    Asking(os.fdopen(ask, "wb"), open(os.devnull, "rb")).run("print(1)", b"", Bounds(), "")
+finally:
+    os._exit(3)
+"""
 SLEEPS = "import time\ntime.sleep(100)  # {}"
 
 
@@ -57,6 +70,12 @@ def test_programs_of_two_episodes_run_side_by_side() -> None:
         for mark in (one, other):
             scorer.play("train", task, [SLEEPS.format(mark)])
         until(lambda: is_running(one) and is_running(other), seconds=90.0)
+
+
+def test_a_broker_that_was_killed_while_idle_is_replaced_with_the_process_that_asks_it() -> None:
+    """Or that process would go on, and every program that it has this broker run would fail."""
+    done = subprocess.run([sys.executable, "-P", "-c", ASKS_NOBODY], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_program_that_tries_to_leave_its_sandbox_is_told_so_and_harms_no_other(scorer: Scorer) -> None:
