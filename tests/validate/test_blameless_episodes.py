@@ -69,6 +69,18 @@ def step(state, action):
 def score(state):
     return 1.0
 """
+EARNING = """
+from shoal.tasks.source import Score
+
+def reset(seed, earned=0.25):
+    return {"prompt": f"what {seed % 9973}?", "earned": earned}
+
+def step(state, action):
+    return None
+
+def score(state):
+    return SCORE
+"""
 # What it draws depends on the episodes that are played beside this one: a worker plays them turn by turn.
 SHARING = """
 import random
@@ -216,6 +228,22 @@ def test_the_last_digits_of_a_fraction_are_blamed_on_nobody(
     assert is_blame(finding) == is_a_lie, str(finding)
 
 
+@pytest.mark.parametrize("score", ["state['earned']", "Score(1.0, parts={'speed': state['earned']})"])
+@pytest.mark.parametrize(
+    ("own", "claimed", "is_a_lie"), [(0.25, 0.2500005, False), (0.0, 1e-17, False), (0.25, 0.25001, True), (0, 1, True)]
+)
+def test_the_last_digits_of_a_reward_are_blamed_on_nobody(
+    tmp_path: Path, score: str, own: float, claimed: float, is_a_lie: bool
+) -> None:
+    path = tmp_path / "earning.py"
+    path.write_text(EARNING.replace("earned=0.25", f"earned={own}").replace("SCORE", score))
+    world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
+    other = build_source([TaskConfig(source=f"environment/{path}", options={"earned": claimed})])
+    finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go"))
+    assert (finding is None) <= (own == 0.0), "a difference that is none in numbers of a file"
+    assert is_blame(finding) == is_a_lie, str(finding)
+
+
 def test_an_environment_that_has_played_otherwise_once_is_blamed_on_nobody_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,9 +277,12 @@ def tool(**code: Any) -> Judge:
 
 
 CATCHES = f"try:\n  {HUNGRY.splitlines()[0]}\n  print(1)\nexcept MemoryError:\n  print(2)"
+FORGETS = f"n = 1\nfor _ in '1':\n  try:\n    {HUNGRY.splitlines()[0]}\n    n = 2\n  finally: break\nprint(n)"
 
 
-@pytest.mark.parametrize(("program", "little"), [(HUNGRY, FRUGAL), (CATCHES, FRUGAL), ("print(1)", {"seconds": 0.001})])
+@pytest.mark.parametrize(
+    ("program", "little"), [(HUNGRY, FRUGAL), (CATCHES, FRUGAL), (FORGETS, FRUGAL), ("print(1)", {"seconds": 0.001})]
+)
 def test_a_program_that_one_machine_cannot_finish_blames_neither_side(
     python: EpisodeWorld, program: str, little: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from itertools import count
 
+from shoal.errors import TaskError
 from shoal.generate.engine import Completion, Engine
 from shoal.generate.episodes import Episode
 from shoal.generate.flights import Answer, Flight
@@ -74,9 +77,36 @@ class EnvironmentCalls:
         return ended
 
     def forget(self, flight: Flight) -> None:
-        """Waits no longer for what the episodes of a lease were to be told."""
-        for future in [future for future, (own, _) in self._waiting.items() if own is flight]:
+        """Waits no longer for what the episodes of a lease were to be told, and has them end where they are played."""
+        asked = {number: future for future, (own, number) in self._waiting.items() if own is flight}
+        for future in asked.values():
             del self._waiting[future]
+        for number, episode in enumerate(flight.answers):
+            if isinstance(episode, Episode) and episode.session >= 0 and episode.finish is None:
+                if number in asked:
+                    asked[number].add_done_callback(partial(self._end_after, episode))
+                else:
+                    self._end(episode)
+
+    def _end_after(self, episode: Episode, asked: Future[Played]) -> None:
+        """Ends an episode behind what it was asked last, unless it has ended with that."""
+        if asked.exception() is None and asked.result().score is None and not asked.result().error:
+            self._end(episode)
+
+    def _end(self, episode: Episode) -> None:
+        """Asks for a score that nobody waits for: what an episode holds, a program or a session on a server, is kept
+        until it has one."""
+        actions = episode.actions
+        with suppress(TaskError):  # its process was closed, and has ended all
+            self._host.play(
+                self._split,
+                episode.task,
+                actions,
+                known=len(actions),
+                score=True,
+                episode=episode.session,
+                tokens=episode.counts,
+            )
 
 
 def play_all(engine: Engine, answers: Sequence[Answer], host: Host, split: Split, longest: int) -> list[Completion]:

@@ -1,6 +1,8 @@
 """The Python tool: programs run side by side, and those are doubted that may print otherwise on another machine."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,17 @@ from shoal.tasks.isolation.sandbox import find_bubblewrap
 from shoal.tasks.rewards.scorer import Scorer
 from tests.support.until import until
 
+ASKS_NOBODY = """
+import os, sys
+from shoal.tasks.isolation.broker import Asking
+from shoal.tasks.isolation.sandbox import Bounds
+theirs, ask = os.pipe()
+os.close(theirs)
+try:
+    Asking(os.fdopen(ask, "wb"), open(os.devnull, "rb")).run("print(1)", b"", Bounds(), "")
+finally:
+    os._exit(3)
+"""
 SLEEPS = "import time\ntime.sleep(100)  # {}"
 
 
@@ -59,6 +72,12 @@ def test_programs_of_two_episodes_run_side_by_side() -> None:
         until(lambda: is_running(one) and is_running(other), seconds=90.0)
 
 
+def test_a_broker_that_was_killed_while_idle_is_replaced_with_the_process_that_asks_it() -> None:
+    """Or that process would go on, and every program that it has this broker run would fail."""
+    done = subprocess.run([sys.executable, "-P", "-c", ASKS_NOBODY], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_program_that_tries_to_leave_its_sandbox_is_told_so_and_harms_no_other(scorer: Scorer) -> None:
     reads, connects = "print(open('/etc/passwd').read())", "import socket\nsocket.socket()"
     assert printed(scorer, "print(1)", reads, "print(2)", connects, "print(3)") == [
@@ -84,6 +103,7 @@ def test_an_address_that_a_program_prints_is_doubted(scorer: Scorer) -> None:
         "exec('import os')",
         "print(hash('a'))",
         "try: f()\nexcept: pass",
+        "def g():\n  try: f()\n  finally: return 1",
         "print(lambda: 0)",
         "print(object())",
         "print(open('/usr/lib/os-release').read())",
@@ -106,6 +126,7 @@ def test_a_program_that_names_what_differs_between_machines_is_doubted(program: 
         "important = 2",
         "print(sum(x*x for x in [1, 2]))",
         "exceptional = 1",
+        "final = 1",
     ],
 )
 def test_a_program_is_not_doubted_for_a_part_of_a_longer_name(program: str) -> None:

@@ -21,8 +21,8 @@ DOUBTFUL = 1 / 3
 CHANGING = {"time", "datetime", "date", "clock", "sys", "os", "platform", "id", "hash", "object", "lambda", "import"}
 # The sandbox shows the machine's own libraries.
 CHANGING |= {"open"}
-# With these a program may go on after its machine has failed it, and print something else.
-CATCHING = {"except", "exit"}
+# With these a program may go on after its machine has failed it, and print something else; `finally` may return.
+CATCHING = {"except", "exit", "finally"}
 # Where something is in memory.
 ADDRESS = " at 0x"
 RAISED = "error: "

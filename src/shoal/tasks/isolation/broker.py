@@ -42,7 +42,8 @@ class Asking:
     def run(self, program: str, given: bytes, bounds: Bounds, main: str) -> Outcome:
         asked: dict[str, Any] = {"program": program, "given": _text(given), "main": main}
         asked |= {"seconds": bounds.seconds, "memory": bounds.memory, "output": bounds.output}
-        say(self._requests, asked)
+        with suppress(BrokenPipeError):  # it was killed while it had nothing to do
+            say(self._requests, asked)
         if not (line := self._replies.readline()):
             os._exit(1)  # without a broker nothing more can be scored: the scorer's owner starts a new process
         reply = json.loads(line)

@@ -265,6 +265,7 @@ class Checks:
             [target_of(length, seed, sample.group) for sample in submission.rollouts],
             length,
         )
+        scores = own.forgiving(submission, scores)
         finding = check_rewards(submission, scores, normalise=self.config.train.advantage_std)
         if finding is None or finding.check != REWARDS or (number := finding.sample) is None:
             return finding

@@ -5,7 +5,7 @@ answer that the environment did not give, one that it gives to other words, all 
 said was drawn from this very context is the sampling check's concern.
 
 What depends on the clock or on the machine is nobody's fault: an episode that was void for the worker or is void here,
-and answers that the environment itself calls doubtful. Nor are the last digits of a fraction.
+and answers that the environment itself calls doubtful. Nor are the last digits of a fraction, in a text or in a score.
 """
 
 import math
@@ -18,11 +18,11 @@ import numpy as np
 
 from shoal.config import TurnsConfig
 from shoal.models.chat import Turns
-from shoal.protocol.rollout import Rollout, Tokens
+from shoal.protocol.rollout import Rollout, Tokens, read_parts
 from shoal.protocol.turns import inserted_runs
 from shoal.protocol.verdict import Finding, shown
 from shoal.tasks.environments.environment import Observation, Played
-from shoal.tasks.source import TokenCount
+from shoal.tasks.source import Score, TokenCount
 
 CHECK = "episode"
 # A finding that blames nobody.
@@ -78,7 +78,20 @@ def differ_by_rounding(claimed: str, own: str) -> bool:
     if claimed == own or NUMBER.sub("0", claimed) != NUMBER.sub("0", own):
         return False
     pairs = zip(NUMBER.findall(claimed), NUMBER.findall(own), strict=True)
-    return all(math.isclose(float(one), float(other), rel_tol=ROUNDED, abs_tol=NOTHING) for one, other in pairs)
+    return all(_is_close(float(one), float(other)) for one, other in pairs)
+
+
+def is_score_close(sample: Rollout, own: Score) -> bool:
+    """Whether what a worker says that an episode earns is what it earns here, but for the last digits."""
+    if sample.reward is None or own.reward is None:
+        return False
+    claimed = read_parts(sample.parts)
+    is_whole_close = claimed.keys() == own.parts.keys() and _is_close(sample.reward, own.reward)
+    return is_whole_close and all(_is_close(claimed[name], own.parts[name]) for name in claimed)
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=ROUNDED, abs_tol=NOTHING)
 
 
 def check_episode(number: int, sample: Rollout, played: Played, rules: EpisodeRules) -> Finding | None:

@@ -15,7 +15,7 @@ from shoal.protocol.verdict import Finding
 from shoal.tasks.environments.environment import Played
 from shoal.tasks.files import code_of
 from shoal.tasks.source import OWN_PARTS, Judge, Score, Task, TaskSource, TokenCount, part_of
-from shoal.validate.checks.episodes import CHECK, UNSURE, EpisodeRules, check_episode
+from shoal.validate.checks.episodes import CHECK, UNSURE, EpisodeRules, check_episode, is_score_close
 
 # How often an answer is scored again before its worker is blamed.
 TRIES = 4
@@ -60,6 +60,13 @@ class OwnScores:
                     return found, finding
                 found.append(_score(own))
         return found, None
+
+    def forgiving(self, submission: Submission, own: Sequence[Score]) -> list[Score]:
+        """The same scores, doubtful where an environment's are those of the file but for the last digits."""
+        return [
+            replace(score, doubtful=True) if self._is_played(sample) and is_score_close(sample, score) else score
+            for sample, score in zip(submission.rollouts, own, strict=True)
+        ]
 
     def otherwise(self, submission: Submission, number: int, own: Score, seconds: float = math.inf) -> Score | None:
         """Another score that the same answer is given here, if it is scored again; None if there is none."""
