@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.cli.tasks import model
 from shoal.config import RunConfig
-from shoal.config_io import check_config
+from shoal.config_io import check_config, load_config
 from shoal.errors import ModelError, StorageError
 from shoal.files import STAGING, locked
 from shoal.models import smollm2
 from shoal.models.base import base_model_dir, ensure_base_model
 from shoal.models.load import load
 from shoal.models.weights import WEIGHTS
+from shoal.rundir import prepare_run
 
 TASKS = [{"source": "reasoning-gym/spell_backward", "options": {"min_word_len": 3, "max_word_len": 4}}]
 
@@ -48,6 +50,28 @@ def build_in_a_process(cache: str, barrier: Any) -> None:
     os.environ["SHOAL_CACHE"] = cache
     barrier.wait(timeout=60)
     load(ensure_base_model(config(warm_steps=20), console()))
+
+
+def test_shoal_model_makes_the_model_that_a_run_of_the_same_task_files_begins_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 40)
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(
+        f"""
+name = "t"
+steps = 1
+model.tiny = {{ hidden = 32, layers = 1, warm_steps = 2, warm_batch = 2 }}
+[[tasks]]
+source = "file/{tmp_path / "tasks.jsonl"}"
+"""
+    )
+    model(run_toml)
+    made = Path(capsys.readouterr().out.strip())
+    built = identity(made)
+    run = prepare_run(load_config(run_toml, []), tmp_path / "run", console())
+    assert base_model_dir(run.config) == made
+    assert identity(made) == built
 
 
 def test_a_built_model_is_found_again_and_rebuilt_only_on_request() -> None:

@@ -29,6 +29,15 @@ def test_a_model_that_is_not_here_is_a_note_and_no_error(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+def test_a_tiny_model_that_is_made_of_task_files_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """Its name covers what the files hold, which a dry run does not take in."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"question": "a", "answer": "b"}\n' * 4)
+    told = notes(run_of(tasks=[{"source": f"file/{file}"}]), tmp_path / "run")
+    assert "model tiny: shoal run makes it, unless it was made from what these tasks hold now" in told
+    assert "model tiny: is not here yet" in notes(run_of(seed=987), tmp_path / "run")
+
+
 def test_a_model_that_is_here_is_said_to_be(tiny_dir: Path, tmp_path: Path) -> None:
     assert f"is here, in {tiny_dir}" in notes(run_of(model={"source": str(tiny_dir)}), tmp_path)
 

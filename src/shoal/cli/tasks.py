@@ -26,8 +26,13 @@ def model(
     """Make the base model of a run and print its directory; it is cached for later runs."""
     from shoal.config_io import load_config
     from shoal.models.base import ensure_base_model
+    from shoal.tasks.build import pinned
 
-    typer.echo(ensure_base_model(load_config(config, settings or []), errors, rebuild=rebuild))
+    resolved = load_config(config, settings or [])
+    if resolved.model.source == "tiny":
+        # As a run does when it is prepared: what a tiny model is made from includes what its tasks hold.
+        resolved = resolved.model_copy(update={"tasks": pinned(resolved.tasks)})
+    typer.echo(ensure_base_model(resolved, errors, rebuild=rebuild))
 
 
 @app.command(rich_help_panel=PANEL)

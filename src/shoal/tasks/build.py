@@ -43,13 +43,17 @@ def files_of(tasks: Sequence[TaskConfig]) -> dict[str, Path]:
     return {task.files[name]: held(name, task.files) for task in lines for name in named(task) if name in task.files}
 
 
+def has_content(task: TaskConfig) -> bool:
+    """Whether a source holds something that its line of a config does not say, and whose hash it is given."""
+    return not task.source.startswith("reasoning-gym/")  # what a generator makes follows from its options
+
+
 def _pinned(task: TaskConfig) -> TaskConfig:
     if is_loose(task):
         task = _as_file(task)
     files = {name: task.files.get(name) or keep(Path(name)) for name in named(task)}
     task = task.model_copy(update={"files": files})
-    # What a generator makes follows from its options.
-    found = None if task.source.startswith("reasoning-gym/") else content_of(_build(task))
+    found = content_of(_build(task)) if has_content(task) else None
     return task.model_copy(update={"sha256": found})
 
 
