@@ -4,8 +4,10 @@ Answers to such a task are episodes. They are played and scored by a host (`host
 """
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Unpack
@@ -145,7 +147,8 @@ class Sessions:
     def __init__(self, source: TaskSource, max_text: int, on_memory_error: Callable[[], None] = lambda: None) -> None:
         """`on_memory_error` is called before an episode that has met one is given up for it."""
         self._source, self._max_text, self._on_memory_error = source, max_text, on_memory_error
-        self._states: dict[int, tuple[State, int]] = {}
+        # An ordered one gives up its oldest in one call, whatever other threads do to it meanwhile.
+        self._states: OrderedDict[int, tuple[State, int]] = OrderedDict()
 
     def play(
         self,
@@ -197,7 +200,8 @@ class Sessions:
         if episode >= 0:
             self._states[episode] = state, len(actions)
             if len(self._states) > MAX_STATES:  # some were given up: one that is missed is played again
-                self._states.pop(next(iter(self._states)), None)
+                with suppress(KeyError):
+                    self._states.popitem(last=False)
         return Played(tuple(observations))
 
     def _bounded(self, said: Observation) -> Observation:
