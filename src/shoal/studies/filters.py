@@ -54,7 +54,7 @@ class FiltersStudy:
     summary = "Filters: held-out reward with the offline and the online filter, against none"
     paper = "unfiltered, a 7B model hardly learned; filtered to pass rates of 12.5 % .. 50 %, it went from 0.34 to 0.42"
     loop = "in process, every rollout exactly one version old"
-    full = Size(steps=40, seeds=6, groups=16, heldout=512, every=10)
+    full = Size(steps=40, seeds=24, first_seed=7, groups=16, heldout=512, every=10)
     quick = Size(steps=2, seeds=2, groups=2, heldout=4, every=1, smoke=True)
 
     def settings(self) -> Sequence[Setting]:
