@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from shoal.doctor.report.private import COMMON, cleaned, cleaned_tree, names
 from shoal.doctor.report.report_file import Report, StepResult
 from shoal.doctor.report.runner import Job, run_steps
 from shoal.doctor.report.table import table
-from shoal.doctor.steps import engine, memory, ranks, rates, reload, sampling, speed
-from shoal.doctor.steps.context import Context, StepFailed
+from shoal.doctor.steps import engine, memory, ranks, rates, reload, sampling, speed, vllm_v1
+from shoal.doctor.steps.context import Context, StepFailed, StepSkipped
 from shoal.doctor.steps.judged import judge_at_temperatures
 from shoal.doctor.steps.vllm_engine import in_format
 from shoal.errors import ConfigError
@@ -99,6 +100,19 @@ def test_vllm_is_given_a_version_in_the_format_that_it_computes_in(job: Job, tmp
         assert torch.equal(stored[name], tensor.bfloat16().float())
     assert load(folder).vocab == load(job.model).vocab
     assert in_format(job.model, "bfloat16", folder) == folder
+
+
+def test_a_step_of_a_model_runner_that_vllm_does_not_use_is_skipped(job: Job, tmp_path: Path, monkeypatch: Any) -> None:
+    """What was told to use V2 and used V1 would be reported as a pass of V2."""
+
+    class Engine:
+        def runner(self) -> int:
+            return 1
+
+    monkeypatch.setattr(vllm_v1, "vllm_engine", lambda *_, **__: nullcontext(Engine()))
+    monkeypatch.setattr(vllm_v1, "judge_at_temperatures", lambda *_: {"tokens": 5})
+    with pytest.raises(StepSkipped, match="was told to use its V2 model runner, and uses V1 here"):
+        vllm_v1.run(context(job, tmp_path), runner=2)
 
 
 def test_a_device_that_chooses_other_tokens_fails_the_step(job: Job, tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,15 +1,19 @@
 """A stock server as worker: its files pass a judge, and a server that would get its operator banned is refused."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from shoal.cli.lend import as_own_machine, machine
 from shoal.config import RunConfig
-from shoal.config_io import check_config
+from shoal.config_io import check_config, to_toml
 from shoal.errors import ConfigError, ModelError
 from shoal.generate.server.engine import ServerEngine
 from shoal.generate.server.probes import check_reloaded
@@ -19,6 +23,7 @@ from shoal.models.weights import write_weights
 from shoal.rundir import RunDir
 from shoal.tasks.source import InProcess
 from shoal.validate.checks.all_checks import Checks
+from shoal.wait import wait_until
 from tests.support.model_and_checks import VERSIONS, World, build_world, gym, lease_of, model_dir, weights
 from tests.support.stock_server import StockServer, serving
 
@@ -152,6 +157,51 @@ def test_a_reload_without_effect_is_noticed_also_where_rounding_would_hide_it() 
     check_reloaded(([-1.0], [-1.1]), ([-1.2], [-1.3]), "version 2", "http://a")
     with pytest.raises(ModelError, match="its reload has no effect"):
         check_reloaded(([-1.0], [-1.1]), ([-1.0], [-1.3]), "version 2", "http://a")
+
+
+INTERRUPTED = """
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+
+from shoal.config_io import load_config
+from shoal.generate.engine import Request
+from shoal.generate.server.engine import ServerEngine
+from shoal.models.load import outline
+
+engine = ServerEngine(load_config(Path(sys.argv[1])), outline(Path(sys.argv[2])))
+with suppress(KeyboardInterrupt), closing(engine):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for key in range(3):
+        engine.submit(key, Request((1, 2, 3), 5, key, 4))
+    while True:
+        engine.step()
+"""
+
+
+def test_a_worker_that_is_interrupted_does_not_wait_for_a_server_that_hangs(world: World, tmp_path: Path) -> None:
+    """The interpreter joins threads that are no daemons before it ends."""
+    served = server()
+    with serving(served) as url:
+        config = tmp_path / "run.toml"
+        config.write_text(to_toml(without_proofs(world, url).config))
+        command = [sys.executable, "-c", INTERRUPTED, str(config), str(model_dir("short"))]
+        process = subprocess.Popen(command, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+            served.hangs, before = True, len(served.asked)
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            wait_until(lambda: len(served.asked) == before + 3, 60.0, "three requests were not made")
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60.0)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, said) == (0, "")
 
 
 def test_a_server_that_is_gone_is_an_error_with_its_url(world: World) -> None:

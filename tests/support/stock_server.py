@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class StockServer:
     """It answers a reload and keeps its weights."""
     holds_cache: int = 0
     """So many times it does not empty its prefix cache, because requests run or blocks are being moved."""
+    hangs: bool = False
+    """It takes requests for answers, and never answers."""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +58,8 @@ class StockServer:
                 return {"success": self.holds_cache < 0}
             case "/v1/completions":
                 self.asked.append(body)
+                if self.hangs:
+                    Event().wait()
                 return self.completion(body)
         return {}
 

@@ -81,6 +81,8 @@ from pathlib import Path
 home = Path(__file__).parent
 with (home / "starts").open("a") as file:
     file.write(Path(json.loads(sys.stdin.readline())["model"]).name + "\\n")
+if (home / "removes").exists():
+    Path((home / "removes").read_text()).rmdir()
 if (home / "broken").exists():
     print("no memory is left", file=sys.stderr)
     sys.exit(3)
@@ -195,6 +197,48 @@ def test_under_auto_a_death_is_not_the_files_concern_and_three_in_a_row_end_it(h
         assert len(notes) == 1
         assert engine.states(honest.rollouts) is None
     assert home.noted("starts") == ["v0"] * (1 + MAX_DEATHS)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_version_whose_files_are_gone_is_not_held_against_vllm(home: Home, honest: Submission, dies: bool) -> None:
+    """A store removes what nobody holds; under auto torch computes with it, which has its weights."""
+    home.is_("reloads")
+    notes: list[str] = []
+    with VllmStates(home.program, JOB, notes.append) as engine:
+        number, folder = home.version(1)
+        engine.use(number, folder)
+        assert engine.states(honest.rollouts) is not None
+        if dies:
+            home.is_("mortal", "1")
+            assert engine.states(honest.rollouts) is None
+        else:
+            number, folder = home.version(2)
+            engine.use(number, folder)
+        folder.rmdir()
+        assert [engine.states(honest.rollouts) for _ in range(MAX_DEATHS + 1)] == [None] * (MAX_DEATHS + 1)
+        engine.use(*home.version(3))
+        assert engine.states(honest.rollouts) is not None
+    assert notes == []
+    assert home.noted("starts") == (["v1", "v3"] if dies else ["v1"]), "no start and no process is lost to it"
+
+
+def test_a_version_whose_files_are_gone_does_not_end_a_validator_that_asks_for_vllm(
+    home: Home, honest: Submission
+) -> None:
+    """What went while vLLM was starting looks like a start that failed."""
+    number, folder = home.version(1)
+    home.is_("broken")
+    home.is_("removes", str(folder))
+    with VllmStates(home.program, JOB) as engine:
+        engine.use(number, folder)
+        for _ in range(2):
+            with pytest.raises(ModelError, match="was removed before vLLM had read it"):
+                engine.states(honest.rollouts)
+        (home.path / "broken").unlink()
+        (home.path / "removes").unlink()
+        engine.use(*home.version(2))
+        assert engine.states(honest.rollouts) is not None
+    assert home.noted("starts") == ["v1", "v2"]
 
 
 def test_other_versions_are_loaded_into_the_process_that_runs(home: Home, honest: Submission) -> None:

@@ -27,9 +27,9 @@ class Channel:
         return VERSIONS[number]
 
     def fetch(self, version: Version) -> Path:
+        self.fetched.append(version.number)
         if version.number in self.gone:
             raise WeightsError(f"version {version.number}: not available")
-        self.fetched.append(version.number)
         return Path(str(version.number))
 
 
@@ -61,6 +61,22 @@ def test_the_version_before_is_there_though_nothing_was_computed_with_it(cache: 
     assert number_of(cache.policy.weights()) == 5, "what is loaded stays loaded"
     assert channel.fetched == [1, 0, 5, 4]
     assert len(cache.kept) == 2
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_files_that_the_listener_was_told_of_are_held_beside_the_version_before(
+    cache: VersionCache, channel: Channel, gone: bool
+) -> None:
+    """A channel holds what it was last asked for; vLLM reads files when states are asked for, and again if it died."""
+    told: list[tuple[int, Path]] = []
+    cache.on_load = lambda version, folder: told.append((version.number, folder))
+    cache.load(VERSIONS[3])
+    if gone:
+        channel.gone.add(2)
+    for _ in range(2):
+        assert (cache.before(VERSIONS[3]) is None) == gone
+        assert channel.fetched[-1] == 3
+    assert set(told) == {(3, Path("3"))}
 
 
 def test_a_version_before_that_is_gone_is_not_compared_with(cache: VersionCache, channel: Channel) -> None:

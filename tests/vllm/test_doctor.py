@@ -35,3 +35,4 @@ def test_a_step_passes_on_a_cpu_with_figures(name: str, job: Job) -> None:
     assert ran.result.values
     if name == "vllm-v1":
         assert (ran.result.values["enforce_eager"], ran.result.values["cudagraph_mode"]) == (True, "NONE")
+        assert ran.result.values["model_runner"] == 1

@@ -51,9 +51,18 @@ def test_rows_may_have_temperatures_of_their_own() -> None:
         assert tokens[row] == own[0]
 
 
-def test_tokens_that_are_forbidden_are_never_drawn() -> None:
-    logits = torch.full((5, 600), float("-inf"))
+@pytest.mark.parametrize("vocab", [600, 3 * TOKENS - 5])
+def test_tokens_that_are_forbidden_are_never_drawn(vocab: int) -> None:
+    """Also where a program's part of the vocabulary is forbidden as a whole."""
+    logits = torch.full((5, vocab), float("-inf"))
     logits[:, 417] = -3.0
     tokens, logp = draw_on_device(logits, SEEDS, SAMPLES, POSITIONS, [1.0] * 5)
     assert tokens.tolist() == [417] * 5
     assert logp.tolist() == [0.0] * 5
+
+
+def test_a_logit_that_is_no_number_shows_in_the_log_prob() -> None:
+    logits = torch.zeros(5, TOKENS + 9)
+    logits[2, TOKENS + 3] = float("nan")
+    _, logp = draw_on_device(logits, SEEDS, SAMPLES, POSITIONS, [1.0] * 5)
+    assert logp.isnan().tolist() == [False, False, True, False, False]

@@ -58,7 +58,7 @@ class VllmStates:
 
     With `give_up` torch may take its place: `states` is None where vLLM cannot start or does not answer. After a start
     that failed, or MAX_DEATHS deaths in a row, it is told why, once, and vLLM is not asked again. Without it that is a
-    DeviceError, and a death alone a ModelError.
+    DeviceError, and a death alone, or a version whose files are gone, a ModelError.
     """
 
     def __init__(self, python: Path, job: StatesJob, give_up: Callable[[str], None] | None = None) -> None:
@@ -114,11 +114,14 @@ class VllmStates:
         """The process with the version in use: started when it is needed first, then given other versions.
 
         Where the interpreter lacks what loads them, a later version takes a new process, and torch computes with
-        earlier ones: a file whose answers change versions would else cost two starts.
+        earlier ones: a file whose answers change versions would else cost two starts. The same where a version's files
+        are gone: that says nothing about vLLM.
         """
         if self._folder is None:
             raise ModelError("vLLM has no version to compute with")
         wanted = self._number, self._folder
+        if self._has != wanted and self._is_gone(self._folder):
+            return None
         if self._process is not None and self._has != wanted:
             assert self._has is not None
             if not self._process.reloads and self._number < self._has[0]:
@@ -129,10 +132,19 @@ class VllmStates:
             try:
                 self._process = self._opened(self._folder)
             except ModelError as error:
-                self._stop(str(error))
+                if not self._is_gone(self._folder):
+                    self._stop(str(error))
                 return None
         self._has = wanted
         return self._process
+
+    def _is_gone(self, folder: Path) -> bool:
+        """Whether a version's files have been removed; a ModelError if torch may not take vLLM's place."""
+        if folder.is_dir():
+            return False
+        if self._give_up is None:
+            raise ModelError(f"{folder}: the version was removed before vLLM had read it")
+        return True
 
     def _reloaded(self, process: VllmProcess, folder: Path) -> bool:
         """Whether the process has taken a version; a new one reads it from its files if not."""

@@ -6,7 +6,8 @@ node banned.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from shoal.generate.server.probes import (
     check_temperature,
     check_weights,
 )
+from shoal.generate.server.request_threads import RequestThreads
 from shoal.models.attention import Packed
 from shoal.models.load import Policy, load
 
@@ -40,7 +42,7 @@ class ServerEngine(Engine):
         """`policy` tells the vocabulary and the end tokens, and needs no numbers; `loads` gives one that has them."""
         self._config, self._policy, self._loads = config, policy, loads
         self.api = ServerApi(config.workers.server)
-        self._pool = ThreadPoolExecutor(config.workers.max_batch, thread_name_prefix="server-request")
+        self._threads = RequestThreads(config.workers.max_batch)
         self._running: dict[Future[Answer], int] = {}
         self._last: tuple[Logprobs, Logprobs] | None = None
         """Log-probs of the probe, the server's and the files', as of the last version."""
@@ -81,7 +83,7 @@ class ServerEngine(Engine):
         seed = server_seed(request.seed, request.sample) if sampling.mode == "seeded" else None
         ends = sorted(self._policy.eos_ids)
         asked = (request.prompt, request.max_new_tokens, sampling.temperature, ends, seed)
-        self._running[self._pool.submit(self.api.complete, *asked)] = key
+        self._running[self._threads.submit(partial(self.api.complete, *asked))] = key
 
     def step(self) -> list[Completion]:
         done, _ = wait(self._running, STEP_S, FIRST_COMPLETED)
@@ -98,7 +100,7 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         self.abort()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self.api.close()
 
     def _probe(self) -> list[int]:

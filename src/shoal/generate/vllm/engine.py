@@ -191,6 +191,10 @@ class VllmEngine(Engine):
         eager, mode = self._call("shoal_graphs")[0]
         return bool(eager), str(mode)
 
+    def runner(self) -> int:
+        """Which of vLLM's two model runners computes."""
+        return int(self._call("shoal_runner")[0])
+
     def _start(self, folder: Path, origin: str) -> None:
         self._engine = start(folder, self._settings, self.log, origin)
         self._printed = self.log.stat().st_size

@@ -90,12 +90,13 @@ def _draw_kernel(
     top = tl.max(best, 0)
     winner = tl.min(tl.where(best == top, token_of_best, 0x7FFFFFFF), 0)
     highest = tl.max(peak, 0)
+    base = tl.where(highest > float("-inf"), highest, 0.0)  # all tokens of a part may be forbidden
     total = tl.zeros((blocks,), tl.float32)
     for j in tl.static_range(8):
         token = 8 * lane + j
         logit = tl.load(logits + row.to(tl.int64) * row_stride + token, token < vocab, other=float("-inf"))
         scaled = tl.div_rn(logit.to(tl.float32), temperature)
-        total += tl.where(token < vocab, tl.exp(scaled - highest), 0.0)
+        total += tl.exp(scaled - base)
     at = row * parts + part
     tl.store(scores_out + at, top)
     tl.store(tokens_out + at, winner)

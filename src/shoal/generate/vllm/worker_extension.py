@@ -25,6 +25,7 @@ class WorkerExtension:
     model_runner: Any
     vllm_config: Any
     rank: int
+    use_v2_model_runner: bool
 
     def shoal_prepare(self, front: int) -> None:
         """Once, before the first request, by the process `front`. Only the first rank's proofs are asked for."""
@@ -67,6 +68,10 @@ class WorkerExtension:
         """Whether vLLM was told to use no graphs, and the mode of CUDA graphs that it came to on this device."""
         config = self.vllm_config
         return bool(config.model_config.enforce_eager), config.compilation_config.cudagraph_mode.name
+
+    def shoal_runner(self) -> int:
+        """Which of vLLM's two model runners the worker has built."""
+        return 2 if self.use_v2_model_runner else 1
 
     def shoal_counts(self) -> tuple[int, int]:
         """The most states that a request's proof has held, and how often preempted requests came back."""

@@ -6,6 +6,7 @@ one. So a validator holds one copy of the model, whatever number of versions fil
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,9 +54,20 @@ class VersionCache:
         return self._if_there(self.loaded)
 
     def before(self, version: Version) -> Weights | None:
-        """The weights of the version before this one, in their files; None if nobody has them any more."""
+        """The weights of the version before this one, in their files; None if nobody has them any more.
+
+        A channel keeps the files of what was fetched last. Those that the listener was told of are fetched again, for
+        it may not have read them yet; the version before needs no more than its maps.
+        """
         older = self.channel.version(version.number - 1) if version.number else None
-        return self._if_there(older) if older is not None else None
+        if older is None:
+            return None
+        is_kept = older in self.kept
+        found = self._if_there(older)
+        if self.on_load is not None and not is_kept:
+            with suppress(WeightsError):  # the listener copes with files that are gone
+                self.on_load(self._told, self.channel.fetch(self._told))
+        return found
 
     def _if_there(self, version: Version) -> Weights | None:
         try:
