@@ -395,6 +395,20 @@ def test_a_run_that_was_never_joined_and_is_out_of_reach_leaves_no_note(
     assert supervisor._notes == {}
 
 
+def test_what_a_worker_prints_is_bounded_while_it_runs(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENT_WORKER", "talk")
+    monkeypatch.setattr("shoal.lend.state_files.MAX_LOG", 10_000)
+    lent.start()
+    pid = lent.until_it_holds("0/0")
+    log, old = lent.folder.log, lent.folder.path / "worker.log.1"
+    until(old.exists, SLOW_S)
+    first = old.stat().st_ino
+    until(lambda: old.stat().st_ino != first, SLOW_S)
+    assert old.stat().st_size == 10_000
+    assert set(old.read_text() + log.read_text()) == {"x", "\n"}, "it goes on at the beginning of an emptied file"
+    assert is_alive(pid)
+
+
 def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> None:
     eat = "import time; x = b'x' * 60_000_000; print(1, flush=True); time.sleep(60)"
     parent = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {eat!r}]); {eat}"
