@@ -18,7 +18,7 @@ from shoal.coordinator.archive import HOME, UPLOADS
 from shoal.crypto.keys import Key
 from shoal.rundir import key_path, open_run
 from shoal.telemetry.metrics import read_steps
-from shoal.telemetry.status import read_status
+from shoal.telemetry.status import ENDED, read_status
 from shoal.watch.history import History
 from tests.faults.checks import Checker, People, read_lineage
 from tests.support.run_processes import STEPS, Runs, reward_at
@@ -47,7 +47,7 @@ GONE_S = 60.0
 
 
 def role_pids(out: Path) -> dict[str, int]:
-    return {s.role: s.pid for s in read_status(out) if s.state not in ("done", "failed", "dead", "unreadable")}
+    return {s.role: s.pid for s in read_status(out) if s.state not in ENDED}
 
 
 def alive(pid: int) -> bool:

@@ -20,7 +20,7 @@ from shoal.crypto.keys import Key
 from shoal.errors import ConfigError, StorageError
 from shoal.lend import supervisor as module
 from shoal.lend.machine_state import MachineState
-from shoal.lend.process_tree import usage_of
+from shoal.lend.process_tree import TICKS, Usage, usage_of
 from shoal.lend.state_files import LendFolder, Settings
 from shoal.lend.supervisor import Supervisor, hand_back
 from shoal.limits import MachineLimits
@@ -395,6 +395,20 @@ def test_a_run_that_was_never_joined_and_is_out_of_reach_leaves_no_note(
     assert supervisor._notes == {}
 
 
+def test_what_a_worker_prints_is_bounded_while_it_runs(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENT_WORKER", "talk")
+    monkeypatch.setattr("shoal.lend.state_files.MAX_LOG", 10_000)
+    lent.start()
+    pid = lent.until_it_holds("0/0")
+    log, old = lent.folder.log, lent.folder.path / "worker.log.1"
+    until(old.exists, SLOW_S)
+    first = old.stat().st_ino
+    until(lambda: old.stat().st_ino != first, SLOW_S)
+    assert old.stat().st_size == 10_000
+    assert set(old.read_text() + log.read_text()) == {"x", "\n"}, "it goes on at the beginning of an emptied file"
+    assert is_alive(pid)
+
+
 def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> None:
     eat = "import time; x = b'x' * 60_000_000; print(1, flush=True); time.sleep(60)"
     parent = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {eat!r}]); {eat}"
@@ -409,6 +423,28 @@ def test_memory_of_a_process_is_counted_with_that_of_all_that_it_started() -> No
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert usage_of(process.pid).memory == 0
+
+
+def test_cpu_time_of_children_that_have_ended_is_the_workers_and_a_live_childs_counts_once(
+    tmp_path: Path,
+) -> None:
+    memory = "RssAnon: 1 kB\nRssShmem: 0 kB\n"
+
+    def process(pid: int, *seconds: float, children: str = "", status: str = memory) -> None:
+        folder = tmp_path / str(pid)
+        (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+        (folder / "task" / str(pid) / "children").write_text(children)
+        ticks = " ".join(str(int(each * TICKS)) for each in seconds)
+        (folder / "stat").write_text(f"{pid} (a b) c) S {' '.join(['0'] * 10)} {ticks} 20 0\n")
+        (folder / "status").write_text(status)
+
+    process(10, 1, 2, 0, 0, children="11")
+    process(11, 40, 2, 0, 0)
+    assert usage_of(10, tmp_path) == Usage(memory=2048, cpu_s=45.0, processes=2)
+    process(11, 40, 2, 0, 0, status="State: Z (zombie)\n")
+    assert usage_of(10, tmp_path) == Usage(memory=1024, cpu_s=45.0, processes=1)
+    process(10, 1, 2, 40, 2)
+    assert usage_of(10, tmp_path) == Usage(memory=1024, cpu_s=45.0, processes=1)
 
 
 def test_a_lent_process_never_gets_a_higher_priority_than_its_owner_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:

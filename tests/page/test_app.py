@@ -124,6 +124,19 @@ def test_rollouts_are_counted_filtered_and_decoded(url: str) -> None:
     assert count > 0
 
 
+def test_a_sample_on_the_edge_of_two_bars_is_listed_under_the_upper_one_that_counts_it(url: str) -> None:
+    def listed(low: float, high: float) -> int:
+        return int(document(f"{url}/data/rollouts?tokens_from={low}&tokens_to={high}")["found"])
+
+    found = document(f"{url}/data/rollouts")
+    shortest, longest = found["lengths"][0][0], found["lengths"][-1][1]
+    assert listed(shortest - 10, shortest) == listed(shortest + 0.25, shortest + 0.5) == 0
+    assert listed(shortest, shortest) > 0
+    assert listed(longest - 0.5, longest) > 0, "no bar follows the last one"
+    for low, high, count in found["lengths"]:
+        assert bool(count) <= listed(low, high) <= count
+
+
 def test_a_step_whose_rollouts_are_gone_is_said_to_be_and_not_taken_for_another(url: str) -> None:
     found = document(f"{url}/data/rollouts?step=4")
     assert (found["step"], found["gone"]) == (9, 4)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.page.series import LABELLED, MAX_POINTS, columns, histogram
+from shoal.page.series import LABELLED, MAX_POINTS, columns, histogram, is_in_bin
 from shoal.telemetry.metrics import Entry
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -42,6 +42,13 @@ def test_a_histogram_counts_every_value_once_and_its_bins_touch(values: list[flo
     assert found[-1][1] == max(values)
     assert len(found) <= bins
     assert all(low <= high for low, high, _ in found)
+
+
+@given(st.lists(NUMBERS | st.integers(0, 96).map(float), min_size=1, max_size=300), st.integers(1, 40))
+def test_a_value_is_in_the_one_bin_that_counts_it(values: list[float], bins: int) -> None:
+    found = histogram(values, bins)
+    filtered = [sum(is_in_bin(value, low, high, max(values)) for value in values) for low, high, _ in found]
+    assert filtered == [count for _, _, count in found]
 
 
 @given(st.sets(st.integers(-50, 20_000), min_size=1, max_size=40))

@@ -151,6 +151,21 @@ def test_what_nobody_waits_for_is_stopped_and_its_place_is_free(run: RunDir) -> 
         assert len(whole(ask(at, None, 4)[1])[1]) == 4
 
 
+def test_who_drops_an_answer_may_ask_again_at_once_and_hears_the_next_one_when_it_has_ended(run: RunDir) -> None:
+    with desk(run, waiting=1) as at:
+        with held(at):
+            dropped, heard = ask(at, None, 900)
+            wait_for(heard, Began)
+            at.drop(dropped)
+            ticket, again = ask(at, None, 4)
+            at.drop(ticket)
+            _, last = ask(at, None, 4)
+            with pytest.raises(ApiError, match="1 answers are running or waiting"):
+                ask(at, None, 4)
+        assert len(whole(last)[1]) == 4
+        assert again.empty()
+
+
 def test_a_version_that_is_damaged_refuses_its_own_requests_and_no_others(run: RunDir) -> None:
     file = next((run.path / "weights" / "v000001").glob("*.safetensors"))
     file.unlink()  # may be a link of another version's file

@@ -1,8 +1,8 @@
 """Stands in for `shoal worker` where the supervisor is tested and not the engine: a real process with a real lease.
 
 It is started as `python lent_worker.py PYTHON -m shoal worker --join URL --key FILE ...`, joins the coordinator, takes
-a lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, crash, find a limit too small, or
-load for ever.
+a lease and holds it. What `LENT_WORKER` says, it does then: nothing, eat memory, talk, crash, find a limit too
+small, or load for ever.
 """
 
 import itertools
@@ -49,6 +49,9 @@ def work(flags: dict[str, str], finish: threading.Event) -> int:
         (home / "holds").write_text(f"{lease.step}/{lease.submission}" if lease else "nothing")
         eaten = [b"x" * int(0.8 * int(flags["--memory"]))] if mode == "eat" else []
         while not finish.wait(0.01):
+            if mode == "talk":
+                sys.stdout.write("x" * 999 + "\n")
+                sys.stdout.flush()
             if mode == "eat":
                 eaten.append(b"x" * STEP)
                 time.sleep(0.25)  # less than 1 % of the limit per second: a busy supervisor may look late

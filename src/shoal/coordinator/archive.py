@@ -20,6 +20,7 @@ from shoal.protocol.lease import Lease
 from shoal.protocol.rates.rates_table import RatesTable, SignedRates
 from shoal.protocol.spans import SpanLease
 from shoal.rundir import RunDir
+from shoal.sqlite_mode import reading_mode
 
 HOME = "coordinator"
 STATE = "state.db"
@@ -71,7 +72,7 @@ def reading(run: RunDir) -> Iterator[Connection]:
     """The coordinator's database, to read only."""
     file = (run.path / HOME / STATE).resolve()
     url = run.config.swarm.database.replace("postgresql://", "postgresql+psycopg://", 1)
-    engine = create_engine(url or f"sqlite:///file:{file}?mode=ro&uri=true")
+    engine = create_engine(url or f"sqlite:///file:{file}?{reading_mode(file)}&uri=true")
     try:
         with engine.connect() as db:
             yield db

@@ -25,6 +25,7 @@ from shoal.ledger.interface import Standing, Totals, standing_of, totals_of
 from shoal.ledger.refusal import Refused
 from shoal.ledger.rules import opened
 from shoal.ledger.state import State
+from shoal.sqlite_mode import reading_mode
 
 LEDGER_FILE = "ledger.db"  # in a run's directory
 MAX_TOGETHER = 512
@@ -217,7 +218,8 @@ def read_entries(path: Path, first: int = 0) -> Iterator[Entry]:
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        file = path.resolve()
+        with closing(sqlite3.connect(f"{file.as_uri()}?{reading_mode(file)}", uri=True)) as database:
             yield database
     except sqlite3.Error as error:
         raise LedgerError(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.process import tree_of
@@ -26,14 +26,18 @@ class Usage:
 
 
 def usage_of(root: int, proc: Path = Path("/proc")) -> Usage:
-    """What a process and its descendants use now; nothing if it has ended, or if there are no such accounts."""
+    """What a process and its descendants use now; nothing if it has ended, or if there are no such accounts.
+
+    The CPU time of those that have ended is with who waited for them, so a tree's never falls while its root lives.
+    """
     found = Usage()
     for pid in tree_of(root, proc):
         with suppress(OSError, ValueError, IndexError, KeyError):
-            memory = _memory_of((proc / str(pid) / "status").read_text())
             fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-            found = Usage(found.memory + memory, found.cpu_s + cpu_s, found.processes + 1)
+            cpu_s = sum(map(int, fields[11:15])) / TICKS  # its own and that of ended children, of user and system
+            found = replace(found, cpu_s=found.cpu_s + cpu_s)
+            memory = _memory_of((proc / str(pid) / "status").read_text())  # one that nobody waited for yet has none
+            found = replace(found, memory=found.memory + memory, processes=found.processes + 1)
     return found
 
 

@@ -6,8 +6,9 @@ The supervisor holds a lock for as long as it lives; a status without that lock 
 
 import fcntl
 import hashlib
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,6 +22,7 @@ from shoal.limits import NO_LIMITS, MachineLimits
 from shoal.rundir import check_worker_name
 
 MAX_BYTES = 1 << 16
+MAX_LOG = 5_000_000
 Want = Literal["work", "pause", "finish", "stop"]
 LendState = Literal["starting", "working", "finishing", "paused", "waiting", "retrying", "stopped", "ended"]
 M = TypeVar("M", bound=BaseModel)
@@ -77,6 +79,20 @@ class LendFolder:
     @property
     def log(self) -> Path:
         return self.path / "worker.log"
+
+    def bound_log(self) -> None:
+        """Moves the end of a long `worker.log` to `worker.log.1`, and empties it.
+
+        A worker that runs goes on at the beginning of the same file; what it prints within this moment may be lost.
+        """
+        with suppress(OSError):
+            if self.log.stat().st_size <= MAX_LOG:
+                return
+            with self.log.open("r+b") as file:
+                file.seek(-MAX_LOG, os.SEEK_END)
+                with suppress(StorageError):  # on a full disk too, the log is not to grow
+                    write_whole(self.log.with_suffix(".log.1"), file.read(MAX_LOG))
+                file.truncate(0)
 
     @property
     def own_log(self) -> Path:

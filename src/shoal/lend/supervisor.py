@@ -43,7 +43,6 @@ LOOK_S = 1.0  # at the owner, the power supply, the disk
 TELL_S = 5.0  # status is written at least so often
 HAND_BACK_S = 10.0
 HAND_BACK_RETRY_S = 30.0
-MAX_LOG = 5_000_000
 
 
 class Supervisor:
@@ -138,6 +137,7 @@ class Supervisor:
             self.settings, self._halted = settings, ""
         self._blocked = self.owner.why_not(parse_when(settings.when))
         self._disk = tree_bytes(self.folder.files_of(settings.join))
+        self.folder.bound_log()
         if not self._holds_leases or self.child is not None:
             return
         if (self._blocked or self._want == "pause" or self._halted) and time.monotonic() >= self._hand_back_at:
@@ -195,9 +195,7 @@ class Supervisor:
                 self.child.process.send_signal(FINISH)
 
     def _start(self) -> None:
-        settings, bounds, log = self.settings, self.settings.limits, self.folder.log
-        if log.exists() and log.stat().st_size > MAX_LOG:
-            log.replace(log.with_suffix(".log.1"))
+        settings, bounds = self.settings, self.settings.limits
         home = self.folder.files_of(settings.join)
         for other in home.parent.glob("*"):
             if other != home:
@@ -210,7 +208,7 @@ class Supervisor:
                 self.folder.name,
                 ["worker", "--join", settings.join, "--home", str(home), "--name", self.folder.name, *flags],
                 bounds.threads or 1,
-                log,
+                self.folder.log,
                 environment={"PYTHONSAFEPATH": "1"},  # the directory that it is started in is not a place for code
                 prefix=prefix,
             )

@@ -96,8 +96,8 @@ def _rollouts(pages: Pages, request: Request) -> Make:
         ask.text("node").lower(),
         ask.real("reward_from", -math.inf),
         ask.real("reward_to", math.inf),
-        int(ask.real("tokens_from", 0)),
-        int(ask.real("tokens_to", 1 << 31)),
+        ask.real("tokens_from", 0),
+        ask.real("tokens_to", math.inf),
         ask.page(),
     )
     return pages.recorded(lambda db: rollouts_document(db, pages.files, pages.index, query))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from shoal.coordinator.archive import Kept, kept_files, kept_steps
 from shoal.errors import RolloutError, UnreadError
 from shoal.page.privacy import public_text
-from shoal.page.series import finite, histogram, short
+from shoal.page.series import finite, histogram, is_in_bin, short
 from shoal.page.source import RunFiles
 from shoal.page.tokens import Decoder, decoder_of
 from shoal.protocol.parquet_reader import READER
@@ -67,7 +67,7 @@ class GroupIndex:
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuery:
-    """Which groups are listed. Bounds are inclusive."""
+    """Which groups are listed. Bounds are those of a bar of a histogram."""
 
     step: int | None = None
     source: str = ""
@@ -75,8 +75,8 @@ class RolloutQuery:
     node: str = ""
     reward_from: float = -math.inf
     reward_to: float = math.inf
-    tokens_from: int = 0
-    tokens_to: int = 1 << 31
+    tokens_from: float = 0
+    tokens_to: float = math.inf
     page: int = 0
 
 
@@ -115,10 +115,11 @@ def rollouts_document(db: Connection, files: RunFiles, index: StepIndex, query: 
     assert chosen is not None
     groups = index.of(files.run, chosen, kept[:MAX_FILES])
     pool = [group for group in groups if _fits_group(group, query)]
-    shown = sorted((group for group in pool if _fits_samples(group, query)), key=lambda group: -group.spread)
-    page = min(query.page, max(0, -(-len(shown) // PER_PAGE) - 1))
     rewards = [reward for group in pool for reward in group.rewards if reward is not None]
     lengths = [float(length) for group in pool for length in group.lengths]
+    highest = max(rewards, default=-math.inf), max(lengths, default=-math.inf)
+    shown = sorted((group for group in pool if _fits_samples(group, query, *highest)), key=lambda group: -group.spread)
+    page = min(query.page, max(0, -(-len(shown) // PER_PAGE) - 1))
     return {
         "steps": steps_near(steps, chosen),
         "step": chosen,
@@ -282,10 +283,12 @@ def _fits_group(group: GroupIndex, query: RolloutQuery) -> bool:
     )
 
 
-def _fits_samples(group: GroupIndex, query: RolloutQuery) -> bool:
+def _fits_samples(group: GroupIndex, query: RolloutQuery, best: float, longest: float) -> bool:
+    """Whether a sample is in both bars, as the histograms count."""
     rewards = [-math.inf if reward is None else reward for reward in group.rewards]
     return any(
-        (query.reward_from <= reward <= query.reward_to) and (query.tokens_from <= length <= query.tokens_to)
+        is_in_bin(reward, query.reward_from, query.reward_to, best)
+        and is_in_bin(length, query.tokens_from, query.tokens_to, longest)
         for reward, length in zip(rewards, group.lengths, strict=True)
     )
 

@@ -1,6 +1,7 @@
 """Decimated series: however long a run is, a chart gets a few hundred points, and no peak is lost."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from shoal.telemetry.metrics import Entry, number
@@ -67,9 +68,14 @@ def histogram(values: Sequence[float], bins: int) -> list[tuple[float, float, in
     return [(value, value, count) for value, count in counts.items()]
 
 
+def is_in_bin(value: float, low: float, high: float, highest: float) -> bool:
+    """Whether a histogram of values up to `highest` counts a value in this bin: an edge is of the upper one."""
+    return low <= value < high or (value == high and high in (low, highest))
+
+
 def _equal_bins(values: Sequence[float], low: float, high: float, bins: int) -> list[tuple[float, float, int]]:
-    width = (high - low) / bins
+    edges = [*(min(low + at * (high - low) / bins, high) for at in range(bins)), high]
     found = [0] * bins
     for value in values:
-        found[min(int((value - low) / width), bins - 1)] += 1
-    return [(low + at * width, high if at == bins - 1 else low + (at + 1) * width, n) for at, n in enumerate(found)]
+        found[bisect_right(edges, value, hi=bins) - 1] += 1
+    return [(edges[at], edges[at + 1], count) for at, count in enumerate(found)]

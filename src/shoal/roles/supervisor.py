@@ -42,6 +42,7 @@ from shoal.rundir import (
     validator_names,
 )
 from shoal.telemetry.metrics import MetricsWriter
+from shoal.telemetry.status import note_stopped
 from shoal.watch.contributions import CONTRIBUTIONS
 from shoal.watch.plot import plot_run
 from shoal.watch.summary import print_summary, summarise
@@ -108,7 +109,7 @@ def run_swarm(run: RunDir, console: Console) -> None:
         finally:
             if page is not None:
                 page.close()
-            stop_all(children)
+            stop_roles(run.path, children)
             with suppress(StorageError):  # a full disk must not hide why the run ends
                 metrics.write("end")
             for said in sinks.finish():
@@ -206,6 +207,15 @@ def start_roles(
         stop_all(children)
         raise
     return children
+
+
+def stop_roles(path: Path, children: Sequence[Child], grace_s: float = 10.0) -> None:
+    """Ends a run's roles. Those that did so when they were asked are stopped; what killed the others is not hidden."""
+    asked = [child for child in children if child.poll() is None]
+    stop_all(children, grace_s)
+    for child in asked:
+        if child.poll() in (0, -signal.SIGTERM):
+            note_stopped(path, child.name)
 
 
 def ports_of(run: RunDir) -> dict[str, int]:

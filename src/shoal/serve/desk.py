@@ -109,7 +109,7 @@ class Desk:
         with self._changed:
             if self._over:
                 raise ApiError(503, "the server is shutting down", code="shutting_down")
-            held = len(self._running) + sum(len(other.requests) for other in self._waiting)
+            held = self._held()
             if held + len(ticket.requests) > self._max:
                 raise ApiError(
                     429,
@@ -119,6 +119,15 @@ class Desk:
                 )
             self._waiting.append(ticket)
             self._changed.notify()
+
+    def _held(self) -> int:
+        """Answers that somebody waits for. Those that were dropped end before the next one begins."""
+        running = [own for own in list(self._running.values()) if not self._is_dropped(own.ticket, own.choice)]
+        waiting = [ticket for ticket in self._waiting if not self._is_dropped(ticket)]
+        return len(running) + sum(len(ticket.requests) for ticket in waiting)
+
+    def _is_dropped(self, ticket: Ticket, choice: int | None = None) -> bool:
+        return any(other is ticket and which in (None, choice) for other, which in self._dropped)
 
     def drop(self, ticket: Ticket, choice: int | None = None) -> None:
         """Stops one answer of a request, or all of them: nobody waits for it any more."""
@@ -131,10 +140,12 @@ class Desk:
             with self._changed:
                 if not (self._over or self._running or self._waiting or self._dropped):
                     self._changed.wait(LOOK_S)
-                dropped, self._dropped = self._dropped, []
+                dropped = list(self._dropped)
                 over = self._over
             for ticket, choice in dropped:
                 self._forget(ticket, choice)
+            with self._changed:
+                del self._dropped[: len(dropped)]
             if over:
                 break
             try:

@@ -2,7 +2,7 @@
 
 Every role keeps one small file, replaced whole at each change, so a reader never sees half a status. A killed role
 cannot write its own end: a reader finds that nobody holds the role's lock and calls it dead. (Its process number proves
-nothing: another process may have it by now.)
+nothing: another process may have it by now.) Of a role that ended because it was asked to, who asked it writes that.
 """
 
 import fcntl
@@ -23,9 +23,9 @@ from shoal.files import make_directory
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-State = Literal["starting", "working", "waiting", "done", "failed", "dead", "unreadable"]
+State = Literal["starting", "working", "waiting", "done", "stopped", "failed", "dead", "unreadable"]
 
-ENDED: frozenset[State] = frozenset({"done", "failed", "dead", "unreadable"})
+ENDED: frozenset[State] = frozenset({"done", "stopped", "failed", "dead", "unreadable"})
 BEAT_S = 1.0
 
 
@@ -114,20 +114,33 @@ class StatusFile:
         self._counted_to = now
 
     def _write(self) -> None:
-        half = self._path.with_name(self._path.name + ".tmp")
-        try:
-            half.write_text(json.dumps(asdict(self._status)))
-            half.replace(self._path)
-        except OSError as error:
-            raise StorageError(
-                f"{self._path}: status could not be written: {error.strerror}; free space and run again"
-            ) from error
+        _write(self._path, self._status)
+
+
+def _write(path: Path, status: RoleStatus) -> None:
+    half = path.with_name(path.name + ".tmp")
+    try:
+        half.write_text(json.dumps(asdict(status)))
+        half.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: status could not be written: {error.strerror}; free space and run again"
+        ) from error
+
+
+def note_stopped(run_dir: Path, role: str) -> None:
+    """Says of a role that was asked to end, and did, that it was stopped, unless it said itself how it ended."""
+    path = run_dir / "status" / f"{role}.json"
+    status = _read(path)
+    if status.state == "dead":
+        with suppress(StorageError):  # as with `failed`
+            _write(path, replace(status, state="stopped", on="", since=time.time(), deadline=None))
 
 
 def read_status(run_dir: Path) -> list[RoleStatus]:
     """Every role of a run: the trainer, the workers in their order, then the rest.
 
-    A role that let go of its lock without having said "done" or "failed" is "dead". A file that is not a status is
+    A role that let go of its lock without "done", "stopped" or "failed" is "dead". A file that is not a status is
     reported as "unreadable", for a role that seems absent would be worse.
     """
     statuses = [_read(path) for path in run_dir.glob("status/*.json")]

@@ -25,6 +25,7 @@ STATE_STYLES = {
     "working": "green",
     "waiting": "yellow",
     "done": "blue",
+    "stopped": "blue",
     "failed": "bold red",
     "dead": "bold red",
     "unreadable": "red",
