@@ -181,7 +181,7 @@ with suppress(KeyboardInterrupt), closing(engine):
 
 
 def test_a_worker_that_is_interrupted_does_not_wait_for_a_server_that_hangs(world: World, tmp_path: Path) -> None:
-    """The interpreter joins threads that are no daemons before it ends."""
+    """The interpreter waits for its threads before it ends."""
     served = server()
     with serving(served) as url:
         config = tmp_path / "run.toml"

@@ -36,7 +36,7 @@ def test_no_figure_of_the_run_counts_the_planter(tmp_path: Path) -> None:
 
 
 def test_no_note_tells_that_the_planter_was_restarted(tmp_path: Path) -> None:
-    """Whoever knows when it was away knows its nodes: those that fell silent then."""
+    """Somebody who knows when it was away knows its nodes: those that fell silent then."""
     restarts = [{"time": 1.0 + n, "event": "restart", "role": role} for n, role in enumerate(("planter", "worker-0"))]
     append(tmp_path / "metrics" / "supervisor.jsonl", *restarts)
     notes = run_document(RunFiles.open(tmp_path))["notes"]

@@ -240,7 +240,7 @@ def test_the_last_digits_of_a_reward_are_blamed_on_nobody(
     world = episode_world(f"environment/{path}", CALCULATOR, **TABLES)
     other = build_source([TaskConfig(source=f"environment/{path}", options={"earned": claimed})])
     finding = judged(world, InProcess(world.tasks), submission(world, InProcess(other), "go"))
-    assert (finding is None) <= (own == 0.0), "a difference that is none in numbers of a file"
+    assert (finding is None) <= (own == 0.0), "float32, as in a file, does not show this difference"
     assert is_blame(finding) == is_a_lie, str(finding)
 
 

@@ -170,7 +170,7 @@ class Desk:
     def _load_ahead(self) -> None:
         """Loads the newest version while nobody waits, so that the next request need not.
 
-        Not if a version was asked for by its number: whoever talks to that one would wait for two to load per question.
+        Not if a version was asked for by its number: a client of that one would wait for two to load per question.
         """
         newest = self._versions.newest() if self._follows else None
         if newest is not None and newest not in (self.loaded, self._damaged):
