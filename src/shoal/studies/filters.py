@@ -9,6 +9,7 @@ all runs, is reported and not charged, as in the paper.
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -108,10 +109,15 @@ class FiltersStudy:
     def draw(self, found: Found, figure: "Figure") -> None:
         for axes, unit in zip(figure.subplots(1, 2), ("samples", "seconds"), strict=True):
             for side, color in zip(SIDES, COLORS, strict=False):
+                together = list(zip(*(run["measured"] for run in found[side]), strict=True))
+                xs = [fmean(point[unit] for point in points) for points in together]
+                means = [mean_of([point["pass_at_1"] for point in points]) for points in together]
                 for run in found[side]:
                     points = run["measured"]
-                    xs, ys = [point[unit] for point in points], [point["pass_at_1"] for point in points]
-                    axes.plot(xs, ys, color=color, alpha=0.6, label=side if run is found[side][0] else None)
+                    ys = [point["pass_at_1"] for point in points]
+                    axes.plot([point[unit] for point in points], ys, color=color, alpha=0.1, linewidth=1)
+                reach = [one.high - one.mean if one.seeds > 1 else 0.0 for one in means]
+                axes.errorbar(xs, [one.mean for one in means], reach, color=color, capsize=3, marker="o", label=side)
             titled(axes, f"By {unit}", unit, "held-out pass@1")
             axes.legend()
 
