@@ -18,6 +18,7 @@ from shoal.tasks.build import build_source
 from shoal.tasks.environments.environment import Played
 from shoal.tasks.environments.source import LocalHost
 from shoal.tasks.source import Split, Task, TaskSource
+from tests.support.held_results import HeldResults
 
 EOS, LONGEST = 1, 40
 # Like a server that has few sessions: each is taken until its episode has a score, or nobody holds its state.
@@ -49,21 +50,10 @@ class Late(LocalHost):
 
     def __init__(self, source: TaskSource) -> None:
         super().__init__(source)
-        self.source = source
-        self.is_held, self.held = False, list[tuple[Future[Played], Future[Played]]]()
+        self.source, self.results = source, HeldResults()
 
     def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
-        own = super().play(split, task, actions, **how)
-        if not self.is_held:
-            return own
-        found: Future[Played] = Future()
-        self.held.append((found, own))
-        return found
-
-    def release(self) -> None:
-        self.is_held = False
-        for found, own in self.held:
-            found.set_result(own.result())
+        return self.results.through(super().play(split, task, actions, **how))
 
 
 @pytest.fixture
@@ -105,13 +95,13 @@ def sessions_of(host: Late) -> int:
 @pytest.mark.parametrize("is_held", [False, True])
 def test_what_episodes_of_a_lease_hold_is_given_back_when_it_is_let_go(host: Late, says: str, is_held: bool) -> None:
     calls, flight = EnvironmentCalls(host), flight_of(host, says)
-    host.is_held = is_held
+    host.results.is_held = is_held
     say(calls, flight)
     if not is_held:
         calls.hear()
     calls.forget(flight)
     assert not calls
-    host.release()
+    host.results.release()
     assert sessions_of(host) == 0
 
 

@@ -16,6 +16,7 @@ from shoal.tasks.environments.environment import Played
 from shoal.tasks.source import InProcess, Score, Split, Task
 from shoal.validate.checks.all_checks import Checks
 from tests.support.episode_world import SAMPLING, TURNS, episode_model, source_of
+from tests.support.held_results import HeldResults
 from tests.support.roles_in_process import (
     base_version,
     entries,
@@ -150,22 +151,10 @@ class Held(Tools):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_held = True
-        self._held = list[tuple[Future[Played], Future[Played]]]()
+        self.results = HeldResults(is_held=True)
 
     def play(self, split: Split, task: Task, actions: Sequence[str], **how: Any) -> "Future[Played]":
-        own = super().play(split, task, actions, **how)
-        if not self.is_held:
-            return own
-        found: Future[Played] = Future()
-        self._held.append((found, own))
-        return found
-
-    def release(self) -> None:
-        self.is_held = False
-        for found, own in self._held:
-            found.set_result(own.result())
-        self._held.clear()
+        return self.results.through(super().play(split, task, actions, **how))
 
 
 def held_up(worker: Worker) -> int:
@@ -183,10 +172,10 @@ def test_tools_that_take_long_are_not_given_more_leases_than_they_finish_in_time
     worker = make_worker(run, tasks=source_of(GAME), judge=tools)
     try:
         assert held_up(worker) == 1, "nobody knows yet how long a file takes"
-        tools.release()
+        tools.results.release()
         work_until_sent(run, worker, 1)
         assert worker.last_file is not None
-        tools.is_held, worker.last_file = True, FileTime(seconds=worker.lease_s / 3, open_answers=16)
+        tools.results.is_held, worker.last_file = True, FileTime(seconds=worker.lease_s / 3, open_answers=16)
         assert 1 < held_up(worker) <= 3, "1.5 times as many answers as then are in time"
     finally:
         worker.metrics.close()
